@@ -1,0 +1,112 @@
+/* superoffload.h: the C interface of a trainer to superoffloadd.
+ *
+ * It covers the descriptor socket, the mappings and the step rings. Creating an optimizer, attaching to it and
+ * settling it are gRPC calls (superoffload/v1/optimizer.proto) that the caller makes with the client of its own language,
+ * passing superoffload_token() as the metadata "superoffload-token". The order of calls:
+ *
+ *   superoffload_connect                 -> token
+ *   gRPC CreateOptimizer (once), AttachOptimizer (keep the stream) -> attachment_epoch, layout
+ *   superoffload_attach                  -> mappings and rings
+ *   per step: superoffload_begin_step, superoffload_gradient_ready..., superoffload_end_step, superoffload_wait_step
+ *   superoffload_detach, superoffload_disconnect
+ *
+ * Every function that can fail returns a canonical status code (0 is OK, the numbers are gRPC's) and leaves a sentence
+ * in superoffload_last_error(), which is per thread. One attachment may be used by one thread at a time to
+ * submit and by one thread at a time to wait. Handles are not fork-safe. Nothing here throws or aborts.
+ */
+#ifndef SUPEROFFLOAD_SUPEROFFLOAD_H_
+#define SUPEROFFLOAD_SUPEROFFLOAD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SUPEROFFLOAD_API __attribute__((visibility("default")))
+#else
+#define SUPEROFFLOAD_API
+#endif
+
+typedef struct superoffload_connection superoffload_connection;
+typedef struct superoffload_attachment superoffload_attachment;
+
+/* Version of this library, "MAJOR.MINOR.PATCH". */
+SUPEROFFLOAD_API const char* superoffload_version(void);
+
+/* The sentence of the last failed call of this thread; empty when there was none. Valid until the next call. */
+SUPEROFFLOAD_API const char* superoffload_last_error(void);
+
+/* Connects to the descriptor socket (ServerInfo.descriptor_socket). UNAVAILABLE when nobody listens there. */
+SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection);
+
+/* The token for gRPC metadata: 64 hexadecimal characters, NUL-ended, owned by the connection. */
+SUPEROFFLOAD_API const char* superoffload_token(const superoffload_connection* connection);
+
+/* Ends the connection, and with it every attachment made through it. NULL is allowed. */
+SUPEROFFLOAD_API void superoffload_disconnect(superoffload_connection* connection);
+
+/* Fetches and maps the memory of an attachment whose AttachOptimizer stream is open. `last_step` is Optimizer.step and
+ * `bucket_count` the number of Layout.buckets of the attach response. The connection must outlive the attachment. */
+SUPEROFFLOAD_API int superoffload_attach(superoffload_connection* connection, uint64_t attachment_epoch,
+                                         uint64_t last_step, uint32_t bucket_count,
+                                         superoffload_attachment** attachment);
+
+/* Unmaps. The AttachOptimizer stream is the caller's to end. NULL is allowed. */
+SUPEROFFLOAD_API void superoffload_detach(superoffload_attachment* attachment);
+
+/* Base addresses and sizes of the mappings; offsets into them are in the Layout message. */
+SUPEROFFLOAD_API void* superoffload_parameters(const superoffload_attachment* attachment, size_t* bytes);
+SUPEROFFLOAD_API void* superoffload_gradients(const superoffload_attachment* attachment, size_t* bytes);
+
+/* Private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
+SUPEROFFLOAD_API const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes);
+
+/* Sets the hyper-parameters of a parameter group: for the steps that follow, or, inside a step, revised for it. */
+SUPEROFFLOAD_API int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, double lr,
+                                            double beta1, double beta2, double eps, double weight_decay);
+
+/* Opens a step. `gradient_scale` is what the trainer expects to pass to end_step (1 without loss scaling). */
+SUPEROFFLOAD_API int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale);
+
+/* Hands over a bucket whose gradient is complete in the current slot. The slot must not be written again. */
+SUPEROFFLOAD_API int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket);
+
+/* Closes the step: every bucket has been handed over. `max_grad_norm` 0 means no clipping. Does not wait. */
+SUPEROFFLOAD_API int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale,
+                                           double max_grad_norm);
+
+/* Drops the open step; parameters return to those of the step before. Wait as after end_step. */
+SUPEROFFLOAD_API int superoffload_abandon_step(superoffload_attachment* attachment);
+
+typedef struct superoffload_verdict {
+  uint32_t kind; /* 1 commit, 2 clip, 3 skip: non-finite, 4 skip: overflow, 5 skip: abandoned */
+  uint32_t speculated_buckets;
+  uint32_t republished_buckets;
+  uint32_t next_slot;
+  uint32_t consecutive_skips;
+  uint64_t step;
+  uint64_t committed_steps;
+  double global_norm;
+  double clip_coefficient;
+} superoffload_verdict;
+
+/* Waits for the verdict on the step that was ended last. A negative timeout waits for ever, 0 polls.
+ * DEADLINE_EXCEEDED: not yet. UNAVAILABLE: the daemon is gone or has ended the attachment.
+ * Errors that the daemon reports for submitted entries surface here and in superoffload_wait_step, with its code. */
+SUPEROFFLOAD_API int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                                               superoffload_verdict* verdict);
+
+/* Waits until the parameters of one bucket, or of all buckets, are final for the step that was ended last. */
+SUPEROFFLOAD_API int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket,
+                                                  int64_t timeout_milliseconds);
+SUPEROFFLOAD_API int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                                            superoffload_verdict* verdict);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SUPEROFFLOAD_SUPEROFFLOAD_H_ */

@@ -1,0 +1,147 @@
+/* The shared-memory contract of the step plane, version 1.
+ *
+ * A trainer and the daemon share one sealed memfd, the ring memory, that holds a header page and two
+ * single-producer single-consumer rings of 64-byte entries, shaped like io_uring:
+ *
+ *   0                 superoffload_ring_header (4096 bytes)
+ *   submission_offset superoffload_ring_entry[submission_entries]   trainer -> daemon
+ *   completion_offset superoffload_ring_entry[completion_entries]   daemon  -> trainer
+ *
+ * A producer writes the entry at tail & (entries - 1), then stores tail + 1 with release order; a consumer
+ * loads tail with acquire order, copies the entry, then stores head + 1 with release order. Indices run
+ * freely modulo 2^32. A consumer that finds its ring empty sets its `..._waiting` word, re-reads tail (both
+ * sequentially consistent) and sleeps in FUTEX_WAIT on the tail word (shared futex, not private); a producer
+ * that sees the word set after publishing clears it and calls FUTEX_WAKE on the tail word.
+ *
+ * One step, in submission order:
+ *
+ *   [GROUP ...] BEGIN_STEP [GRADIENT_READY(bucket) ...] [GROUP ...] END_STEP
+ *
+ * GROUP entries before BEGIN_STEP set the hyper-parameters with which the step speculates; GROUP entries
+ * between BEGIN_STEP and END_STEP revise them. END_STEP is authoritative: the verdict uses its gradient scale
+ * and its clipping threshold. ABANDON_STEP in place of END_STEP drops the step, whatever has arrived.
+ *
+ * Completions of one step, in any order among buckets:
+ *
+ *   SLOT_FREE(bucket)          the pending gradient of the step before has been absorbed
+ *   PARAMETERS_READY(bucket)   parameters are published; with SPECULATIVE the verdict decides whether they stand
+ *   VERDICT                    global norm, clip coefficient, statistics
+ *
+ * The parameters of a step are final for a bucket when PARAMETERS_READY without SPECULATIVE arrived, or when
+ * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
+ *
+ * The daemon trusts nothing in this memory: it keeps the sizes and offsets for itself, and copies an entry
+ * before it validates it. A rejected entry has no effect and is answered by an ERROR completion whose sentence
+ * is in the header's error text; the attachment goes on.
+ *
+ * All integers are little-endian; both sides run on the same machine. Valid C11 and C++20.
+ */
+#ifndef SUPEROFFLOAD_V1_STEP_RING_H_
+#define SUPEROFFLOAD_V1_STEP_RING_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define SUPEROFFLOAD_STATIC_ASSERT(condition, text) static_assert(condition, text)
+extern "C" {
+#else
+#define SUPEROFFLOAD_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
+#endif
+
+#define SUPEROFFLOAD_RING_MAGIC UINT64_C(0x31474e5246464f53) /* "SOFFRNG1" */
+#define SUPEROFFLOAD_RING_VERSION 1u
+#define SUPEROFFLOAD_RING_HEADER_BYTES 4096u
+#define SUPEROFFLOAD_ERROR_TEXT_BYTES 1024u
+
+/* Submissions. `index` is the parameter group for GROUP, the bucket for GRADIENT_READY, else 0. */
+enum superoffload_submission {
+  SUPEROFFLOAD_SUBMIT_GROUP = 1,          /* f64: lr, beta1, beta2, eps, weight_decay */
+  SUPEROFFLOAD_SUBMIT_BEGIN_STEP = 2,     /* f64: expected gradient scale */
+  SUPEROFFLOAD_SUBMIT_GRADIENT_READY = 3, /* the bucket's gradient is complete in the step's slot */
+  SUPEROFFLOAD_SUBMIT_END_STEP = 4,       /* f64: gradient scale, max_grad_norm (0 = no clipping) */
+  SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5
+};
+
+/* Completions. `index` is the bucket for SLOT_FREE and PARAMETERS_READY, else 0. */
+enum superoffload_completion {
+  SUPEROFFLOAD_COMPLETE_SLOT_FREE = 17,
+  SUPEROFFLOAD_COMPLETE_PARAMETERS_READY = 18,
+  SUPEROFFLOAD_COMPLETE_VERDICT = 19, /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
+  SUPEROFFLOAD_COMPLETE_ERROR = 20    /* index: canonical status code; sentence in the header's error text */
+};
+
+/* Completion flags. */
+enum {
+  SUPEROFFLOAD_FLAG_SPECULATIVE = 1,       /* PARAMETERS_READY: published before the verdict */
+  SUPEROFFLOAD_FLAG_SPECULATION_STANDS = 2 /* VERDICT: speculative parameters of this step are final */
+};
+
+enum superoffload_verdict_kind {
+  SUPEROFFLOAD_VERDICT_COMMIT = 1,
+  SUPEROFFLOAD_VERDICT_CLIP = 2,
+  SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE = 3, /* an infinity or NaN in some gradient */
+  SUPEROFFLOAD_VERDICT_SKIP_OVERFLOW = 4,   /* finite, but the unscaled norm is 2^63 or more: v would overflow */
+  SUPEROFFLOAD_VERDICT_SKIP_ABANDONED = 5   /* the trainer abandoned the step */
+};
+
+typedef struct superoffload_verdict_payload {
+  double global_norm;           /* L2 norm of all gradients times |gradient scale|; NaN when abandoned */
+  double clip_coefficient;      /* 1 unless CLIP; torch's min(1, max_norm / (norm + 1e-6)) */
+  uint64_t committed_steps;     /* optimizer steps applied so far, this one included; Adam's t */
+  uint32_t speculated_buckets;  /* buckets published before the verdict */
+  uint32_t republished_buckets; /* of those, how many the verdict made publish again */
+  uint32_t next_slot;           /* gradient slot, 0 or 1, that the next step must fill */
+  uint32_t consecutive_skips;   /* skipped steps in a row, this one included */
+} superoffload_verdict_payload;
+
+typedef struct superoffload_ring_entry {
+  uint16_t opcode;
+  uint16_t flags;
+  uint32_t index;
+  uint64_t step;             /* attempts counted from 1; a skipped step uses a number too */
+  uint64_t attachment_epoch; /* entries of another attachment are ignored */
+  union {
+    double f64[5];
+    superoffload_verdict_payload verdict;
+  } payload;
+} superoffload_ring_entry;
+
+typedef struct superoffload_ring_header {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t header_bytes;
+  uint32_t submission_entries; /* a power of two */
+  uint32_t completion_entries; /* a power of two */
+  uint64_t submission_offset;  /* bytes from the start of the mapping */
+  uint64_t completion_offset;
+  uint64_t attachment_epoch;
+  uint8_t reserved0[16];
+  uint32_t submission_tail __attribute__((aligned(64))); /* written by the trainer */
+  uint32_t submission_head __attribute__((aligned(64))); /* written by the daemon */
+  uint32_t completion_tail __attribute__((aligned(64))); /* written by the daemon */
+  uint32_t completion_head __attribute__((aligned(64))); /* written by the trainer */
+  uint32_t submission_waiting __attribute__((aligned(64))); /* the daemon sleeps on submission_tail */
+  uint32_t completion_waiting __attribute__((aligned(64))); /* the trainer sleeps on completion_tail */
+  uint32_t closed __attribute__((aligned(64))); /* 1 once the daemon has ended the attachment */
+  char error_text[SUPEROFFLOAD_ERROR_TEXT_BYTES] __attribute__((aligned(64))); /* of the latest ERROR; NUL-ended */
+} superoffload_ring_header;
+
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_verdict_payload) == 40, "verdict payload is 40 bytes");
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_ring_entry) == 64, "a ring entry is one cache line");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_entry, payload) == 24, "payload offset");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, submission_tail) == 64, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, submission_head) == 128, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, completion_tail) == 192, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, completion_head) == 256, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, submission_waiting) == 320, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, completion_waiting) == 384, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, closed) == 448, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, error_text) == 512, "layout");
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_ring_header) <= SUPEROFFLOAD_RING_HEADER_BYTES, "layout");
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SUPEROFFLOAD_V1_STEP_RING_H_ */
