@@ -1,0 +1,95 @@
+#include "server/config.h"
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace superoffload {
+namespace {
+
+constexpr uint32_t kMaxWorkerThreads = 1024;
+constexpr uint64_t kMinMemoryBudgetBytes = 1 << 20;
+
+// Keeps the first error: the later ones are mostly its consequences.
+class FirstError final : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (message_.empty()) message_ = absl::StrCat(line + 1, ":", column + 1, ": ", message);
+  }
+  const std::string& message() const { return message_; }
+
+ private:
+  std::string message_;
+};
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string DefaultRuntimeDirectory() {
+  if (std::string path = Environment("RUNTIME_DIRECTORY"); !path.empty()) return path;
+  if (std::string path = Environment("XDG_RUNTIME_DIR"); !path.empty()) return path + "/superoffloadd";
+  if (::geteuid() == 0) return "/run/superoffloadd";
+  return absl::StrCat("/tmp/superoffloadd-", ::geteuid());
+}
+
+uint32_t AvailableCores() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
+}
+
+uint64_t MachineMemoryBytes() {
+  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std::string& source) {
+  FirstError error;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  v1::DaemonConfig config;
+  if (parser.ParseFromString(text, &config)) return config;
+  return absl::InvalidArgumentError(
+      absl::StrCat(source, ":", error.message(), " (fields are described in config.proto)"));
+}
+
+absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return absl::NotFoundError(absl::StrCat("cannot read the configuration ", path, "; check --config"));
+  }
+  return ParseConfig(text.str(), path);
+}
+
+absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
+  if (config.runtime_directory().empty()) config.set_runtime_directory(DefaultRuntimeDirectory());
+  if (config.metrics_address().empty()) config.set_metrics_address("127.0.0.1:9470");
+  if (config.worker_threads() == 0) config.set_worker_threads(AvailableCores());
+  if (config.memory_budget_bytes() == 0) config.set_memory_budget_bytes(MachineMemoryBytes() / 10 * 8);
+  if (config.runtime_directory().front() != '/') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("runtime_directory is \"", config.runtime_directory(), "\" but must be an absolute path"));
+  }
+  if (config.worker_threads() > kMaxWorkerThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker_threads is ", config.worker_threads(), " but must be at most ", kMaxWorkerThreads));
+  }
+  if (config.memory_budget_bytes() < kMinMemoryBudgetBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", config.memory_budget_bytes(),
+                                                   " but must be at least ", kMinMemoryBudgetBytes));
+  }
+  return config;
+}
+
+}  // namespace superoffload

@@ -1,0 +1,24 @@
+// The daemon's configuration: superoffloadd.textproto, overridden by flags, completed by defaults.
+#ifndef SUPEROFFLOAD_SERVER_CONFIG_H_
+#define SUPEROFFLOAD_SERVER_CONFIG_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "superoffload/v1/config.pb.h"
+
+namespace superoffload {
+
+// INVALID_ARGUMENT with `source`, line, column and field of what is wrong.
+absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std::string& source);
+
+// NOT_FOUND when the file cannot be read, else as ParseConfig.
+absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path);
+
+// Fills what is left empty from the machine and the environment, then checks ranges. INVALID_ARGUMENT names the field.
+absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config);
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_SERVER_CONFIG_H_

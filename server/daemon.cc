@@ -1,0 +1,162 @@
+#include "server/daemon.h"
+
+#include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "kernels/adam/adam.h"
+#include "server/log.h"
+
+namespace superoffload {
+namespace {
+
+// A plan of 2^20 parameters fits.
+constexpr int kMaxMessageBytes = 256 << 20;
+
+// What is left of streams and calls when the optimizers are settled has nothing to wait for.
+constexpr std::chrono::milliseconds kShutdownGrace{500};
+
+const char* VerdictText(transport::Verdict verdict) {
+  switch (verdict) {
+    case transport::Verdict::kSkipNonFinite:
+      return "a gradient is infinite or NaN";
+    case transport::Verdict::kSkipOverflow:
+      return "the gradient norm would overflow the second moment";
+    default:
+      return "the trainer abandoned it";
+  }
+}
+
+}  // namespace
+
+void Daemon::Observers::OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) {
+  metrics_->OnPass(id, report);
+}
+
+void Daemon::Observers::OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) {
+  metrics_->OnStep(id, report);
+  hub_->OnStep(id, report);
+  const uint32_t skips = report.verdict.consecutive_skips;
+  const bool power_of_two = (skips & (skips - 1)) == 0;
+  if (skips >= 4 && power_of_two) {
+    LogWarning(absl::StrFormat("optimizer \"%s\": step %d was skipped, %d in a row; %s", id.name, report.verdict.step,
+                               skips, VerdictText(report.verdict.verdict)));
+  }
+}
+
+void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) { metrics_->OnDelete(id); }
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
+  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
+  if (absl::Status status = daemon->Serve(); !status.ok()) return status;
+  return daemon;
+}
+
+Daemon::Daemon(const v1::DaemonConfig& config)
+    : config_(config),
+      start_time_(absl::Now()),
+      budget_(config.memory_budget_bytes()),
+      pool_(config.worker_threads()),
+      metrics_({.version = SUPEROFFLOAD_VERSION,
+                .kernel_target = std::string(kernels::KernelTarget()),
+                .worker_threads = config.worker_threads(),
+                .memory_budget_bytes = config.memory_budget_bytes()}),
+      observers_(&metrics_, &hub_),
+      table_(&budget_, &pool_, &observers_) {}
+
+absl::Status Daemon::LockRuntimeDirectory() {
+  const std::string& directory = config_.runtime_directory();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot create runtime_directory ", directory, ": ", error.message()));
+  lock_ = memory::FileDescriptor(::open(PathOf("lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  if (!lock_.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("opening ", PathOf("lock")));
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another superoffloadd serves ", directory, "; stop it or choose another runtime_directory"));
+  }
+  ::unlink(PathOf("control.sock").c_str());  // left by a daemon that was killed
+  ::unlink(PathOf("descriptors.sock").c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Serve() {
+  absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
+      PathOf("descriptors.sock"),
+      [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
+      [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); });
+  if (!descriptors.ok()) return descriptors.status();
+  descriptors_ = *std::move(descriptors);
+  if (config_.metrics_address() != "off") {
+    absl::StatusOr<std::string> bound = metrics_.Expose(config_.metrics_address(), [this] {
+      return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used()};
+    });
+    if (!bound.ok()) return bound.status();
+    metrics_address_ = *bound;
+  }
+  server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); });
+  optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(&table_, &hub_, descriptors_.get());
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.AddListeningPort("unix:" + PathOf("control.sock"), grpc::InsecureServerCredentials());
+  builder.RegisterService(server_service_.get());
+  builder.RegisterService(optimizer_service_.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on unix:", PathOf("control.sock"), "; choose another runtime_directory"));
+  }
+  ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
+  LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
+                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), config_.worker_threads(),
+                          std::string(kernels::KernelTarget()),
+                          static_cast<double>(config_.memory_budget_bytes()) / (1 << 30),
+                          metrics_address_.empty() ? "off" : "http://" + metrics_address_ + "/metrics"));
+  return absl::OkStatus();
+}
+
+Daemon::~Daemon() {
+  if (server_ != nullptr) {
+    server_->GetHealthCheckService()->SetServingStatus(false);
+    table_.Shutdown();
+    server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+    server_->Wait();
+    ::unlink(PathOf("control.sock").c_str());
+    LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
+  }
+  metrics_.Close();
+  descriptors_.reset();
+}
+
+v1::ServerInfo Daemon::Info() const {
+  v1::ServerInfo info;
+  info.set_version(SUPEROFFLOAD_VERSION);
+  info.set_descriptor_socket(descriptors_->path());
+  info.set_metrics_address(metrics_address_);
+  info.set_worker_threads(config_.worker_threads());
+  info.set_kernel_target(std::string(kernels::KernelTarget()));
+  info.set_memory_budget_bytes(config_.memory_budget_bytes());
+  info.set_memory_used_bytes(budget_.used().total_bytes());
+  info.set_optimizers(static_cast<uint32_t>(table_.size()));
+  info.set_attachments(static_cast<uint32_t>(table_.attachments()));
+  info.mutable_start_time()->set_seconds(absl::ToUnixSeconds(start_time_));
+  return info;
+}
+
+}  // namespace superoffload

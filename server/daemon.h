@@ -1,0 +1,71 @@
+// Builds the parts of the daemon in order and takes them down in the reverse order.
+#ifndef SUPEROFFLOAD_SERVER_DAEMON_H_
+#define SUPEROFFLOAD_SERVER_DAEMON_H_
+
+#include <grpcpp/server.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/worker_pool.h"
+#include "server/memory/memory_budget.h"
+#include "server/memory/shared_memory.h"
+#include "server/metrics/metrics.h"
+#include "server/optimizer/optimizer_table.h"
+#include "server/optimizer/step_report_hub.h"
+#include "server/rpc/services.h"
+#include "server/transport/descriptor_server.h"
+#include "superoffload/v1/config.pb.h"
+
+namespace superoffload {
+
+class Daemon {
+ public:
+  // Serves from when it returns. `config` is complete. FAILED_PRECONDITION when another daemon serves the same
+  // runtime directory.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config);
+
+  // Ends attachments, settles optimizers, then stops serving.
+  ~Daemon();
+
+ private:
+  // One event for two listeners.
+  class Observers final : public optimizer::OptimizerObserver {
+   public:
+    Observers(metrics::Metrics* metrics, optimizer::StepReportHub* hub) : metrics_(metrics), hub_(hub) {}
+    void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
+    void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
+    void OnDelete(const optimizer::OptimizerId& id) override;
+
+   private:
+    metrics::Metrics* const metrics_;
+    optimizer::StepReportHub* const hub_;
+  };
+
+  explicit Daemon(const v1::DaemonConfig& config);
+  absl::Status LockRuntimeDirectory();
+  absl::Status Serve();
+  v1::ServerInfo Info() const;
+  std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
+
+  const v1::DaemonConfig config_;
+  const absl::Time start_time_;
+  memory::FileDescriptor lock_;
+  memory::MemoryBudget budget_;
+  engine::WorkerPool pool_;
+  metrics::Metrics metrics_;
+  optimizer::StepReportHub hub_;
+  Observers observers_;
+  optimizer::OptimizerTable table_;
+  std::string metrics_address_;
+  std::unique_ptr<transport::DescriptorServer> descriptors_;
+  std::unique_ptr<rpc::ServerServiceImpl> server_service_;
+  std::unique_ptr<rpc::OptimizerServiceImpl> optimizer_service_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_SERVER_DAEMON_H_

@@ -1,0 +1,117 @@
+#include "server/engine/bucket_pass.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace superoffload::engine {
+
+using kernels::kChunkElements;
+
+const char* PassName(PassKind kind) {
+  switch (kind) {
+    case PassKind::kNorm:
+      return "norm";
+    case PassKind::kSpeculate:
+      return "speculate";
+    case PassKind::kUpdate:
+      return "update";
+    case PassKind::kRepublish:
+      return "republish";
+    case PassKind::kRestore:
+      return "restore";
+    case PassKind::kSettle:
+      return "settle";
+    case PassKind::kAdopt:
+      return "adopt";
+  }
+  return "unknown";
+}
+
+BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory,
+                       std::function<void(uint32_t)> on_done)
+    : bucket_(bucket),
+      layout_(layout.buckets[bucket]),
+      state_{reinterpret_cast<float*>(memory.state + layout.state_array_offsets[0]) + layout_.state_offset,
+             reinterpret_cast<float*>(memory.state + layout.state_array_offsets[1]) + layout_.state_offset,
+             reinterpret_cast<float*>(memory.state + layout.state_array_offsets[2]) + layout_.state_offset},
+      parameters_(memory.parameters + layout_.parameters_offset),
+      gradients_(memory.gradients),
+      on_done_(std::move(on_done)),
+      chunk_sums_((layout_.elements + kChunkElements - 1) / kChunkElements) {}
+
+void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
+  arguments_ = arguments;
+  start_time_ = absl::Now();
+  pool.Submit(this, chunk_sums_.size());
+}
+
+void BucketPass::RunChunk(size_t index) {
+  const size_t first = index * kChunkElements;
+  const size_t n = std::min<size_t>(kChunkElements, layout_.elements - first);
+  const kernels::AdamState state{state_.p + first, state_.m + first, state_.v + first};
+  const kernels::MutableElements theta{parameters_ + first * kernels::DTypeBytes(layout_.dtype), layout_.dtype};
+  const auto gradient = [&](uint32_t slot) {
+    return kernels::ConstElements{
+        gradients_ + layout_.gradient_offsets[slot] + first * kernels::DTypeBytes(layout_.gradient_dtype),
+        layout_.gradient_dtype};
+  };
+  const PendingGradient& publish = arguments_.publish;
+  const std::optional<PendingGradient>& absorb = arguments_.absorb;
+  switch (arguments_.kind) {
+    case PassKind::kNorm:
+      chunk_sums_[index] = kernels::SumOfSquares(n, gradient(publish.slot));
+      break;
+    case PassKind::kSpeculate:
+    case PassKind::kUpdate:
+    case PassKind::kRepublish:
+      chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradient(absorb->slot), publish.step,
+                                                      gradient(publish.slot), theta)
+                                  : kernels::Republish(n, state, publish.step, gradient(publish.slot), theta);
+      break;
+    case PassKind::kRestore:
+      kernels::Narrow(n, state.p, theta);
+      break;
+    case PassKind::kSettle:
+      kernels::Settle(n, state, absorb->step, gradient(absorb->slot));
+      break;
+    case PassKind::kAdopt:
+      kernels::Widen(n, {theta.data, theta.dtype}, state.p);
+      break;
+  }
+}
+
+void BucketPass::Done() {
+  duration_ = absl::Now() - start_time_;
+  sum_of_squares_ = 0;
+  for (double sum : chunk_sums_) sum_of_squares_ += sum;
+  on_done_(bucket_);
+}
+
+PassReport BucketPass::report() const {
+  const uint64_t gradient = kernels::DTypeBytes(layout_.gradient_dtype);
+  const uint64_t theta = kernels::DTypeBytes(layout_.dtype);
+  constexpr uint64_t kStateBytes = 3 * sizeof(float);
+  uint64_t per_element = 0;
+  switch (arguments_.kind) {
+    case PassKind::kNorm:
+      per_element = gradient;
+      break;
+    case PassKind::kSpeculate:
+    case PassKind::kUpdate:
+    case PassKind::kRepublish:
+      per_element = kStateBytes + gradient + theta + (arguments_.absorb ? kStateBytes + gradient : 0);
+      break;
+    case PassKind::kRestore:
+    case PassKind::kAdopt:
+      per_element = sizeof(float) + theta;
+      break;
+    case PassKind::kSettle:
+      per_element = 2 * kStateBytes + gradient;
+      break;
+  }
+  return PassReport{arguments_.kind, per_element * layout_.elements, duration_};
+}
+
+}  // namespace superoffload::engine

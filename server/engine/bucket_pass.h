@@ -1,0 +1,70 @@
+// One pass of the kernels over one bucket, as a job of the worker pool.
+#ifndef SUPEROFFLOAD_SERVER_ENGINE_BUCKET_PASS_H_
+#define SUPEROFFLOAD_SERVER_ENGINE_BUCKET_PASS_H_
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "kernels/adam/adam.h"
+#include "server/engine/layout.h"
+#include "server/engine/step_observer.h"
+#include "server/engine/worker_pool.h"
+
+namespace superoffload::engine {
+
+// Base addresses of an optimizer's memory, as Layout describes it. Not owned.
+struct OptimizerMemory {
+  std::byte* parameters = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* state = nullptr;
+};
+
+// A gradient that the state has yet to absorb, and how.
+struct PendingGradient {
+  kernels::AdamStep step;
+  uint32_t slot = 0;
+};
+
+struct PassArguments {
+  PassKind kind = PassKind::kNorm;
+  std::optional<PendingGradient> absorb;  // kSpeculate, kUpdate, kSettle
+  PendingGradient publish;                // kSpeculate, kUpdate, kRepublish; for kNorm only its slot counts
+};
+
+class BucketPass final : public ChunkJob {
+ public:
+  // `on_done(bucket)` is called by a worker after each pass.
+  BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory,
+             std::function<void(uint32_t)> on_done);
+
+  void Start(WorkerPool& pool, const PassArguments& arguments);
+
+  const PassArguments& arguments() const { return arguments_; }
+
+  // Of the gradient read by the last kNorm, kSpeculate, kUpdate or kRepublish: chunk sums added in order.
+  double sum_of_squares() const { return sum_of_squares_; }
+
+  PassReport report() const;
+
+  void RunChunk(size_t index) override;
+  void Done() override;
+
+ private:
+  const uint32_t bucket_;
+  const BucketLayout& layout_;
+  const kernels::AdamState state_;
+  std::byte* const parameters_;
+  std::byte* const gradients_;
+  const std::function<void(uint32_t)> on_done_;
+  std::vector<double> chunk_sums_;
+  PassArguments arguments_;
+  double sum_of_squares_ = 0;
+  absl::Time start_time_;
+  absl::Duration duration_;
+};
+
+}  // namespace superoffload::engine
+
+#endif  // SUPEROFFLOAD_SERVER_ENGINE_BUCKET_PASS_H_

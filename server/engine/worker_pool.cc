@@ -1,0 +1,60 @@
+#include "server/engine/worker_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+namespace superoffload::engine {
+
+WorkerPool::WorkerPool(size_t threads) {
+  threads_.reserve(threads);
+  for (size_t i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] { RunWorker(); });
+    pthread_setname_np(threads_.back().native_handle(), "so-worker");
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void WorkerPool::Submit(ChunkJob* job, size_t chunks) {
+  absl::MutexLock lock(&mu_);
+  job->next_chunk_.store(0, std::memory_order_relaxed);  // the mutex publishes it
+  job->chunks_ = chunks;
+  job->workers_ = 0;
+  job->queued_ = true;
+  queue_.push_back(job);
+}
+
+void WorkerPool::RunWorker() {
+  while (true) {
+    ChunkJob* job = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &WorkerPool::WorkAvailable));
+      if (queue_.empty()) return;
+      job = queue_.front();
+      ++job->workers_;
+    }
+    for (size_t chunk; (chunk = job->next_chunk_.fetch_add(1, std::memory_order_relaxed)) < job->chunks_;) {
+      job->RunChunk(chunk);
+    }
+    bool last;
+    {
+      absl::MutexLock lock(&mu_);
+      if (job->queued_) {
+        queue_.erase(std::find(queue_.begin(), queue_.end(), job));
+        job->queued_ = false;
+      }
+      last = --job->workers_ == 0;
+    }
+    if (last) job->Done();
+  }
+}
+
+}  // namespace superoffload::engine

@@ -1,0 +1,60 @@
+// The threads that run the optimizer kernels, shared by all optimizers of the daemon.
+#ifndef SUPEROFFLOAD_SERVER_ENGINE_WORKER_POOL_H_
+#define SUPEROFFLOAD_SERVER_ENGINE_WORKER_POOL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace superoffload::engine {
+
+// Work on one bucket, cut into chunks that may run in any order on any worker.
+class ChunkJob {
+ public:
+  virtual ~ChunkJob() = default;
+
+  // Runs chunk `index`; called once for each index below the count, concurrently.
+  virtual void RunChunk(size_t index) = 0;
+
+  // All chunks have run and no worker touches the job any more; it may be submitted again from here.
+  virtual void Done() = 0;
+
+ private:
+  friend class WorkerPool;
+  std::atomic<size_t> next_chunk_{0};
+  size_t chunks_ = 0;
+  size_t workers_ = 0;   // inside the job; guarded by the pool's mutex
+  bool queued_ = false;  // guarded by the pool's mutex
+};
+
+// Thread-safe. Jobs run in the order of submission, several at once when the first has no chunk left to start.
+class WorkerPool {
+ public:
+  explicit WorkerPool(size_t threads);
+
+  // Runs what was submitted to its end first.
+  ~WorkerPool();
+
+  // `job` must live until Done, have at least one chunk, and not be submitted twice at a time.
+  void Submit(ChunkJob* job, size_t chunks);
+
+  size_t thread_count() const { return threads_.size(); }
+
+ private:
+  void RunWorker();
+  bool WorkAvailable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); }
+
+  absl::Mutex mu_;
+  std::deque<ChunkJob*> queue_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace superoffload::engine
+
+#endif  // SUPEROFFLOAD_SERVER_ENGINE_WORKER_POOL_H_

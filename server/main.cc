@@ -1,0 +1,95 @@
+// superoffloadd: reads the configuration, starts the daemon, runs until SIGTERM or SIGINT.
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/str_cat.h"
+#include "server/config.h"
+#include "server/daemon.h"
+#include "server/log.h"
+
+ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
+ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets");
+ABSL_FLAG(uint64_t, memory_budget_bytes, 0, "memory that all optimizers together may take");
+ABSL_FLAG(uint32_t, worker_threads, 0, "threads that run the optimizer kernels");
+ABSL_FLAG(std::string, metrics_address, "", "host:port of the Prometheus exposer, or \"off\"");
+ABSL_FLAG(bool, exit_on_stdin_eof, false, "stop when standard input ends, as a trainer's private daemon does");
+
+namespace superoffload {
+namespace {
+
+absl::StatusOr<v1::DaemonConfig> LoadConfig() {
+  v1::DaemonConfig config;
+  if (const std::string path = absl::GetFlag(FLAGS_config); !path.empty()) {
+    absl::StatusOr<v1::DaemonConfig> read = ReadConfig(path);
+    if (!read.ok()) return read.status();
+    config = *std::move(read);
+  }
+  if (std::string value = absl::GetFlag(FLAGS_runtime_directory); !value.empty()) config.set_runtime_directory(value);
+  if (uint64_t value = absl::GetFlag(FLAGS_memory_budget_bytes); value != 0) config.set_memory_budget_bytes(value);
+  if (uint32_t value = absl::GetFlag(FLAGS_worker_threads); value != 0) config.set_worker_threads(value);
+  if (std::string value = absl::GetFlag(FLAGS_metrics_address); !value.empty()) config.set_metrics_address(value);
+  return CompleteConfig(std::move(config));
+}
+
+// Ends the process the way an operator would once whoever holds the other end of standard input is gone.
+void StopOnStdinEof() {
+  std::thread([] {
+    char buffer[256];
+    while (::read(STDIN_FILENO, buffer, sizeof(buffer)) > 0) {
+    }
+    ::kill(::getpid(), SIGTERM);
+  }).detach();
+}
+
+int Run() {
+  // Before any thread starts, so that all inherit the mask and only sigwait sees the signals.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  absl::StatusOr<v1::DaemonConfig> config = LoadConfig();
+  if (!config.ok()) {
+    LogError(std::string(config.status().message()));
+    return 2;
+  }
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(*config);
+  if (!daemon.ok()) {
+    LogError(std::string(daemon.status().message()));
+    return 1;
+  }
+  if (absl::GetFlag(FLAGS_exit_on_stdin_eof)) StopOnStdinEof();
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  LogInfo(absl::StrCat("stopping on signal ", signal_number));
+  daemon->reset();
+  return 0;
+}
+
+}  // namespace
+}  // namespace superoffload
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("owns optimizer state in host memory and runs optimizer steps for trainers");
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] { return std::string("superoffloadd " SUPEROFFLOAD_VERSION "\n"); };
+  absl::SetFlagsUsageConfig(usage);
+  if (const std::vector<char*> rest = absl::ParseCommandLine(argc, argv); rest.size() > 1) {
+    std::fprintf(stderr, "superoffloadd takes flags only, not \"%s\"; see --help\n", rest[1]);
+    return 2;
+  }
+  return superoffload::Run();
+}

@@ -1,0 +1,59 @@
+// Shared memory that a daemon hands out as a descriptor: a memfd of fixed size, mapped into this process.
+#ifndef SUPEROFFLOAD_SERVER_MEMORY_SHARED_MEMORY_H_
+#define SUPEROFFLOAD_SERVER_MEMORY_SHARED_MEMORY_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace superoffload::memory {
+
+// Owns a file descriptor.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.Release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int Release();
+
+ private:
+  int fd_ = -1;
+};
+
+// A memfd sealed against growing, shrinking and further seals, zero-filled, with every page allocated at creation, so
+// that no later write can fault for want of memory.
+class SharedMemory {
+ public:
+  // `name` shows in /proc/PID/maps. `bytes` is rounded up to whole pages. RESOURCE_EXHAUSTED when the kernel has
+  // no memory for it.
+  static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes);
+
+  SharedMemory() = default;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+  // Read-write descriptor, owned by this object.
+  int fd() const { return fd_.get(); }
+
+  // A new descriptor of the same memory through which it can neither be written nor mapped writable and shared.
+  absl::StatusOr<FileDescriptor> OpenReadOnly() const;
+
+ private:
+  FileDescriptor fd_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace superoffload::memory
+
+#endif  // SUPEROFFLOAD_SERVER_MEMORY_SHARED_MEMORY_H_

@@ -1,0 +1,90 @@
+// The daemon's Prometheus metrics: the catalogue, and the HTTP exposer.
+//
+//   superoffload_build_info{version,kernel_target}                     1
+//   superoffload_steps_total{optimizer,uid,verdict}                    steps by verdict
+//   superoffload_consecutive_skipped_steps{optimizer,uid}              0 after a step that was applied
+//   superoffload_gradient_norm{optimizer,uid}                          global norm of the last step that had one
+//   superoffload_speculated_buckets_total{optimizer,uid}               published before the verdict
+//   superoffload_republished_buckets_total{optimizer,uid}              speculation undone by the verdict
+//   superoffload_gradient_bytes_total{optimizer,uid}                   handed over by trainers
+//   superoffload_parameter_bytes_total{optimizer,uid}                  published to trainers
+//   superoffload_step_phase_seconds{optimizer,uid,phase}                        histogram; receive: BEGIN_STEP to
+//   END_STEP, exposed: then to
+//                                                                      the last final parameters
+//   superoffload_pass_seconds{pass}                                    histogram of kernel passes over one bucket
+//   superoffload_kernel_bytes_total{pass}                              read and written by the kernels; over
+//   superoffload_kernel_seconds_total{pass}                            these seconds it is the kernels' bandwidth
+//   superoffload_kernel_bytes_per_second{pass}                         of the last pass of a kind
+//   superoffload_optimizers, superoffload_attachments                  hosted, attached
+//   superoffload_memory_bytes{use}, superoffload_memory_budget_bytes   state, gradients, parameters; the limit
+//   superoffload_worker_threads
+#ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
+#define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/memory/memory_budget.h"
+#include "server/optimizer/optimizer_observer.h"
+
+namespace prometheus {
+class Exposer;
+class Registry;
+}  // namespace prometheus
+
+namespace superoffload::metrics {
+
+// Read at every scrape.
+struct DaemonGauges {
+  size_t optimizers = 0;
+  size_t attachments = 0;
+  memory::MemoryUse memory;
+};
+
+struct DaemonConstants {
+  std::string version;
+  std::string kernel_target;
+  size_t worker_threads = 0;
+  uint64_t memory_budget_bytes = 0;
+};
+
+// Thread-safe.
+class Metrics final : public optimizer::OptimizerObserver {
+ public:
+  explicit Metrics(const DaemonConstants& constants);
+  ~Metrics() override;
+
+  // Serves /metrics on "host:port" (IPv4; port 0 takes a free one) and returns the address bound.
+  // INVALID_ARGUMENT or UNAVAILABLE when that address cannot be served. `gauges` must stay callable until Close.
+  absl::StatusOr<std::string> Expose(const std::string& address, std::function<DaemonGauges()> gauges);
+  void Close();
+
+  void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
+  void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
+  void OnDelete(const optimizer::OptimizerId& id) override;
+
+ private:
+  struct Families;
+  struct OptimizerSeries;
+  struct PassSeries;
+  class GaugeCollector;
+
+  OptimizerSeries& SeriesOf(const optimizer::OptimizerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  std::shared_ptr<prometheus::Registry> registry_;  // the exposer holds it weakly
+  std::unique_ptr<Families> families_;
+  std::unique_ptr<PassSeries[]> passes_;
+  std::shared_ptr<GaugeCollector> gauge_collector_;  // likewise
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  absl::Mutex mu_;
+  std::map<optimizer::OptimizerId, std::unique_ptr<OptimizerSeries>> series_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace superoffload::metrics
+
+#endif  // SUPEROFFLOAD_SERVER_METRICS_METRICS_H_

@@ -1,0 +1,187 @@
+#include "server/optimizer/hosted_optimizer.h"
+
+#include <fcntl.h>
+#include <zlib.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace superoffload::optimizer {
+namespace {
+
+absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& memory) {
+  memory::FileDescriptor fd(::fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) return absl::ErrnoToStatus(errno, "duplicating a descriptor");
+  return fd;
+}
+
+uint32_t Crc32(const std::byte* data, size_t bytes) {
+  return static_cast<uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(OptimizerId id, engine::OptimizerSpec spec,
+                                                                         engine::SpeculationPolicy policy,
+                                                                         memory::MemoryBudget* budget,
+                                                                         engine::WorkerPool* pool,
+                                                                         OptimizerObserver* observer) {
+  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
+  if (!layout.ok()) return layout.status();
+  absl::StatusOr<memory::MemoryReservation> reservation =
+      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), {.state_bytes = layout->state_bytes,
+                                                                    .gradients_bytes = layout->gradients_bytes,
+                                                                    .parameters_bytes = layout->parameters_bytes});
+  if (!reservation.ok()) return reservation.status();
+  auto optimizer = std::unique_ptr<HostedOptimizer>(
+      new HostedOptimizer(std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), observer));
+  const std::pair<memory::SharedMemory*, std::pair<const char*, uint64_t>> parts[] = {
+      {&optimizer->parameters_, {"superoffload-parameters", optimizer->layout_.parameters_bytes}},
+      {&optimizer->gradients_, {"superoffload-gradients", optimizer->layout_.gradients_bytes}},
+      {&optimizer->state_, {"superoffload-state", optimizer->layout_.state_bytes}}};
+  for (const auto& [memory, name_and_bytes] : parts) {
+    absl::StatusOr<memory::SharedMemory> created =
+        memory::SharedMemory::Create(name_and_bytes.first, name_and_bytes.second);
+    if (!created.ok()) return created.status();
+    *memory = *std::move(created);
+  }
+  engine::StepObserver* const step_observer = optimizer.get();  // a private base: only visible here
+  optimizer->engine_ = std::make_unique<engine::StepEngine>(
+      &optimizer->layout_, optimizer->spec_.groups,
+      engine::OptimizerMemory{optimizer->parameters_.data(), optimizer->gradients_.data(), optimizer->state_.data()},
+      policy, pool, step_observer);
+  return optimizer;
+}
+
+HostedOptimizer::HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
+                                 memory::MemoryReservation reservation, OptimizerObserver* observer)
+    : id_(std::move(id)),
+      spec_(std::move(spec)),
+      layout_(std::move(layout)),
+      reservation_(std::move(reservation)),
+      create_time_(absl::Now()),
+      observer_(observer) {}
+
+HostedOptimizer::~HostedOptimizer() {
+  const uint64_t epoch = attachment().epoch;
+  if (epoch != 0) RequestDetach(epoch, absl::UnavailableError("the optimizer is being deleted"));
+  std::shared_ptr<transport::HostTransport> last;
+  {
+    absl::MutexLock lock(&mu_);
+    last = std::move(transport_);
+  }
+  // Its destructor joins the thread, whose last act takes the lock.
+}
+
+absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
+                                     const std::vector<uint32_t>& parameter_crc32,
+                                     std::function<void(const absl::Status&)> on_end) {
+  if (absl::Status status = Claim(info); !status.ok()) return status;
+  absl::Status status = Synchronize(sync, parameter_crc32);
+  absl::StatusOr<transport::RingMemory> ring =
+      status.ok() ? transport::RingMemory::Create(info.epoch, layout_.buckets.size(), spec_.groups.size())
+                  : absl::StatusOr<transport::RingMemory>(status);
+  if (!ring.ok()) {
+    Release();
+    return ring.status();
+  }
+  auto transport = std::make_shared<transport::HostTransport>(
+      *std::move(ring), info.epoch, engine_.get(), [this, on_end = std::move(on_end)](const absl::Status& reason) {
+        engine_->Detach();
+        Release();
+        on_end(reason);
+      });
+  engine_->Attach(transport.get());
+  {
+    absl::MutexLock lock(&mu_);
+    transport_ = transport;
+    transport_->Start();
+    status = early_detach_;
+  }
+  if (!status.ok()) transport->RequestEnd(status);
+  return absl::OkStatus();
+}
+
+absl::Status HostedOptimizer::Claim(const AttachmentInfo& info) {
+  std::shared_ptr<transport::HostTransport> last;  // its thread is joined after the lock is released
+  absl::MutexLock lock(&mu_);
+  if (attachment_.epoch != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id_.name, "\" is attached to process ",
+                                                      attachment_.peer.pid,
+                                                      "; end that trainer or close its optimizer first"));
+  }
+  attachment_ = info;
+  early_detach_ = absl::OkStatus();
+  last = std::move(transport_);
+  return absl::OkStatus();
+}
+
+void HostedOptimizer::Release() {
+  absl::MutexLock lock(&mu_);
+  attachment_ = AttachmentInfo{};
+}
+
+absl::Status HostedOptimizer::Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32) {
+  if (sync == Sync::kPush) return engine_->WaitSettled();
+  // A trainer could write the parameter memory: publish the masters again rather than believe it.
+  if (absl::Status status = engine_->WaitPulled(); !status.ok()) return status;
+  return sync == Sync::kCheck ? CheckParameters(parameter_crc32) : absl::OkStatus();
+}
+
+absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& parameter_crc32) const {
+  if (parameter_crc32.size() != spec_.parameters.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter_crc32 has ", parameter_crc32.size(), " entries but optimizer \"", id_.name, "\" has ",
+                     spec_.parameters.size(), " parameters; give one per parameter, in the order of creation"));
+  }
+  size_t different = 0;
+  const std::string* first = nullptr;
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+    const engine::ParameterSpec& parameter = spec_.parameters[i];
+    const size_t bytes = engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
+    if (Crc32(parameters_.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i]) continue;
+    if (different++ == 0) first = &parameter.name;
+  }
+  if (different == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(different, " of ", spec_.parameters.size(), " parameters differ from the masters of optimizer \"",
+                   id_.name, "\", the first being \"", *first,
+                   "\"; attach with push_params (the trainer's parameters win) or pull_params (the masters win)"));
+}
+
+void HostedOptimizer::RequestDetach(uint64_t epoch, const absl::Status& reason) {
+  std::shared_ptr<transport::HostTransport> transport;
+  {
+    absl::MutexLock lock(&mu_);
+    if (attachment_.epoch != epoch || epoch == 0) return;
+    transport = transport_;
+    if (transport == nullptr) early_detach_ = reason;
+  }
+  if (transport != nullptr) transport->RequestEnd(reason);
+}
+
+absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
+  absl::MutexLock lock(&mu_);
+  if (attachment_.epoch != epoch || transport_ == nullptr) {
+    return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
+  }
+  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(transport_->ring_memory()), Duplicate(parameters_),
+                                                  Duplicate(gradients_), state_.OpenReadOnly()};
+  transport::AttachmentDescriptors descriptors;
+  for (size_t i = 0; i < descriptors.fds.size(); ++i) {
+    if (!fds[i].ok()) return fds[i].status();
+    descriptors.fds[i] = *std::move(fds[i]);
+  }
+  descriptors.bytes = {transport_->ring_memory().bytes(), parameters_.bytes(), gradients_.bytes(), state_.bytes()};
+  return descriptors;
+}
+
+AttachmentInfo HostedOptimizer::attachment() const {
+  absl::MutexLock lock(&mu_);
+  return attachment_;
+}
+
+}  // namespace superoffload::optimizer

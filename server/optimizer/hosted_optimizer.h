@@ -1,0 +1,103 @@
+// One optimizer: its memory, its engine, and the attachment of its trainer. It outlives trainers.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_OPTIMIZER_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_OPTIMIZER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/engine/layout.h"
+#include "server/engine/spec.h"
+#include "server/engine/step_engine.h"
+#include "server/memory/memory_budget.h"
+#include "server/memory/shared_memory.h"
+#include "server/optimizer/optimizer_observer.h"
+#include "server/transport/descriptor_server.h"
+#include "server/transport/host_transport.h"
+
+namespace superoffload::optimizer {
+
+// How trainer and daemon agree on the parameters at attach.
+enum class Sync : uint8_t { kCheck, kPull, kPush };
+
+struct AttachmentInfo {
+  uint64_t epoch = 0;
+  transport::Peer peer;
+};
+
+// Thread-safe.
+class HostedOptimizer final : private engine::StepObserver {
+ public:
+  // Plans, reserves and allocates. `budget`, `pool` and `observer` must outlive it.
+  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Create(OptimizerId id, engine::OptimizerSpec spec,
+                                                                 engine::SpeculationPolicy policy,
+                                                                 memory::MemoryBudget* budget, engine::WorkerPool* pool,
+                                                                 OptimizerObserver* observer);
+
+  // Ends the attachment and waits for it.
+  ~HostedOptimizer() override;
+
+  // Attaches the peer. After OK, `on_end(status)` is called once by another thread, possibly before Attach has
+  // returned, when the attachment is over and its open step was abandoned or finished. FAILED_PRECONDITION: attached
+  // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'.
+  absl::Status Attach(const AttachmentInfo& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
+                      std::function<void(const absl::Status&)> on_end);
+
+  // Ends the attachment if it is still that one. Does not wait for its end.
+  void RequestDetach(uint64_t epoch, const absl::Status& reason);
+
+  // NOT_FOUND unless `epoch` is the present attachment.
+  absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
+
+  // The present attachment; epoch 0 when there is none.
+  AttachmentInfo attachment() const;
+
+  engine::StepEngine& engine() { return *engine_; }
+  const engine::StepEngine& engine() const { return *engine_; }
+  const OptimizerId& id() const { return id_; }
+  const engine::OptimizerSpec& spec() const { return spec_; }
+  const engine::Layout& layout() const { return layout_; }
+  uint64_t memory_bytes() const { return reservation_.use().total_bytes(); }
+  absl::Time create_time() const { return create_time_; }
+
+ private:
+  HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
+                  memory::MemoryReservation reservation, OptimizerObserver* observer);
+
+  void OnPass(const engine::PassReport& report) override { observer_->OnPass(id_, report); }
+  void OnStep(const engine::StepReport& report) override { observer_->OnStep(id_, report); }
+
+  absl::Status Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32);
+  absl::Status CheckParameters(const std::vector<uint32_t>& parameter_crc32) const;
+  absl::Status Claim(const AttachmentInfo& info);
+  void Release();
+
+  const OptimizerId id_;
+  const engine::OptimizerSpec spec_;
+  const engine::Layout layout_;
+  const memory::MemoryReservation reservation_;
+  const absl::Time create_time_;
+  OptimizerObserver* const observer_;
+  memory::SharedMemory parameters_;
+  memory::SharedMemory gradients_;
+  memory::SharedMemory state_;
+  std::unique_ptr<engine::StepEngine> engine_;
+
+  mutable absl::Mutex mu_;
+  AttachmentInfo attachment_ ABSL_GUARDED_BY(mu_);
+  absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
+  // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not
+  // hold the lock while it wakes the transport.
+  std::shared_ptr<transport::HostTransport> transport_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_OPTIMIZER_H_

@@ -1,0 +1,32 @@
+// What hosted optimizers tell metrics and watchers.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_OBSERVER_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_OBSERVER_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "server/engine/step_observer.h"
+
+namespace superoffload::optimizer {
+
+// Names an optimizer within the daemon: users have their own name spaces.
+struct OptimizerId {
+  uid_t uid = 0;
+  std::string name;
+
+  auto operator<=>(const OptimizerId&) const = default;
+};
+
+// Called by worker threads under an engine's lock: must not block and not call back.
+class OptimizerObserver {
+ public:
+  virtual ~OptimizerObserver() = default;
+  virtual void OnPass(const OptimizerId& id, const engine::PassReport& report) = 0;
+  virtual void OnStep(const OptimizerId& id, const engine::StepReport& report) = 0;
+  virtual void OnDelete(const OptimizerId& id) = 0;
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_OBSERVER_H_

@@ -1,0 +1,148 @@
+#include "server/optimizer/optimizer_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace superoffload::optimizer {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+
+absl::Status ValidateName(const std::string& name) {
+  const bool good = !name.empty() && name.size() <= kMaxNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  });
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("name: an optimizer's name has 1 to ", kMaxNameBytes, " characters out of A-Z a-z 0-9 . _ -"));
+}
+
+absl::Status ShuttingDown() {
+  return absl::UnavailableError("the daemon is shutting down; connect again once it is back");
+}
+
+}  // namespace
+
+absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer, const std::string& name,
+                                                    engine::OptimizerSpec spec, engine::SpeculationPolicy policy) {
+  if (absl::Status status = ValidateName(name); !status.ok()) return status;
+  const OptimizerId id{peer.uid, name};
+  {
+    absl::MutexLock lock(&mu_);
+    if (shutting_down_) return ShuttingDown();
+    if (!optimizers_.try_emplace(id, nullptr).second) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("optimizer \"", name, "\" exists; attach to it, delete it or choose another name"));
+    }
+  }
+  // Allocating takes long: the name is reserved, the table is not locked.
+  absl::StatusOr<std::unique_ptr<HostedOptimizer>> created =
+      HostedOptimizer::Create(id, std::move(spec), policy, budget_, pool_, observer_);
+  absl::MutexLock lock(&mu_);
+  if (!created.ok()) {
+    optimizers_.erase(id);
+    return created.status();
+  }
+  return optimizers_[id] = *std::move(created);
+}
+
+bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
+  return peer.uid == 0 || peer.uid == id.uid;
+}
+
+absl::StatusOr<OptimizerPtr> OptimizerTable::Get(const transport::Peer& peer, const std::string& name) const {
+  OptimizerPtr found;
+  for (const OptimizerPtr& optimizer : List(peer)) {
+    if (optimizer->id().name != name) continue;
+    if (found == nullptr || optimizer->id().uid == peer.uid) found = optimizer;  // one's own first
+  }
+  if (found != nullptr) return found;
+  return absl::NotFoundError(absl::StrCat("you have no optimizer \"", name, "\"; list shows those that exist"));
+}
+
+std::vector<OptimizerPtr> OptimizerTable::List(const transport::Peer& peer) const {
+  std::vector<OptimizerPtr> visible = All();
+  std::erase_if(visible, [&](const OptimizerPtr& optimizer) { return !MaySee(peer, optimizer->id()); });
+  return visible;
+}
+
+absl::Status OptimizerTable::Delete(const transport::Peer& peer, const std::string& name) {
+  absl::StatusOr<OptimizerPtr> optimizer = Get(peer, name);
+  if (!optimizer.ok()) return optimizer.status();
+  absl::MutexLock lock(&mu_);
+  if (const AttachmentInfo attachment = (*optimizer)->attachment(); attachment.epoch != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", name, "\" is attached to process ",
+                                                      attachment.peer.pid, "; end that trainer first"));
+  }
+  optimizers_.erase((*optimizer)->id());
+  observer_->OnDelete((*optimizer)->id());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> OptimizerTable::Attach(const transport::Peer& peer, const OptimizerPtr& optimizer, Sync sync,
+                                                const std::vector<uint32_t>& parameter_crc32,
+                                                std::function<void(const absl::Status&)> on_end) {
+  uint64_t epoch;
+  {
+    absl::MutexLock lock(&mu_);
+    if (shutting_down_) return ShuttingDown();
+    epoch = ++last_epoch_;
+  }
+  if (absl::Status status = optimizer->Attach({epoch, peer}, sync, parameter_crc32, std::move(on_end)); !status.ok()) {
+    return status;
+  }
+  return epoch;
+}
+
+absl::StatusOr<transport::AttachmentDescriptors> OptimizerTable::Descriptors(const transport::Peer& peer,
+                                                                             uint64_t epoch) const {
+  for (const OptimizerPtr& optimizer : All()) {
+    const AttachmentInfo attachment = optimizer->attachment();
+    if (attachment.epoch == epoch && attachment.peer.session == peer.session) return optimizer->Descriptors(epoch);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("attachment ", epoch, " is not one of this connection; attach with its token first"));
+}
+
+void OptimizerTable::OnSessionEnd(const transport::Peer& peer) {
+  for (const OptimizerPtr& optimizer : All()) {
+    const AttachmentInfo attachment = optimizer->attachment();
+    if (attachment.epoch == 0 || attachment.peer.session != peer.session) continue;
+    optimizer->RequestDetach(attachment.epoch, absl::CancelledError("the trainer closed its connection"));
+  }
+}
+
+void OptimizerTable::Shutdown() {
+  {
+    absl::MutexLock lock(&mu_);
+    shutting_down_ = true;
+  }
+  for (const OptimizerPtr& optimizer : All()) {
+    optimizer->RequestDetach(optimizer->attachment().epoch, ShuttingDown());
+    optimizer->engine().Detach();
+    // Cannot fail once nothing is attached.
+    optimizer->engine().WaitSettled().IgnoreError();
+  }
+}
+
+size_t OptimizerTable::size() const { return All().size(); }
+
+size_t OptimizerTable::attachments() const {
+  const std::vector<OptimizerPtr> all = All();
+  return static_cast<size_t>(std::count_if(
+      all.begin(), all.end(), [](const OptimizerPtr& optimizer) { return optimizer->attachment().epoch != 0; }));
+}
+
+std::vector<OptimizerPtr> OptimizerTable::All() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<OptimizerPtr> all;
+  for (const auto& [id, optimizer] : optimizers_) {
+    if (optimizer != nullptr) all.push_back(optimizer);
+  }
+  return all;
+}
+
+}  // namespace superoffload::optimizer

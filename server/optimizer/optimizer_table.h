@@ -1,0 +1,72 @@
+// The optimizers that this daemon hosts, and who may see which.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_TABLE_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/optimizer/hosted_optimizer.h"
+
+namespace superoffload::optimizer {
+
+// Shared because a call may still use an optimizer that another call deletes.
+using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
+
+// Thread-safe. A peer sees the optimizers of its own user; root sees all.
+class OptimizerTable {
+ public:
+  // All must outlive the table.
+  OptimizerTable(memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer)
+      : budget_(budget), pool_(pool), observer_(observer) {}
+
+  // INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE after Shutdown.
+  absl::StatusOr<OptimizerPtr> Create(const transport::Peer& peer, const std::string& name, engine::OptimizerSpec spec,
+                                      engine::SpeculationPolicy policy);
+
+  // NOT_FOUND.
+  absl::StatusOr<OptimizerPtr> Get(const transport::Peer& peer, const std::string& name) const;
+
+  std::vector<OptimizerPtr> List(const transport::Peer& peer) const;
+  static bool MaySee(const transport::Peer& peer, const OptimizerId& id);
+
+  // NOT_FOUND; FAILED_PRECONDITION while attached.
+  absl::Status Delete(const transport::Peer& peer, const std::string& name);
+
+  // Attaches under a fresh epoch, which it returns. See HostedOptimizer::Attach.
+  absl::StatusOr<uint64_t> Attach(const transport::Peer& peer, const OptimizerPtr& optimizer, Sync sync,
+                                  const std::vector<uint32_t>& parameter_crc32,
+                                  std::function<void(const absl::Status&)> on_end);
+
+  // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
+  absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
+  void OnSessionEnd(const transport::Peer& peer);
+
+  // Refuses new optimizers and attachments, ends all attachments, waits for their end and settles every optimizer.
+  void Shutdown();
+
+  size_t size() const;
+  size_t attachments() const;
+
+ private:
+  std::vector<OptimizerPtr> All() const;
+
+  memory::MemoryBudget* const budget_;
+  engine::WorkerPool* const pool_;
+  OptimizerObserver* const observer_;
+  mutable absl::Mutex mu_;
+  std::map<OptimizerId, OptimizerPtr> optimizers_ ABSL_GUARDED_BY(mu_);  // null while being created
+  uint64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  bool shutting_down_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_OPTIMIZER_TABLE_H_

@@ -1,0 +1,30 @@
+// Between the messages of optimizer.proto and the types of the daemon.
+#ifndef SUPEROFFLOAD_SERVER_RPC_CONVERT_H_
+#define SUPEROFFLOAD_SERVER_RPC_CONVERT_H_
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/engine/spec.h"
+#include "server/engine/speculation.h"
+#include "server/optimizer/hosted_optimizer.h"
+#include "server/optimizer/step_report_hub.h"
+#include "superoffload/v1/optimizer.pb.h"
+
+namespace superoffload::rpc {
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+// INVALID_ARGUMENT naming the field that holds an unknown enumerator. Ranges are checked by the engine.
+absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& request);
+absl::StatusOr<engine::SpeculationPolicy> ToPolicy(const v1::Policies& policies);
+absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync);
+
+// With `details`, parameters and layout too.
+v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, bool details);
+v1::StepReport ToProto(const optimizer::WatchedStep& step);
+
+}  // namespace superoffload::rpc
+
+#endif  // SUPEROFFLOAD_SERVER_RPC_CONVERT_H_

@@ -1,0 +1,145 @@
+#include "server/rpc/services.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/rpc/attach_reactor.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/watch_reactor.h"
+
+namespace superoffload::rpc {
+namespace {
+
+// A stream that ends before it began.
+template <typename Response>
+class FailedStream final : public grpc::ServerWriteReactor<Response> {
+ public:
+  explicit FailedStream(const absl::Status& status) { this->Finish(ToGrpc(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+absl::StatusOr<transport::Peer> OptimizerServiceImpl::Authenticate(const grpc::ServerContextBase& context) const {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find(SUPEROFFLOAD_TOKEN_METADATA_KEY);
+  return descriptors_->Authenticate(it == metadata.end() ? "" : std::string(it->second.data(), it->second.size()));
+}
+
+absl::StatusOr<optimizer::OptimizerPtr> OptimizerServiceImpl::Find(const grpc::ServerContextBase& context,
+                                                                   const std::string& name) const {
+  absl::StatusOr<transport::Peer> peer = Authenticate(context);
+  if (!peer.ok()) return peer.status();
+  return table_->Get(*peer, name);
+}
+
+absl::StatusOr<optimizer::OptimizerPtr> OptimizerServiceImpl::FindAttached(const grpc::ServerContextBase& context,
+                                                                           const std::string& name) const {
+  absl::StatusOr<transport::Peer> peer = Authenticate(context);
+  if (!peer.ok()) return peer.status();
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(*peer, name);
+  if (!optimizer.ok()) return optimizer.status();
+  if ((*optimizer)->attachment().epoch == 0 || (*optimizer)->attachment().peer.session != peer->session) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("optimizer \"", name, "\" is not attached by this connection; attach first"));
+  }
+  return optimizer;
+}
+
+grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
+                                                   const v1::CreateOptimizerRequest* request, v1::Optimizer* response) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return ToGrpc(peer.status());
+  absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(*request);
+  if (!spec.ok()) return ToGrpc(spec.status());
+  absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(request->policies());
+  if (!policy.ok()) return ToGrpc(policy.status());
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Create(*peer, request->name(), *std::move(spec), *policy);
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  *response = ToProto(**optimizer, /*details=*/true);
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::GetOptimizer(grpc::ServerContext* context, const v1::GetOptimizerRequest* request,
+                                                v1::Optimizer* response) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  *response = ToProto(**optimizer, /*details=*/true);
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::ListOptimizers(grpc::ServerContext* context, const v1::ListOptimizersRequest*,
+                                                  v1::ListOptimizersResponse* response) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return ToGrpc(peer.status());
+  for (const optimizer::OptimizerPtr& optimizer : table_->List(*peer)) {
+    *response->add_optimizers() = ToProto(*optimizer, /*details=*/false);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::DeleteOptimizer(grpc::ServerContext* context,
+                                                   const v1::DeleteOptimizerRequest* request,
+                                                   v1::DeleteOptimizerResponse*) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return ToGrpc(peer.status());
+  return ToGrpc(table_->Delete(*peer, request->name()));
+}
+
+grpc::Status OptimizerServiceImpl::PushParameters(grpc::ServerContext* context,
+                                                  const v1::PushParametersRequest* request,
+                                                  v1::PushParametersResponse*) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = FindAttached(*context, request->name());
+  return ToGrpc(optimizer.ok() ? (*optimizer)->engine().WaitPushed() : optimizer.status());
+}
+
+grpc::Status OptimizerServiceImpl::PullParameters(grpc::ServerContext* context,
+                                                  const v1::PullParametersRequest* request,
+                                                  v1::PullParametersResponse*) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = FindAttached(*context, request->name());
+  return ToGrpc(optimizer.ok() ? (*optimizer)->engine().WaitPulled() : optimizer.status());
+}
+
+grpc::Status OptimizerServiceImpl::SettleOptimizer(grpc::ServerContext* context,
+                                                   const v1::SettleOptimizerRequest* request, v1::Optimizer* response) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  if (absl::Status status = (*optimizer)->engine().WaitSettled(); !status.ok()) return ToGrpc(status);
+  *response = ToProto(**optimizer, /*details=*/false);
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
+                                                  const v1::UpdatePoliciesRequest* request, v1::Optimizer* response) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(request->policies());
+  if (!policy.ok()) return ToGrpc(policy.status());
+  (*optimizer)->engine().SetPolicy(*policy);
+  *response = ToProto(**optimizer, /*details=*/false);
+  return grpc::Status::OK;
+}
+
+grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* OptimizerServiceImpl::AttachOptimizer(
+    grpc::CallbackServerContext* context, const v1::AttachOptimizerRequest* request) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return new FailedStream<v1::AttachOptimizerResponse>(peer.status());
+  return new AttachReactor(table_, *peer, *request);
+}
+
+grpc::ServerWriteReactor<v1::StepReport>* OptimizerServiceImpl::WatchSteps(grpc::CallbackServerContext* context,
+                                                                           const v1::WatchStepsRequest* request) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return new FailedStream<v1::StepReport>(peer.status());
+  if (!request->name().empty()) {
+    if (absl::StatusOr<optimizer::OptimizerPtr> found = table_->Get(*peer, request->name()); !found.ok()) {
+      return new FailedStream<v1::StepReport>(found.status());
+    }
+  }
+  return WatchReactor::Start(hub_, [peer = *peer, name = request->name()](const optimizer::OptimizerId& id) {
+    return optimizer::OptimizerTable::MaySee(peer, id) && (name.empty() || name == id.name);
+  });
+}
+
+}  // namespace superoffload::rpc

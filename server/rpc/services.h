@@ -1,0 +1,71 @@
+// The gRPC services: translate messages into calls of the optimizer table, nothing else.
+#ifndef SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
+#define SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
+
+#include <functional>
+
+#include "server/optimizer/optimizer_table.h"
+#include "server/optimizer/step_report_hub.h"
+#include "superoffload/v1/optimizer.grpc.pb.h"
+
+namespace superoffload::rpc {
+
+class ServerServiceImpl final : public v1::ServerService::Service {
+ public:
+  // `info` is called for every request.
+  explicit ServerServiceImpl(std::function<v1::ServerInfo()> info) : info_(std::move(info)) {}
+
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*, v1::ServerInfo* response) override {
+    *response = info_();
+    return grpc::Status::OK;
+  }
+
+ private:
+  const std::function<v1::ServerInfo()> info_;
+};
+
+// Unary calls are synchronous, since some wait for the kernels; streams are reactors, since they live as long as a
+// trainer.
+using OptimizerServiceBase = v1::OptimizerService::WithCallbackMethod_AttachOptimizer<
+    v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>;
+
+class OptimizerServiceImpl final : public OptimizerServiceBase {
+ public:
+  // All must outlive the service.
+  OptimizerServiceImpl(optimizer::OptimizerTable* table, optimizer::StepReportHub* hub,
+                       const transport::DescriptorServer* descriptors)
+      : table_(table), hub_(hub), descriptors_(descriptors) {}
+
+  grpc::Status CreateOptimizer(grpc::ServerContext*, const v1::CreateOptimizerRequest*, v1::Optimizer*) override;
+  grpc::Status GetOptimizer(grpc::ServerContext*, const v1::GetOptimizerRequest*, v1::Optimizer*) override;
+  grpc::Status ListOptimizers(grpc::ServerContext*, const v1::ListOptimizersRequest*,
+                              v1::ListOptimizersResponse*) override;
+  grpc::Status DeleteOptimizer(grpc::ServerContext*, const v1::DeleteOptimizerRequest*,
+                               v1::DeleteOptimizerResponse*) override;
+  grpc::Status PushParameters(grpc::ServerContext*, const v1::PushParametersRequest*,
+                              v1::PushParametersResponse*) override;
+  grpc::Status PullParameters(grpc::ServerContext*, const v1::PullParametersRequest*,
+                              v1::PullParametersResponse*) override;
+  grpc::Status SettleOptimizer(grpc::ServerContext*, const v1::SettleOptimizerRequest*, v1::Optimizer*) override;
+  grpc::Status UpdatePolicies(grpc::ServerContext*, const v1::UpdatePoliciesRequest*, v1::Optimizer*) override;
+  grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* AttachOptimizer(grpc::CallbackServerContext*,
+                                                                         const v1::AttachOptimizerRequest*) override;
+  grpc::ServerWriteReactor<v1::StepReport>* WatchSteps(grpc::CallbackServerContext*,
+                                                       const v1::WatchStepsRequest*) override;
+
+ private:
+  absl::StatusOr<transport::Peer> Authenticate(const grpc::ServerContextBase& context) const;
+  absl::StatusOr<optimizer::OptimizerPtr> Find(const grpc::ServerContextBase& context, const std::string& name) const;
+
+  // The optimizer, if the caller is the one attached to it.
+  absl::StatusOr<optimizer::OptimizerPtr> FindAttached(const grpc::ServerContextBase& context,
+                                                       const std::string& name) const;
+
+  optimizer::OptimizerTable* const table_;
+  optimizer::StepReportHub* const hub_;
+  const transport::DescriptorServer* const descriptors_;
+};
+
+}  // namespace superoffload::rpc
+
+#endif  // SUPEROFFLOAD_SERVER_RPC_SERVICES_H_

@@ -1,0 +1,210 @@
+#include "server/transport/descriptor_server.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace superoffload::transport {
+namespace {
+
+constexpr size_t kMaxConnections = 1024;
+
+absl::StatusOr<std::string> RandomToken() {
+  char bytes[SUPEROFFLOAD_TOKEN_CHARACTERS / 2];
+  if (::getrandom(bytes, sizeof(bytes), 0) != static_cast<ssize_t>(sizeof(bytes))) {
+    return absl::ErrnoToStatus(errno, "getrandom");
+  }
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
+
+superoffload_socket_reply Reply(superoffload_socket_kind kind) {
+  superoffload_socket_reply reply{};
+  reply.magic = SUPEROFFLOAD_SOCKET_MAGIC;
+  reply.version = SUPEROFFLOAD_SOCKET_VERSION;
+  reply.kind = static_cast<uint16_t>(kind);
+  return reply;
+}
+
+superoffload_socket_reply ErrorReply(const absl::Status& status) {
+  superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_ERROR);
+  reply.code = static_cast<uint32_t>(status.code());
+  const size_t length = std::min<size_t>(status.message().size(), sizeof(reply.message) - 1);
+  std::memcpy(reply.message, status.message().data(), length);
+  return reply;
+}
+
+// Never waits: a peer that does not read its replies is dropped.
+bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescriptors* descriptors) {
+  iovec iov{const_cast<superoffload_socket_reply*>(&reply), sizeof(reply)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)] = {};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  if (descriptors != nullptr) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT);
+    int* fds = reinterpret_cast<int*>(CMSG_DATA(header));
+    for (size_t i = 0; i < SUPEROFFLOAD_DESCRIPTOR_COUNT; ++i) fds[i] = descriptors->fds[i].get();
+  }
+  return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path,
+                                                                           DescriptorSource source,
+                                                                           SessionEnd on_session_end) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("the socket path ", path, " is longer than ",
+                                                   sizeof(address.sun_path) - 1,
+                                                   " bytes; choose a shorter runtime_directory"));
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  memory::FileDescriptor listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid() || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      ::listen(listener.get(), 128) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("listening on ", path));
+  }
+  // Anyone may connect; who sees what is decided by the peer's credentials.
+  if (::chmod(path.c_str(), 0666) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
+  memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
+  if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(listener), std::move(stop_event),
+                                                                std::move(source), std::move(on_session_end)));
+}
+
+DescriptorServer::DescriptorServer(std::string path, memory::FileDescriptor listener, memory::FileDescriptor stop_event,
+                                   DescriptorSource source, SessionEnd on_session_end)
+    : path_(std::move(path)),
+      listener_(std::move(listener)),
+      stop_event_(std::move(stop_event)),
+      source_(std::move(source)),
+      on_session_end_(std::move(on_session_end)),
+      thread_([this] { Run(); }) {
+  pthread_setname_np(thread_.native_handle(), "so-descriptors");
+}
+
+DescriptorServer::~DescriptorServer() {
+  const uint64_t one = 1;
+  (void)!::write(stop_event_.get(), &one, sizeof(one));
+  thread_.join();
+  ::unlink(path_.c_str());
+}
+
+absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) const {
+  absl::MutexLock lock(&mu_);
+  const auto it = peers_.find(token);
+  if (it == peers_.end()) {
+    return absl::UnauthenticatedError(absl::StrCat("no valid token in the metadata \"" SUPEROFFLOAD_TOKEN_METADATA_KEY
+                                                   "\"; say HELLO on the descriptor socket ",
+                                                   path_, " and keep that connection open"));
+  }
+  return it->second;
+}
+
+void DescriptorServer::Run() {
+  std::vector<pollfd> polled;
+  while (true) {
+    polled.clear();
+    polled.push_back({stop_event_.get(), POLLIN, 0});
+    // A full house leaves newcomers in the backlog.
+    if (connections_.size() < kMaxConnections) polled.push_back({listener_.get(), POLLIN, 0});
+    for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
+    if (::poll(polled.data(), polled.size(), -1) < 0) continue;
+    if (polled[0].revents != 0) break;
+    for (const pollfd& entry : polled) {
+      if (entry.revents == 0) continue;
+      if (entry.fd == listener_.get()) {
+        Accept();
+      } else if (const auto it = connections_.find(entry.fd); it != connections_.end() && !Serve(it->second)) {
+        Drop(entry.fd);
+      }
+    }
+  }
+  while (!connections_.empty()) Drop(connections_.begin()->first);
+}
+
+void DescriptorServer::Accept() {
+  memory::FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd.valid()) return;
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
+  absl::StatusOr<std::string> token = RandomToken();
+  if (!token.ok()) return;
+  const Peer peer{.session = ++last_session_, .uid = credentials.uid, .pid = credentials.pid};
+  {
+    absl::MutexLock lock(&mu_);
+    peers_[*token] = peer;
+  }
+  const int key = fd.get();
+  connections_.emplace(key, Connection{std::move(fd), peer, *std::move(token)});
+}
+
+bool DescriptorServer::Serve(const Connection& connection) {
+  superoffload_socket_request request;
+  const ssize_t received = ::recv(connection.fd.get(), &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
+  if (received < 0) return errno == EAGAIN || errno == EINTR;
+  if (received == 0) return false;
+  if (received != static_cast<ssize_t>(sizeof(request)) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC ||
+      request.version != SUPEROFFLOAD_SOCKET_VERSION) {
+    Send(connection.fd.get(),
+         ErrorReply(absl::InvalidArgumentError(absl::StrCat("not a request of descriptor socket version ",
+                                                            SUPEROFFLOAD_SOCKET_VERSION, " (", received,
+                                                            " bytes); use a client library of this daemon's version"))),
+         nullptr);
+    return false;
+  }
+  switch (request.kind) {
+    case SUPEROFFLOAD_SOCKET_HELLO: {
+      superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_WELCOME);
+      std::memcpy(reply.token, connection.token.data(), SUPEROFFLOAD_TOKEN_CHARACTERS);
+      return Send(connection.fd.get(), reply, nullptr);
+    }
+    case SUPEROFFLOAD_SOCKET_DESCRIPTORS: {
+      absl::StatusOr<AttachmentDescriptors> descriptors = source_(connection.peer, request.attachment_epoch);
+      if (!descriptors.ok()) return Send(connection.fd.get(), ErrorReply(descriptors.status()), nullptr);
+      superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_DESCRIPTORS);
+      reply.descriptors = SUPEROFFLOAD_DESCRIPTOR_COUNT;
+      std::copy(descriptors->bytes.begin(), descriptors->bytes.end(), reply.bytes);
+      return Send(connection.fd.get(), reply, &*descriptors);
+    }
+    default:
+      return Send(connection.fd.get(),
+                  ErrorReply(absl::UnimplementedError(absl::StrCat("unknown request kind ", request.kind))), nullptr);
+  }
+}
+
+void DescriptorServer::Drop(int fd) {
+  const auto it = connections_.find(fd);
+  const Peer peer = it->second.peer;
+  {
+    absl::MutexLock lock(&mu_);
+    peers_.erase(it->second.token);
+  }
+  connections_.erase(it);
+  on_session_end_(peer);
+}
+
+}  // namespace superoffload::transport

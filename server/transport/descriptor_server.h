@@ -1,0 +1,85 @@
+// The descriptor socket (proto/superoffload/v1/descriptor_socket.h): identifies peers by SO_PEERCRED, gives each
+// connection the token that its gRPC calls present, and passes the memfds of attachments.
+#ifndef SUPEROFFLOAD_SERVER_TRANSPORT_DESCRIPTOR_SERVER_H_
+#define SUPEROFFLOAD_SERVER_TRANSPORT_DESCRIPTOR_SERVER_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/memory/shared_memory.h"
+#include "superoffload/v1/descriptor_socket.h"
+
+namespace superoffload::transport {
+
+// Who is at the other end of a connection.
+struct Peer {
+  uint64_t session = 0;  // names the connection; never reused
+  uid_t uid = 0;
+  pid_t pid = 0;
+};
+
+// What DESCRIPTORS answers; the descriptors stay the owner's until the reply is sent.
+struct AttachmentDescriptors {
+  std::array<memory::FileDescriptor, SUPEROFFLOAD_DESCRIPTOR_COUNT> fds;
+  std::array<uint64_t, SUPEROFFLOAD_DESCRIPTOR_COUNT> bytes{};
+};
+
+class DescriptorServer {
+ public:
+  // Called by the server's thread; must not wait for long.
+  using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
+  using SessionEnd = std::function<void(const Peer&)>;
+
+  // Listens on the socket path, which must not exist.
+  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, DescriptorSource source,
+                                                                  SessionEnd on_session_end);
+
+  // Stops listening and closes every connection, calling `on_session_end` for each.
+  ~DescriptorServer();
+
+  // UNAUTHENTICATED when no open connection has the token. Thread-safe.
+  absl::StatusOr<Peer> Authenticate(const std::string& token) const;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Connection {
+    memory::FileDescriptor fd;
+    Peer peer;
+    std::string token;
+  };
+
+  DescriptorServer(std::string path, memory::FileDescriptor listener, memory::FileDescriptor stop_event,
+                   DescriptorSource source, SessionEnd on_session_end);
+  void Run();
+  void Accept();
+  // False when the connection is to be closed.
+  bool Serve(const Connection& connection);
+  void Drop(int fd);
+
+  const std::string path_;
+  const memory::FileDescriptor listener_;
+  const memory::FileDescriptor stop_event_;
+  const DescriptorSource source_;
+  const SessionEnd on_session_end_;
+  uint64_t last_session_ = 0;
+  std::map<int, Connection> connections_;  // the thread's own
+  mutable absl::Mutex mu_;
+  absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mu_);  // by token
+  std::thread thread_;
+};
+
+}  // namespace superoffload::transport
+
+#endif  // SUPEROFFLOAD_SERVER_TRANSPORT_DESCRIPTOR_SERVER_H_

@@ -1,0 +1,147 @@
+#include "server/transport/host_transport.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace superoffload::transport {
+
+HostTransport::HostTransport(RingMemory ring, uint64_t attachment_epoch, StepHandler* handler,
+                             std::function<void(const absl::Status&)> on_end)
+    : ring_(std::move(ring)), attachment_epoch_(attachment_epoch), handler_(handler), on_end_(std::move(on_end)) {}
+
+HostTransport::~HostTransport() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void HostTransport::Start() {
+  thread_ = std::thread([this] { Run(); });
+  pthread_setname_np(thread_.native_handle(), "so-attachment");
+}
+
+void HostTransport::RequestEnd(const absl::Status& reason) {
+  SetEndReason(reason);
+  // The thread may be between its look at stop_ and its sleep, and the futex word is the trainer's to change: wake
+  // until heard.
+  while (thread_.joinable() && !exited_.load(std::memory_order_acquire)) {
+    ring_.Wake();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void HostTransport::SetEndReason(const absl::Status& reason) {
+  absl::MutexLock lock(&end_mu_);
+  if (stop_.load(std::memory_order_relaxed)) return;
+  end_reason_ = reason;
+  stop_.store(true, std::memory_order_release);
+}
+
+void HostTransport::Run() {
+  while (true) {
+    absl::StatusOr<superoffload_ring_entry> entry = ring_.WaitPop(stop_);
+    if (!entry.ok()) {
+      SetEndReason(entry.status());
+      break;
+    }
+    if (absl::Status status = Dispatch(*entry); !status.ok()) PushError(status, entry->step);
+  }
+  exited_.store(true, std::memory_order_release);
+  const absl::Status reason = end_reason();
+  ring_.SetErrorText(std::string(reason.message()));
+  ring_.Close();
+  on_end_(reason);
+}
+
+absl::Status HostTransport::Dispatch(const superoffload_ring_entry& entry) {
+  if (entry.attachment_epoch != attachment_epoch_) {
+    return absl::FailedPreconditionError(absl::StrCat("an entry of attachment ", entry.attachment_epoch,
+                                                      " on the ring of attachment ", attachment_epoch_,
+                                                      "; attach again"));
+  }
+  const double* f64 = entry.payload.f64;
+  switch (entry.opcode) {
+    case SUPEROFFLOAD_SUBMIT_GROUP:
+      return handler_->SetGroup(
+          entry.index,
+          GroupUpdate{.lr = f64[0], .beta1 = f64[1], .beta2 = f64[2], .eps = f64[3], .weight_decay = f64[4]});
+    case SUPEROFFLOAD_SUBMIT_BEGIN_STEP:
+      return handler_->BeginStep(entry.step, f64[0]);
+    case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
+      return handler_->GradientReady(entry.step, entry.index);
+    case SUPEROFFLOAD_SUBMIT_END_STEP:
+      return handler_->EndStep(entry.step, f64[0], f64[1]);
+    case SUPEROFFLOAD_SUBMIT_ABANDON_STEP:
+      return handler_->AbandonStep(entry.step);
+    default:
+      return absl::UnimplementedError(
+          absl::StrCat("unknown submission opcode ", entry.opcode, "; use a client library of this daemon's version"));
+  }
+}
+
+void HostTransport::SlotFree(uint64_t step, uint32_t bucket) {
+  Push({.opcode = SUPEROFFLOAD_COMPLETE_SLOT_FREE,
+        .flags = 0,
+        .index = bucket,
+        .step = step,
+        .attachment_epoch = attachment_epoch_,
+        .payload = {}});
+}
+
+void HostTransport::ParametersReady(uint64_t step, uint32_t bucket, bool speculative) {
+  Push({.opcode = SUPEROFFLOAD_COMPLETE_PARAMETERS_READY,
+        .flags = static_cast<uint16_t>(speculative ? SUPEROFFLOAD_FLAG_SPECULATIVE : 0),
+        .index = bucket,
+        .step = step,
+        .attachment_epoch = attachment_epoch_,
+        .payload = {}});
+}
+
+void HostTransport::VerdictReached(const VerdictReport& report) {
+  superoffload_ring_entry entry{
+      .opcode = SUPEROFFLOAD_COMPLETE_VERDICT,
+      .flags = static_cast<uint16_t>(report.speculation_stands ? SUPEROFFLOAD_FLAG_SPECULATION_STANDS : 0),
+      .index = static_cast<uint32_t>(report.verdict),
+      .step = report.step,
+      .attachment_epoch = attachment_epoch_,
+      .payload = {}};
+  entry.payload.verdict = {.global_norm = report.global_norm,
+                           .clip_coefficient = report.clip_coefficient,
+                           .committed_steps = report.committed_steps,
+                           .speculated_buckets = report.speculated_buckets,
+                           .republished_buckets = report.republished_buckets,
+                           .next_slot = report.next_slot,
+                           .consecutive_skips = report.consecutive_skips};
+  Push(entry);
+}
+
+void HostTransport::PushError(const absl::Status& status, uint64_t step) {
+  ring_.SetErrorText(std::string(status.message()));
+  Push({.opcode = SUPEROFFLOAD_COMPLETE_ERROR,
+        .flags = 0,
+        .index = static_cast<uint32_t>(status.code()),
+        .step = step,
+        .attachment_epoch = attachment_epoch_,
+        .payload = {}});
+}
+
+void HostTransport::Push(superoffload_ring_entry entry) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&push_mu_);
+    status = ring_.Push(entry);
+  }
+  if (status.ok()) return;
+  SetEndReason(status);
+  ring_.Wake();  // once: the caller may hold the engine's lock
+}
+
+absl::Status HostTransport::end_reason() const {
+  absl::MutexLock lock(&end_mu_);
+  return end_reason_;
+}
+
+}  // namespace superoffload::transport

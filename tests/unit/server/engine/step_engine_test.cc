@@ -1,0 +1,479 @@
+// Exactness of the step engine: whatever the policy, the number of threads, the order of arrival and the verdicts,
+// parameters and state equal those of a plain sequential optimizer, bit for bit.
+#include "server/engine/step_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+
+namespace superoffload::engine {
+namespace {
+
+using kernels::AdamHyperparameters;
+using kernels::AdamStep;
+using kernels::DType;
+using ::testing::HasSubstr;
+using transport::Verdict;
+using transport::VerdictReport;
+
+OptimizerSpec TestSpec(DType dtype, DType gradient_dtype) {
+  OptimizerSpec spec;
+  spec.groups = {AdamHyperparameters{.lr = 1e-2, .weight_decay = 0.1},
+                 AdamHyperparameters{.lr = 3e-3, .beta2 = 0.95, .weight_decay = 0}};
+  const std::vector<std::vector<uint64_t>> shapes = {{37, 19}, {37}, {5000}, {64, 64}, {3}, {200, 700}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    spec.parameters.push_back({.name = "layer" + std::to_string(i),
+                               .shape = shapes[i],
+                               .dtype = dtype,
+                               .gradient_dtype = gradient_dtype,
+                               .group = static_cast<uint32_t>(i % 2)});
+  }
+  spec.bucket_bytes = 8192;
+  return spec;
+}
+
+// Collects completions and lets the test wait until a step is final.
+class RecordingSink final : public transport::CompletionSink {
+ public:
+  void SlotFree(uint64_t, uint32_t) override {}
+  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
+    absl::MutexLock lock(&mu_);
+    if (speculative) {
+      EXPECT_FALSE(verdict_) << "a speculative publication after the verdict";
+    } else {
+      EXPECT_TRUE(verdict_) << "a final publication before the verdict";
+      ++final_;
+    }
+  }
+  void VerdictReached(const VerdictReport& report) override {
+    absl::MutexLock lock(&mu_);
+    verdict_ = report;
+  }
+
+  VerdictReport WaitFinal(uint32_t buckets) {
+    absl::MutexLock lock(&mu_);
+    auto finished = [&] {
+      mu_.AssertHeld();
+      if (!verdict_) return false;
+      if (transport::IsSkip(verdict_->verdict)) return final_ == verdict_->republished_buckets;
+      return final_ == buckets - (verdict_->speculation_stands ? verdict_->speculated_buckets : 0);
+    };
+    mu_.Await(absl::Condition(&finished));
+    const VerdictReport report = *verdict_;
+    verdict_.reset();
+    final_ = 0;
+    return report;
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::optional<VerdictReport> verdict_ ABSL_GUARDED_BY(mu_);
+  uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class NullObserver final : public StepObserver {
+ public:
+  void OnPass(const PassReport&) override {}
+  void OnStep(const StepReport&) override { ++steps; }
+  std::atomic<int> steps{0};
+};
+
+struct Memory {
+  explicit Memory(const Layout& layout)
+      : parameters(layout.parameters_bytes), gradients(layout.gradients_bytes), state(layout.state_bytes + 4096) {}
+  OptimizerMemory view() { return {parameters.data(), gradients.data(), state.data()}; }
+  std::vector<std::byte> parameters, gradients, state;
+};
+
+// The plain optimizer that the engine must equal: one pass per step after the verdict, no pending gradients, one
+// thread.
+class SequentialOptimizer {
+ public:
+  SequentialOptimizer(const Layout& layout, const OptimizerMemory& initial, std::vector<AdamHyperparameters> groups)
+      : layout_(layout), memory_(layout), groups_(std::move(groups)) {
+    std::memcpy(memory_.state.data(), initial.state, layout.state_bytes);
+    std::memcpy(memory_.parameters.data(), initial.parameters, layout.parameters_bytes);
+  }
+
+  std::vector<AdamHyperparameters>& groups() { return groups_; }
+
+  Verdict Step(const std::byte* gradients, uint32_t slot, double scale, double max_grad_norm) {
+    double sum = 0;
+    for (const BucketLayout& bucket : layout_.buckets) {
+      double bucket_sum = 0;
+      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
+        bucket_sum += kernels::SumOfSquares(std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
+                                            Gradient(bucket, gradients, slot, first));
+      }
+      sum += bucket_sum;
+    }
+    norm_ = std::sqrt(sum) * std::abs(scale);
+    if (!std::isfinite(sum)) return Verdict::kSkipNonFinite;
+    if (norm_ >= 0x1p63) return Verdict::kSkipOverflow;
+    double clip = 1;
+    if (max_grad_norm > 0) clip = std::min(1.0, max_grad_norm / (norm_ + 1e-6));
+    ++step_;
+    for (const BucketLayout& bucket : layout_.buckets) {
+      const AdamStep constants = kernels::MakeAdamStep(groups_[bucket.group], step_, scale * clip);
+      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
+        kernels::Plain(
+            std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
+            {State(0, bucket) + first, State(1, bucket) + first, State(2, bucket) + first}, constants,
+            Gradient(bucket, gradients, slot, first),
+            {memory_.parameters.data() + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
+             bucket.dtype});
+      }
+    }
+    return clip < 1 ? Verdict::kClip : Verdict::kCommit;
+  }
+
+  double norm() const { return norm_; }
+  const Memory& memory() const { return memory_; }
+
+ private:
+  float* State(int array, const BucketLayout& bucket) {
+    return reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[array]) + bucket.state_offset;
+  }
+  static kernels::ConstElements Gradient(const BucketLayout& bucket, const std::byte* gradients, uint32_t slot,
+                                         size_t first) {
+    return {gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
+            bucket.gradient_dtype};
+  }
+
+  const Layout& layout_;
+  Memory memory_;
+  std::vector<AdamHyperparameters> groups_;
+  uint64_t step_ = 0;
+  double norm_ = 0;
+};
+
+void StoreElement(std::byte* base, size_t index, DType dtype, float value) {
+  if (dtype == DType::kFloat32) {
+    std::memcpy(base + 4 * index, &value, 4);
+    return;
+  }
+  kernels::Narrow(1, &value, {base + 2 * index, dtype});
+}
+
+struct Scenario {
+  SpeculationPolicy policy = SpeculationPolicy::kAlways;
+  size_t threads = 2;
+  DType dtype = DType::kBFloat16;
+  DType gradient_dtype = DType::kBFloat16;
+  double max_grad_norm = 0;  // against norms of around 1
+  double scale = 1;
+  int bad_steps_percent = 0;
+  bool abandon_some = false;
+  bool revise = false;  // hyper-parameters and scale change between BEGIN_STEP and END_STEP
+  kernels::WeightDecay decay_form = kernels::WeightDecay::kDecoupled;
+};
+
+class TrainingRun {
+ public:
+  explicit TrainingRun(const Scenario& scenario, uint64_t seed)
+      : scenario_(scenario),
+        random_(seed),
+        spec_(TestSpec(scenario.dtype, scenario.gradient_dtype)),
+        layout_(*PlanLayout(WithDecayForm(spec_, scenario.decay_form))),
+        memory_(layout_),
+        pool_(scenario.threads),
+        engine_(&layout_, spec_.groups, memory_.view(), scenario.policy, &pool_, &observer_) {
+    for (const ParameterSpec& parameter : spec_.parameters) {
+      const Placement& placement = layout_.placements[&parameter - spec_.parameters.data()];
+      for (uint64_t i = 0; i < ElementCount(parameter); ++i) {
+        StoreElement(memory_.parameters.data() + placement.parameters_offset, i, parameter.dtype, Normal());
+      }
+    }
+    EXPECT_TRUE(engine_.WaitPushed().ok());
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups);
+    engine_.Attach(&sink_);
+  }
+
+  void Train(int steps) {
+    for (int i = 0; i < steps && !::testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE("iteration " + std::to_string(i));
+      OneStep();
+    }
+    ASSERT_TRUE(engine_.WaitSettled().ok());
+    const StepStatistics statistics = engine_.statistics();
+    EXPECT_EQ(statistics.step, step_);
+    for (const uint64_t offset : layout_.state_array_offsets) {
+      EXPECT_EQ(std::memcmp(memory_.state.data() + offset, reference_->memory().state.data() + offset,
+                            layout_.state_elements * sizeof(float)),
+                0)
+          << "state at " << offset;
+    }
+    engine_.Detach();
+  }
+
+  StepStatistics statistics() const { return engine_.statistics(); }
+
+ private:
+  static OptimizerSpec& WithDecayForm(OptimizerSpec& spec, kernels::WeightDecay form) {
+    for (AdamHyperparameters& group : spec.groups) group.decay_form = form;
+    return spec;
+  }
+
+  float Normal() { return normal_(random_); }
+  bool Chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+
+  void FillGradients(uint32_t slot) {
+    const float size = 1e-3f * static_cast<float>(1 + random_() % 8) / static_cast<float>(scenario_.scale);
+    for (size_t p = 0; p < spec_.parameters.size(); ++p) {
+      std::byte* base = memory_.gradients.data() + layout_.placements[p].gradient_offsets[slot];
+      for (uint64_t i = 0; i < ElementCount(spec_.parameters[p]); ++i) {
+        StoreElement(base, i, scenario_.gradient_dtype, size * Normal());
+      }
+    }
+    if (Chance(scenario_.bad_steps_percent)) {
+      const size_t p = random_() % spec_.parameters.size();
+      const float bad[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                           std::numeric_limits<float>::quiet_NaN()};
+      StoreElement(memory_.gradients.data() + layout_.placements[p].gradient_offsets[slot],
+                   random_() % ElementCount(spec_.parameters[p]), scenario_.gradient_dtype, bad[random_() % 3]);
+    }
+  }
+
+  void ReviseGroup(uint32_t group) {
+    AdamHyperparameters& h = reference_->groups()[group];
+    h.lr *= 0.9;
+    ASSERT_TRUE(engine_.SetGroup(group, {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}).ok());
+  }
+
+  void OneStep() {
+    const uint32_t slot = engine_.statistics().next_slot;
+    FillGradients(slot);
+    std::vector<uint32_t> order(layout_.buckets.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random_);
+    const double expected_scale = scenario_.revise && Chance(30) ? 2 * scenario_.scale : scenario_.scale;
+    ++step_;
+    ASSERT_TRUE(engine_.BeginStep(step_, expected_scale).ok());
+    const bool abandon = scenario_.abandon_some && Chance(30);
+    const size_t handed_over = abandon ? random_() % (order.size() + 1) : order.size();
+    for (size_t i = 0; i < handed_over; ++i) {
+      ASSERT_TRUE(engine_.GradientReady(step_, order[i]).ok());
+      if (Chance(20)) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
+    }
+    if (abandon) {
+      ASSERT_TRUE(engine_.AbandonStep(step_).ok());
+      EXPECT_EQ(sink_.WaitFinal(layout_.buckets.size()).verdict, Verdict::kSkipAbandoned);
+    } else {
+      if (scenario_.revise && Chance(30)) ReviseGroup(random_() % 2);
+      ASSERT_TRUE(engine_.EndStep(step_, scenario_.scale, scenario_.max_grad_norm).ok());
+      const VerdictReport report = sink_.WaitFinal(layout_.buckets.size());
+      EXPECT_EQ(report.verdict,
+                reference_->Step(memory_.gradients.data(), slot, scenario_.scale, scenario_.max_grad_norm));
+      if (std::isfinite(reference_->norm())) {
+        EXPECT_EQ(report.global_norm, reference_->norm());
+      }
+    }
+    EXPECT_EQ(std::memcmp(memory_.parameters.data(), reference_->memory().parameters.data(), layout_.parameters_bytes),
+              0)
+        << "parameters differ after step " << step_;
+  }
+
+  const Scenario scenario_;
+  std::mt19937_64 random_;
+  std::normal_distribution<float> normal_;
+  OptimizerSpec spec_;
+  const Layout layout_;
+  Memory memory_;
+  WorkerPool pool_;
+  NullObserver observer_;
+  RecordingSink sink_;
+  StepEngine engine_;
+  std::unique_ptr<SequentialOptimizer> reference_;
+  uint64_t step_ = 0;
+};
+
+class ExactnessTest : public ::testing::TestWithParam<std::tuple<SpeculationPolicy, size_t>> {
+ protected:
+  void Run(Scenario scenario, int steps = 60) {
+    std::tie(scenario.policy, scenario.threads) = GetParam();
+    const uint64_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    TrainingRun run(scenario, seed);
+    run.Train(steps);
+    statistics_ = run.statistics();
+  }
+
+  bool always() const { return std::get<0>(GetParam()) == SpeculationPolicy::kAlways; }
+  StepStatistics statistics_;
+};
+
+TEST_P(ExactnessTest, EveryStepCommits) { Run({}, 200); }
+
+TEST_P(ExactnessTest, MostStepsAreClipped) {
+  Run({.max_grad_norm = 0.8}, 200);
+  EXPECT_GT(statistics_.clips, 100u);
+}
+
+TEST_P(ExactnessTest, NonFiniteGradientsAreSkipped) {
+  Run({.max_grad_norm = 1.5, .bad_steps_percent = 25}, 100);
+  EXPECT_GT(statistics_.skips_non_finite, 0u);
+}
+
+TEST_P(ExactnessTest, AbandonedStepsLeaveNoTrace) {
+  Run({.bad_steps_percent = 10, .abandon_some = true}, 100);
+  EXPECT_GT(statistics_.skips_abandoned, 0u);
+}
+
+TEST_P(ExactnessTest, HyperparametersAndScaleRevisedInsideTheStep) { Run({.max_grad_norm = 2, .revise = true}, 100); }
+
+TEST_P(ExactnessTest, ScaledHalfPrecisionGradients) {
+  Run({.dtype = DType::kFloat16,
+       .gradient_dtype = DType::kFloat16,
+       .max_grad_norm = 1,
+       .scale = 1.0 / 1024,
+       .bad_steps_percent = 10});
+}
+
+TEST_P(ExactnessTest, SinglePrecisionThroughout) {
+  Run({.dtype = DType::kFloat32, .gradient_dtype = DType::kFloat32, .max_grad_norm = 1, .revise = true});
+}
+
+TEST_P(ExactnessTest, MaximizingByANegativeScale) { Run({.max_grad_norm = 1, .scale = -1}); }
+
+TEST_P(ExactnessTest, WeightDecayInTheGradient) {
+  Run({.max_grad_norm = 1, .bad_steps_percent = 10, .decay_form = kernels::WeightDecay::kL2});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ExactnessTest,
+                         ::testing::Combine(::testing::Values(SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
+                                                              SpeculationPolicy::kAdaptive),
+                                            ::testing::Values(1, 2, 3, 4)));
+
+class StepEngineTest : public ::testing::Test {
+ protected:
+  StepEngineTest() { engine_.Attach(&sink_); }
+
+  uint32_t buckets() const { return static_cast<uint32_t>(layout_.buckets.size()); }
+  void HandOverAll(uint64_t step) {
+    for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(step, i).ok());
+  }
+  static void ExpectError(const absl::Status& status, absl::StatusCode code, const char* part) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+
+  OptimizerSpec spec_ = TestSpec(DType::kBFloat16, DType::kBFloat16);
+  Layout layout_ = *PlanLayout(spec_);
+  Memory memory_{layout_};
+  WorkerPool pool_{2};
+  NullObserver observer_;
+  RecordingSink sink_;
+  StepEngine engine_{&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAdaptive, &pool_, &observer_};
+};
+
+TEST_F(StepEngineTest, SubmissionsOutsideAStepAreRefused) {
+  ExpectError(engine_.GradientReady(1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
+  ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
+  ExpectError(engine_.AbandonStep(1), absl::StatusCode::kFailedPrecondition, "without an open step");
+}
+
+TEST_F(StepEngineTest, StepsComeInOrder) {
+  ExpectError(engine_.BeginStep(2, 1), absl::StatusCode::kFailedPrecondition, "next step is 1");
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ExpectError(engine_.BeginStep(2, 1), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+  ExpectError(engine_.GradientReady(2, 0), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+}
+
+TEST_F(StepEngineTest, ABucketIsHandedOverOnce) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ExpectError(engine_.GradientReady(1, buckets()), absl::StatusCode::kInvalidArgument, "does not exist");
+  ASSERT_TRUE(engine_.GradientReady(1, 3).ok());
+  ExpectError(engine_.GradientReady(1, 3), absl::StatusCode::kAlreadyExists, "bucket 3");
+}
+
+TEST_F(StepEngineTest, AMissingBucketIsNamedAndTheStepGoesOn) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ASSERT_TRUE(engine_.GradientReady(1, 0).ok());
+  ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "first being bucket 1");
+  for (uint32_t i = 1; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(1, i).ok());
+  ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
+  EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kCommit);
+}
+
+TEST_F(StepEngineTest, BadNumbersAreRefused) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  ExpectError(engine_.BeginStep(1, 0), absl::StatusCode::kInvalidArgument, "scale");
+  ExpectError(engine_.BeginStep(1, nan), absl::StatusCode::kInvalidArgument, "scale");
+  ExpectError(engine_.SetGroup(2, {}), absl::StatusCode::kInvalidArgument, "group 2");
+  ExpectError(engine_.SetGroup(0, {1e-3, 1.0, 0.9, 1e-8, 0}), absl::StatusCode::kInvalidArgument, "beta1");
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  HandOverAll(1);
+  ExpectError(engine_.EndStep(1, nan, 0), absl::StatusCode::kInvalidArgument, "scale");
+  ExpectError(engine_.EndStep(1, 1, -1), absl::StatusCode::kInvalidArgument, "max_grad_norm");
+  ExpectError(engine_.EndStep(1, 1, nan), absl::StatusCode::kInvalidArgument, "max_grad_norm");
+  EXPECT_TRUE(engine_.EndStep(1, 1, 0).ok());
+}
+
+TEST_F(StepEngineTest, MaintenanceWaitsForTheStepToBeClosed) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ExpectError(engine_.WaitSettled(), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+  ExpectError(engine_.WaitPushed(), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+  ExpectError(engine_.WaitPulled(), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+}
+
+TEST_F(StepEngineTest, ANormThatWouldOverflowTheSecondMomentSkips) {
+  spec_ = TestSpec(DType::kFloat32, DType::kFloat32);
+  layout_ = *PlanLayout(spec_);
+  memory_ = Memory(layout_);
+  StepEngine engine(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+  engine.Attach(&sink_);
+  const float huge = 1e30f;
+  std::memcpy(memory_.gradients.data() + layout_.placements[0].gradient_offsets[0], &huge, sizeof(huge));
+  ASSERT_TRUE(engine.BeginStep(1, 1).ok());
+  for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine.GradientReady(1, i).ok());
+  ASSERT_TRUE(engine.EndStep(1, 1, 1).ok());
+  EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kSkipOverflow);
+  ASSERT_TRUE(engine.WaitSettled().ok());
+  EXPECT_TRUE(std::all_of(memory_.state.begin(), memory_.state.end(), [](std::byte b) { return b == std::byte{}; }));
+}
+
+TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {
+  const std::vector<std::byte> before = memory_.parameters;
+  std::fill(memory_.gradients.begin(), memory_.gradients.end(), std::byte{0x3f});
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ASSERT_TRUE(engine_.GradientReady(1, 0).ok());
+  engine_.Detach();
+  EXPECT_EQ(engine_.statistics().skips_abandoned, 1u);
+  EXPECT_EQ(engine_.statistics().committed_steps, 0u);
+  EXPECT_EQ(memory_.parameters, before);
+}
+
+TEST_F(StepEngineTest, DetachingAfterTheEndOfAStepFinishesIt) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  HandOverAll(1);
+  ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
+  engine_.Detach();
+  EXPECT_EQ(engine_.statistics().committed_steps, 1u);
+}
+
+TEST_F(StepEngineTest, AdaptiveStopsSpeculatingWhileMostStepsClip) {
+  std::fill(memory_.gradients.begin(), memory_.gradients.end(), std::byte{0x3f});
+  for (uint64_t step = 1; step <= 20; ++step) {
+    ASSERT_TRUE(engine_.BeginStep(step, 1).ok());
+    HandOverAll(step);
+    ASSERT_TRUE(engine_.EndStep(step, 1, /*max_grad_norm=*/1e-3).ok());
+    const VerdictReport report = sink_.WaitFinal(buckets());
+    EXPECT_EQ(report.verdict, Verdict::kClip);
+    if (step > 3) {
+      EXPECT_EQ(report.speculated_buckets, 0u);
+    }
+  }
+  EXPECT_EQ(observer_.steps, 20);
+}
+
+}  // namespace
+}  // namespace superoffload::engine

@@ -1,0 +1,186 @@
+#include "server/transport/descriptor_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+
+namespace superoffload::transport {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DescriptorServerTest : public ::testing::Test {
+ protected:
+  DescriptorServerTest() {
+    char directory[] = "/tmp/superoffload-test-XXXXXX";
+    path_ = std::string(::mkdtemp(directory)) + "/descriptors.sock";
+    absl::StatusOr<std::unique_ptr<DescriptorServer>> server = DescriptorServer::Listen(
+        path_,
+        [](const Peer& peer, uint64_t epoch) -> absl::StatusOr<AttachmentDescriptors> {
+          if (epoch != 5) return absl::NotFoundError("no such attachment; attach first");
+          EXPECT_EQ(peer.uid, ::getuid());
+          AttachmentDescriptors descriptors;
+          for (size_t i = 0; i < descriptors.fds.size(); ++i) {
+            absl::StatusOr<memory::SharedMemory> memory = memory::SharedMemory::Create("test", 4096);
+            memory->data()[0] = std::byte(i + 1);
+            descriptors.fds[i] = *memory->OpenReadOnly();
+            descriptors.bytes[i] = 4096;
+          }
+          return descriptors;
+        },
+        [this](const Peer& peer) {
+          absl::MutexLock lock(&mu_);
+          ended_.push_back(peer.session);
+        });
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  ~DescriptorServerTest() override {
+    server_.reset();
+    ::rmdir(path_.substr(0, path_.rfind('/')).c_str());
+  }
+
+  memory::FileDescriptor Connect() {
+    memory::FileDescriptor fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path_.c_str());
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  }
+
+  static superoffload_socket_request Request(uint16_t kind, uint64_t epoch = 0) {
+    superoffload_socket_request request{};
+    request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
+    request.version = SUPEROFFLOAD_SOCKET_VERSION;
+    request.kind = kind;
+    request.attachment_epoch = epoch;
+    return request;
+  }
+
+  // The reply and the descriptors that came with it.
+  static superoffload_socket_reply Exchange(int fd, const superoffload_socket_request& request,
+                                            std::vector<memory::FileDescriptor>* descriptors = nullptr) {
+    EXPECT_EQ(::send(fd, &request, sizeof(request), 0), static_cast<ssize_t>(sizeof(request)));
+    superoffload_socket_reply reply{};
+    iovec iov{&reply, sizeof(reply)};
+    alignas(cmsghdr) char control[256];
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    EXPECT_EQ(::recvmsg(fd, &message, 0), static_cast<ssize_t>(sizeof(reply)));
+    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+      const int* fds = reinterpret_cast<const int*>(CMSG_DATA(header));
+      for (size_t i = 0; i < (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        memory::FileDescriptor received(fds[i]);
+        if (descriptors != nullptr) descriptors->push_back(std::move(received));
+      }
+    }
+    return reply;
+  }
+
+  std::string Hello(int fd) {
+    const superoffload_socket_reply reply = Exchange(fd, Request(SUPEROFFLOAD_SOCKET_HELLO));
+    EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_WELCOME);
+    return std::string(reply.token, SUPEROFFLOAD_TOKEN_CHARACTERS);
+  }
+
+  void WaitEnded(size_t sessions) {
+    absl::MutexLock lock(&mu_);
+    auto enough = [&] {
+      mu_.AssertHeld();
+      return ended_.size() >= sessions;
+    };
+    mu_.Await(absl::Condition(&enough));
+  }
+
+  std::string path_;
+  absl::Mutex mu_;
+  std::vector<uint64_t> ended_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<DescriptorServer> server_;
+};
+
+TEST_F(DescriptorServerTest, ATokenLivesAsLongAsItsConnection) {
+  std::string token;
+  {
+    const memory::FileDescriptor fd = Connect();
+    token = Hello(fd.get());
+    EXPECT_EQ(Hello(fd.get()), token);
+    const absl::StatusOr<Peer> peer = server_->Authenticate(token);
+    ASSERT_TRUE(peer.ok()) << peer.status();
+    EXPECT_EQ(peer->uid, ::getuid());
+    EXPECT_EQ(peer->pid, ::getpid());
+  }
+  WaitEnded(1);
+  EXPECT_EQ(server_->Authenticate(token).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(server_->Authenticate("").status().code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(DescriptorServerTest, PassesDescriptorsInOrder) {
+  const memory::FileDescriptor fd = Connect();
+  Hello(fd.get());
+  std::vector<memory::FileDescriptor> descriptors;
+  const superoffload_socket_reply reply = Exchange(fd.get(), Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, 5), &descriptors);
+  EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_DESCRIPTORS);
+  ASSERT_EQ(descriptors.size(), static_cast<size_t>(SUPEROFFLOAD_DESCRIPTOR_COUNT));
+  for (size_t i = 0; i < descriptors.size(); ++i) {
+    char first = 0;
+    EXPECT_EQ(::pread(descriptors[i].get(), &first, 1, 0), 1);
+    EXPECT_EQ(first, static_cast<char>(i + 1));
+    EXPECT_EQ(reply.bytes[i], 4096u);
+  }
+}
+
+TEST_F(DescriptorServerTest, ErrorsLeaveTheConnectionOpen) {
+  const memory::FileDescriptor fd = Connect();
+  superoffload_socket_reply reply = Exchange(fd.get(), Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, 6));
+  EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_ERROR);
+  EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kNotFound));
+  EXPECT_THAT(reply.message, HasSubstr("attach first"));
+  reply = Exchange(fd.get(), Request(99));
+  EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kUnimplemented));
+  Hello(fd.get());
+}
+
+TEST_F(DescriptorServerTest, GarbageIsAnsweredAndTheServerServesOn) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    const memory::FileDescriptor fd = Connect();
+    std::vector<char> garbage(random() % 700);
+    for (char& byte : garbage) byte = static_cast<char>(random());
+    ::send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
+    if (random() % 2 == 0) continue;  // hang up without reading
+    superoffload_socket_reply reply;
+    const ssize_t received = ::recv(fd.get(), &reply, sizeof(reply), 0);
+    if (received == static_cast<ssize_t>(sizeof(reply))) {
+      EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_ERROR);
+    }
+  }
+  const memory::FileDescriptor fd = Connect();
+  EXPECT_TRUE(server_->Authenticate(Hello(fd.get())).ok());
+}
+
+TEST_F(DescriptorServerTest, StoppingEndsEverySession) {
+  const memory::FileDescriptor first = Connect(), second = Connect();
+  Hello(first.get());
+  Hello(second.get());
+  server_.reset();
+  WaitEnded(2);
+}
+
+}  // namespace
+}  // namespace superoffload::transport
