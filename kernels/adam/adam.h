@@ -14,13 +14,14 @@
 //   m = |m| < 2^-100 ? 0 : m;   v = v < 2^-120 ? 0 : v
 //   p = fma(-step_size, m / fma(sqrt(v), inv_sqrt_bias_correction2, eps), p * decay)
 //
-// That is torch.optim.AdamW's update (Loshchilov & Hutter 2019, algorithm 2) up to the last few ulps. The flushes keep moments
-// of parameters without gradients out of the subnormal range; with eps >= 1e-15 they change no parameter.
-// theta is rounded to nearest even by integer arithmetic; a NaN becomes the quiet NaN of its sign.
+// That is torch.optim.AdamW's update (Loshchilov & Hutter 2019, algorithm 2) up to the last few ulps. The flushes keep
+// moments of parameters without gradients out of the subnormal range; with eps >= 1e-15 they change no parameter. theta
+// is rounded to nearest even by integer arithmetic; a NaN becomes the quiet NaN of its sign.
 //
 // Every function is bit-identical for every ISA and to the scalar reference in adam_reference.h. Spans of one call
-// have equal length; none may overlap unless said. Alignment is not required; 64 bytes is fastest. Nothing here allocates,
-// locks or fails. A call covers at most kChunkElements and starts at a chunk boundary where it returns a sum.
+// have equal length; none may overlap unless said. Alignment is not required; 64 bytes is fastest. Nothing here
+// allocates, locks or fails. A call covers at most kChunkElements and starts at a chunk boundary where it returns a
+// sum.
 #ifndef SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 #define SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 
@@ -87,7 +88,8 @@ struct MutableElements {
   DType dtype;
 };
 
-// Absorbs `pending` into the state, publishes theta for `gradient`, returns the sum of squares of `gradient` (unscaled).
+// Absorbs `pending` into the state, publishes theta for `gradient`, returns the sum of squares of `gradient`
+// (unscaled).
 double Deferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
                 ConstElements gradient, MutableElements theta);
 

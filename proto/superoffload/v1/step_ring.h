@@ -100,7 +100,7 @@ typedef struct superoffload_ring_entry {
   uint16_t flags;
   uint32_t index;
   uint64_t step;             /* attempts counted from 1; a skipped step uses a number too */
-  uint64_t attachment_epoch; /* entries of another attachment are ignored */
+  uint64_t attachment_epoch; /* an entry of another attachment is answered by an ERROR */
   union {
     double f64[5];
     superoffload_verdict_payload verdict;

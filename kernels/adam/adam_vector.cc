@@ -1,0 +1,354 @@
+// The vector kernels: one source, compiled once per instruction set (SUPEROFFLOAD_KERNELS names the table it defines).
+//
+// The loop runs over granules of 8 elements, or of one vector where that is longer, because the norm's eight lanes are
+// element indices modulo 8. What is left at the end goes through zero-padded buffers and the same code, so
+// that nothing beyond the spans is touched; zeros add nothing to the norm.
+#define HWY_COMPILE_ONLY_STATIC
+#include <cstring>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/adam/adam_kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace superoffload::kernels {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Elements ahead of the loop at which memory is asked for: far enough for DRAM, near enough to stay in L1.
+constexpr size_t kPrefetchElements = 512;
+
+constexpr size_t kNormLanes = 8;
+constexpr size_t kMaxLanes = 16;
+using FloatTag = hn::CappedTag<float, kMaxLanes>;
+using DoubleTag = hn::CappedTag<double, kNormLanes>;
+
+// Codecs: vectors of fp32 from and to memory of each dtype. See float_conversion.h for the rules.
+struct Float32 {
+  using Element = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const float* from) {
+    return hn::LoadU(d, from);
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, float* to) {
+    hn::StoreU(value, d, to);
+  }
+};
+
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves(D, const uint16_t* from) {
+  const hn::RebindToUnsigned<D> du;
+  return hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), from));
+}
+
+template <class D, class VU>
+HWY_INLINE void StoreHalves(D, VU halves, uint16_t* to) {
+  const hn::Rebind<uint16_t, D> dh;
+  hn::StoreU(hn::DemoteTo(dh, hn::BitCast(hn::RebindToSigned<D>(), halves)), dh, to);
+}
+
+struct BFloat16 {
+  using Element = uint16_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint16_t* from) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(LoadHalves(d, from)));
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to) {
+    const hn::RebindToUnsigned<D> du;
+    const auto bits = hn::BitCast(du, value);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
+    const auto quiet = hn::Or(hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
+    const auto nan = hn::RebindMask(du, hn::IsNaN(value));
+    StoreHalves(d, hn::IfThenElse(nan, quiet, rounded), to);
+  }
+};
+
+struct Float16 {
+  using Element = uint16_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint16_t* from) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
+    const auto half = LoadHalves(d, from);
+    const auto magnitude = hn::And(half, hn::Set(du, 0x7fff));
+    const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000)));
+    const auto shifted = hn::ShiftLeft<13>(magnitude);
+    const auto normal = hn::Add(shifted, hn::Set(du, 112u << 23));
+    const auto subnormal = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-24f)));
+    const auto special = hn::Or(shifted, hn::Set(du, 0x7f800000));
+    const auto quiet = hn::Or(special, hn::Set(du, 0x00400000));
+    auto bits = hn::IfThenElse(hn::Gt(hn::Set(du, 0x400), magnitude), subnormal, normal);
+    bits = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x7bff)), special, bits);
+    bits = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x7c00)), quiet, bits);
+    return hn::BitCast(d, hn::Or(sign, bits));
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to) {
+    const hn::RebindToUnsigned<D> du;
+    const auto bits = hn::BitCast(du, value);
+    const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000));
+    const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffff));
+    const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
+    const auto rounded = hn::Add(magnitude, hn::Add(odd, hn::Set(du, 0xfff)));
+    const auto normal = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(du, 112u << 23)));
+    const auto subnormal =
+        hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))), hn::Set(du, 0x3f000000));
+    auto half = hn::IfThenElse(hn::Gt(hn::Set(du, 0x38800000), magnitude), subnormal, normal);
+    half = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x477fefff)), hn::Set(du, 0x7c00), half);
+    half = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), hn::Set(du, 0x7e00), half);
+    StoreHalves(d, hn::Or(sign, half), to);
+  }
+};
+
+// One element of Adam in every lane; the formula of adam.h.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void Update(D d, const AdamStep& step, V gradient, V& p, V& m, V& v) {
+  V g = hn::Mul(gradient, hn::Set(d, step.gradient_scale));
+  if (step.l2 != 0) g = hn::MulAdd(hn::Set(d, step.l2), p, g);
+  const V g2 = hn::IfThenZeroElse(hn::Lt(hn::Abs(g), hn::Set(d, 0x1p-62f)), g);
+  m = hn::MulAdd(hn::Set(d, step.beta1), m, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
+  v = hn::MulAdd(hn::Set(d, step.beta2), v, hn::Mul(hn::Set(d, step.one_minus_beta2), hn::Mul(g2, g2)));
+  m = hn::IfThenZeroElse(hn::Lt(hn::Abs(m), hn::Set(d, 0x1p-100f)), m);
+  v = hn::IfThenZeroElse(hn::Lt(v, hn::Set(d, 0x1p-120f)), v);
+  const V denominator = hn::MulAdd(hn::Sqrt(v), hn::Set(d, step.inv_sqrt_bias_correction2), hn::Set(d, step.eps));
+  p = hn::MulAdd(hn::Set(d, -step.step_size), hn::Div(m, denominator), hn::Mul(p, hn::Set(d, step.decay)));
+}
+
+// What a pass over a run of elements reads and writes; null where it does not.
+template <class G, class T>
+struct Pass {
+  AdamState state;
+  const AdamStep* absorb;
+  const typename G::Element* pending;
+  const AdamStep* publish;
+  const typename G::Element* gradient;
+  typename T::Element* theta;
+};
+
+// One vector of a pass, at element `i`.
+template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
+  const FloatTag d;
+  auto p = hn::LoadU(d, pass.state.p + i);
+  auto m = hn::LoadU(d, pass.state.m + i);
+  auto v = hn::LoadU(d, pass.state.v + i);
+  if constexpr (kAbsorb) {
+    Update(d, *pass.absorb, G::Load(d, pass.pending + i), p, m, v);
+    hn::StoreU(p, d, pass.state.p + i);
+    hn::StoreU(m, d, pass.state.m + i);
+    hn::StoreU(v, d, pass.state.v + i);
+  }
+  if constexpr (kPublish) Update(d, *pass.publish, G::Load(d, pass.gradient + i), p, m, v);
+  if constexpr (kTheta) T::Store(d, p, pass.theta + i);
+}
+
+// Adds the squares of 8 elements to the lanes. How many vectors the lanes take depends on the instruction set.
+template <class G, class V>
+HWY_INLINE void AddSquares(const typename G::Element* from, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
+  const DoubleTag dd;
+  const hn::Rebind<float, DoubleTag> df;
+  const size_t n = hn::Lanes(dd);
+  const auto add = [&](size_t first, V& lanes) HWY_ATTR {
+    const V g = hn::PromoteTo(dd, G::Load(df, from + first));
+    lanes = hn::MulAdd(g, g, lanes);  // the product is exact in fp64
+  };
+  add(0, lanes0);
+  if (n <= 4) add(n, lanes1);
+  if (n <= 2) add(2 * n, lanes2);
+  if (n <= 2) add(3 * n, lanes3);
+}
+
+template <class V>
+HWY_INLINE double SumLanes(V lanes0, V lanes1, V lanes2, V lanes3) {
+  const DoubleTag dd;
+  const size_t n = hn::Lanes(dd);
+  HWY_ALIGN double lanes[4 * kNormLanes];
+  hn::StoreU(lanes0, dd, lanes);
+  hn::StoreU(lanes1, dd, lanes + n);
+  hn::StoreU(lanes2, dd, lanes + 2 * n);
+  hn::StoreU(lanes3, dd, lanes + 3 * n);
+  double sum = 0;
+  for (size_t i = 0; i < kNormLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+template <class Element>
+HWY_INLINE void PrefetchAhead(const Element* at, size_t i) {
+  hwy::Prefetch(at + i + kPrefetchElements);
+}
+
+template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
+  HWY_ALIGN float p[kMaxLanes] = {}, m[kMaxLanes] = {}, v[kMaxLanes] = {};
+  HWY_ALIGN typename G::Element pending[kMaxLanes] = {}, gradient[kMaxLanes] = {};
+  HWY_ALIGN typename T::Element theta[kMaxLanes] = {};
+  std::memcpy(p, pass.state.p + first, n * sizeof(float));
+  std::memcpy(m, pass.state.m + first, n * sizeof(float));
+  std::memcpy(v, pass.state.v + first, n * sizeof(float));
+  if constexpr (kAbsorb) std::memcpy(pending, pass.pending + first, n * sizeof(*pending));
+  if constexpr (kPublish) std::memcpy(gradient, pass.gradient + first, n * sizeof(*gradient));
+  const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta};
+  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kAbsorb, kPublish, kTheta>(padded, i);
+  if constexpr (kAbsorb) {
+    std::memcpy(pass.state.p + first, p, n * sizeof(float));
+    std::memcpy(pass.state.m + first, m, n * sizeof(float));
+    std::memcpy(pass.state.v + first, v, n * sizeof(float));
+  }
+  if constexpr (kTheta) std::memcpy(pass.theta + first, theta, n * sizeof(*theta));
+}
+
+template <class G, class V>
+HWY_INLINE void AddTailSquares(const typename G::Element* from, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
+  HWY_ALIGN typename G::Element padded[kMaxLanes] = {};
+  std::memcpy(padded, from, n * sizeof(*padded));
+  for (size_t i = 0; i < n; i += kNormLanes) AddSquares<G>(padded + i, lanes0, lanes1, lanes2, lanes3);
+}
+
+// The driver of every pass over state. Returns the sum of squares of the published gradient, 0 without one.
+template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+double Run(size_t n, const Pass<G, T>& pass) {
+  const DoubleTag dd;
+  auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
+  const size_t vector = hn::Lanes(FloatTag());
+  const size_t granule = vector > kNormLanes ? vector : kNormLanes;
+  size_t i = 0;
+  for (; i + granule <= n; i += granule) {
+    PrefetchAhead(pass.state.p, i);
+    PrefetchAhead(pass.state.m, i);
+    PrefetchAhead(pass.state.v, i);
+    if constexpr (kAbsorb) PrefetchAhead(pass.pending, i);
+    if constexpr (kPublish) PrefetchAhead(pass.gradient, i);
+    for (size_t j = 0; j < granule; j += vector) RunVector<kAbsorb, kPublish, kTheta>(pass, i + j);
+    if constexpr (kPublish) {
+      for (size_t j = 0; j < granule; j += kNormLanes) {
+        AddSquares<G>(pass.gradient + i + j, lanes0, lanes1, lanes2, lanes3);
+      }
+    }
+  }
+  if (i < n) {
+    RunTail<kAbsorb, kPublish, kTheta>(pass, i, n - i);
+    if constexpr (kPublish) AddTailSquares<G>(pass.gradient + i, n - i, lanes0, lanes1, lanes2, lanes3);
+  }
+  return SumLanes(lanes0, lanes1, lanes2, lanes3);
+}
+
+// Calls `visit` with the codec of a run-time dtype.
+template <class Visit>
+HWY_INLINE auto WithCodec(DType dtype, Visit visit) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return visit(BFloat16());
+    case DType::kFloat16:
+      return visit(Float16());
+    case DType::kFloat32:
+      break;
+  }
+  return visit(Float32());
+}
+
+template <class G>
+HWY_INLINE const typename G::Element* As(ConstElements elements) {
+  return static_cast<const typename G::Element*>(elements.data);
+}
+template <class T>
+HWY_INLINE typename T::Element* As(MutableElements elements) {
+  return static_cast<typename T::Element*>(elements.data);
+}
+
+double VectorDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
+                      ConstElements gradient, MutableElements theta) {
+  return WithCodec(gradient.dtype, [&](auto g) {
+    return WithCodec(theta.dtype, [&](auto t) {
+      using G = decltype(g);
+      using T = decltype(t);
+      return Run<true, true, true>(n,
+                                   Pass<G, T>{state, &absorb, As<G>(pending), &publish, As<G>(gradient), As<T>(theta)});
+    });
+  });
+}
+
+double VectorRepublish(size_t n, AdamState state, const AdamStep& publish, ConstElements gradient,
+                       MutableElements theta) {
+  return WithCodec(gradient.dtype, [&](auto g) {
+    return WithCodec(theta.dtype, [&](auto t) {
+      using G = decltype(g);
+      using T = decltype(t);
+      return Run<false, true, true>(n, Pass<G, T>{state, nullptr, nullptr, &publish, As<G>(gradient), As<T>(theta)});
+    });
+  });
+}
+
+void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending) {
+  WithCodec(pending.dtype, [&](auto g) {
+    using G = decltype(g);
+    return Run<true, false, false>(n, Pass<G, Float32>{state, &absorb, As<G>(pending), nullptr, nullptr, nullptr});
+  });
+}
+
+void VectorPlain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {
+  WithCodec(pending.dtype, [&](auto g) {
+    return WithCodec(theta.dtype, [&](auto t) {
+      using G = decltype(g);
+      using T = decltype(t);
+      return Run<true, false, true>(n, Pass<G, T>{state, &absorb, As<G>(pending), nullptr, nullptr, As<T>(theta)});
+    });
+  });
+}
+
+// Converts a run between two dtypes, one of which is fp32.
+template <class From, class To>
+HWY_INLINE void Convert(size_t n, const typename From::Element* from, typename To::Element* to) {
+  const FloatTag d;
+  const size_t vector = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + vector <= n; i += vector) To::Store(d, From::Load(d, from + i), to + i);
+  if (i == n) return;
+  HWY_ALIGN typename From::Element padded_from[kMaxLanes] = {};
+  HWY_ALIGN typename To::Element padded_to[kMaxLanes];
+  std::memcpy(padded_from, from + i, (n - i) * sizeof(*from));
+  To::Store(d, From::Load(d, padded_from), padded_to);
+  std::memcpy(to + i, padded_to, (n - i) * sizeof(*to));
+}
+
+void VectorNarrow(size_t n, const float* p, MutableElements theta) {
+  WithCodec(theta.dtype, [&](auto t) {
+    using T = decltype(t);
+    Convert<Float32, T>(n, p, As<T>(theta));
+  });
+}
+
+void VectorWiden(size_t n, ConstElements theta, float* p) {
+  WithCodec(theta.dtype, [&](auto t) {
+    using T = decltype(t);
+    Convert<T, Float32>(n, As<T>(theta), p);
+  });
+}
+
+double VectorSumOfSquares(size_t n, ConstElements gradient) {
+  return WithCodec(gradient.dtype, [&](auto g) {
+    using G = decltype(g);
+    const typename G::Element* from = As<G>(gradient);
+    const DoubleTag dd;
+    auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
+    size_t i = 0;
+    for (; i + kNormLanes <= n; i += kNormLanes) {
+      PrefetchAhead(from, i);
+      AddSquares<G>(from + i, lanes0, lanes1, lanes2, lanes3);
+    }
+    if (i < n) AddTailSquares<G>(from + i, n - i, lanes0, lanes1, lanes2, lanes3);
+    return SumLanes(lanes0, lanes1, lanes2, lanes3);
+  });
+}
+
+}  // namespace
+
+extern const AdamKernels SUPEROFFLOAD_KERNELS;
+const AdamKernels SUPEROFFLOAD_KERNELS{SUPEROFFLOAD_TARGET, VectorDeferred, VectorRepublish, VectorSettle,
+                                       VectorPlain,         VectorNarrow,   VectorWiden,     VectorSumOfSquares};
+
+}  // namespace superoffload::kernels
+HWY_AFTER_NAMESPACE();
