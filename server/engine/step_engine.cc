@@ -23,6 +23,12 @@ constexpr double kMaxNorm = 0x1p63;
 // torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
+absl::Status CheckScale(double gradient_scale) {
+  if (std::isfinite(gradient_scale) && gradient_scale != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("gradient scale is ", gradient_scale, " but must be finite and not 0"));
+}
+
 }  // namespace
 
 StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparameters> groups,
@@ -86,10 +92,7 @@ absl::Status StepEngine::BeginStep(uint64_t step, double gradient_scale) {
     return absl::FailedPreconditionError(absl::StrCat("BEGIN_STEP of step ", step, " but the next step is ",
                                                       statistics_.step + 1, "; attach again to learn the step"));
   }
-  if (!std::isfinite(gradient_scale) || gradient_scale == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradient scale is ", gradient_scale, " but must be finite and not 0"));
-  }
+  if (absl::Status status = CheckScale(gradient_scale); !status.ok()) return status;
   ++statistics_.step;
   open_.emplace();
   open_->begin_time = absl::Now();
@@ -121,21 +124,12 @@ absl::Status StepEngine::GradientReady(uint64_t step, uint32_t index) {
 absl::Status StepEngine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm) {
   absl::MutexLock lock(&mu_);
   if (absl::Status status = CheckStepOpen(step, "END_STEP"); !status.ok()) return status;
-  if (!std::isfinite(gradient_scale) || gradient_scale == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradient scale is ", gradient_scale, " but must be finite and not 0"));
-  }
+  if (absl::Status status = CheckScale(gradient_scale); !status.ok()) return status;
   if (!(max_grad_norm >= 0)) {  // infinity is no clipping, as in torch
     return absl::InvalidArgumentError(
         absl::StrCat("max_grad_norm is ", max_grad_norm, " but must be at least 0; 0 means no clipping"));
   }
-  if (open_->arrived < buckets_.size()) {
-    uint32_t missing = 0;
-    while (buckets_[missing].phase != Phase::kAbsent) ++missing;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "step ", step, " ended with ", buckets_.size() - open_->arrived, " of ", buckets_.size(),
-        " buckets missing, the first being bucket ", missing, "; hand every bucket over or abandon the step"));
-  }
+  if (absl::Status status = CheckAllHandedOver("END_STEP"); !status.ok()) return status;
   open_->gradient_scale = gradient_scale;
   open_->max_grad_norm = max_grad_norm;
   open_->ended = true;
@@ -149,6 +143,16 @@ absl::Status StepEngine::AbandonStep(uint64_t step) {
   absl::MutexLock lock(&mu_);
   if (absl::Status status = CheckStepOpen(step, "ABANDON_STEP"); !status.ok()) return status;
   Abandon();
+  return absl::OkStatus();
+}
+
+absl::Status StepEngine::MeasureNorm(uint64_t step, double gradient_scale) {
+  absl::MutexLock lock(&mu_);
+  if (absl::Status status = CheckStepOpen(step, "MEASURE_NORM"); !status.ok()) return status;
+  if (absl::Status status = CheckScale(gradient_scale); !status.ok()) return status;
+  if (absl::Status status = CheckAllHandedOver("MEASURE_NORM"); !status.ok()) return status;
+  open_->norm_scale = gradient_scale;
+  MaybeAnswerNorm();
   return absl::OkStatus();
 }
 
@@ -209,6 +213,15 @@ absl::Status StepEngine::CheckStepOpen(uint64_t step, const char* call) const {
   return absl::OkStatus();
 }
 
+absl::Status StepEngine::CheckAllHandedOver(const char* call) const {
+  if (open_->arrived == buckets_.size()) return absl::OkStatus();
+  uint32_t missing = 0;
+  while (buckets_[missing].phase != Phase::kAbsent) ++missing;
+  return absl::FailedPreconditionError(absl::StrCat(
+      call, " of step ", statistics_.step, " with ", buckets_.size() - open_->arrived, " of ", buckets_.size(),
+      " buckets missing, the first being bucket ", missing, "; hand every bucket over or abandon the step"));
+}
+
 absl::Status StepEngine::CheckNoStepOpen(const char* call) const {
   if (open_) {
     return absl::FailedPreconditionError(absl::StrCat(call, " while step ", statistics_.step,
@@ -258,7 +271,7 @@ void StepEngine::StartPass(uint32_t index) {
     arguments.absorb = bucket.pending;
     arguments.publish = {open_->applied[group], statistics_.next_slot ^ 1};
   } else {
-    const bool speculate = open_->speculate && !open_->ended;
+    const bool speculate = open_->speculate && !Hurry();
     bucket.phase = speculate ? Phase::kSpeculating : Phase::kNorming;
     arguments.kind = speculate ? PassKind::kSpeculate : PassKind::kNorm;
     if (speculate) arguments.absorb = bucket.pending;
@@ -279,6 +292,7 @@ void StepEngine::OnPassDone(uint32_t index) {
   }
   Advance();
   if (open_) {
+    MaybeAnswerNorm();
     MaybeDecide();
     MaybeClose();
   }
@@ -326,6 +340,19 @@ void StepEngine::Absorbed(uint32_t index) {
   if (sink_ != nullptr) sink_->SlotFree(statistics_.step, index);
 }
 
+double StepEngine::SumOfSquares() const {
+  double sum = 0;
+  for (const Bucket& bucket : buckets_) sum += bucket.pass->sum_of_squares();
+  return sum;
+}
+
+void StepEngine::MaybeAnswerNorm() {
+  if (!open_->norm_scale || open_->measured < buckets_.size()) return;
+  const double norm = std::sqrt(SumOfSquares()) * std::abs(*open_->norm_scale);
+  open_->norm_scale.reset();
+  if (sink_ != nullptr) sink_->NormMeasured(statistics_.step, norm);
+}
+
 void StepEngine::MaybeDecide() {
   if (open_->verdict) return;
   if (open_->abandoned ? in_flight_ > 0 : !open_->ended || open_->measured < buckets_.size()) return;
@@ -343,8 +370,7 @@ VerdictReport StepEngine::Decide() {
     report.global_norm = std::numeric_limits<double>::quiet_NaN();
     return report;
   }
-  double sum_of_squares = 0;
-  for (const Bucket& bucket : buckets_) sum_of_squares += bucket.pass->sum_of_squares();
+  const double sum_of_squares = SumOfSquares();
   report.global_norm = std::sqrt(sum_of_squares) * std::abs(open_->gradient_scale);
   if (!std::isfinite(sum_of_squares)) {
     report.verdict = Verdict::kSkipNonFinite;

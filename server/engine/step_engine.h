@@ -75,6 +75,7 @@ class StepEngine final : public transport::StepHandler {
   absl::Status GradientReady(uint64_t step, uint32_t bucket) override;
   absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status AbandonStep(uint64_t step) override;
+  absl::Status MeasureNorm(uint64_t step, double gradient_scale) override;
 
   // Absorbs all pending gradients: state is then that of the last committed step. Waits. FAILED_PRECONDITION while a
   // step is open.
@@ -116,6 +117,7 @@ class StepEngine final : public transport::StepHandler {
     double max_grad_norm = 0;
     bool speculate = false;
     bool ended = false;
+    std::optional<double> norm_scale;  // a norm was asked for and not yet answered
     bool abandoned = false;
     std::optional<transport::VerdictReport> verdict;
     std::vector<kernels::AdamStep> speculative;  // per group, as of BEGIN_STEP
@@ -129,6 +131,11 @@ class StepEngine final : public transport::StepHandler {
     absl::Time end_time;
   };
 
+  // Whether more speculation would only be in the way of a verdict or a norm that waits for the last bucket.
+  bool Hurry() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return open_->ended || open_->norm_scale.has_value(); }
+  absl::Status CheckAllHandedOver(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double SumOfSquares() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MaybeAnswerNorm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStepOpen(uint64_t step, const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckNoStepOpen(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<kernels::AdamStep> StepConstants(double gradient_scale) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

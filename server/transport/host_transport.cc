@@ -76,6 +76,8 @@ absl::Status HostTransport::Dispatch(const superoffload_ring_entry& entry) {
       return handler_->EndStep(entry.step, f64[0], f64[1]);
     case SUPEROFFLOAD_SUBMIT_ABANDON_STEP:
       return handler_->AbandonStep(entry.step);
+    case SUPEROFFLOAD_SUBMIT_MEASURE_NORM:
+      return handler_->MeasureNorm(entry.step, f64[0]);
     default:
       return absl::UnimplementedError(
           absl::StrCat("unknown submission opcode ", entry.opcode, "; use a client library of this daemon's version"));
@@ -98,6 +100,17 @@ void HostTransport::ParametersReady(uint64_t step, uint32_t bucket, bool specula
         .step = step,
         .attachment_epoch = attachment_epoch_,
         .payload = {}});
+}
+
+void HostTransport::NormMeasured(uint64_t step, double global_norm) {
+  superoffload_ring_entry entry{.opcode = SUPEROFFLOAD_COMPLETE_GRADIENT_NORM,
+                                .flags = 0,
+                                .index = 0,
+                                .step = step,
+                                .attachment_epoch = attachment_epoch_,
+                                .payload = {}};
+  entry.payload.f64[0] = global_norm;
+  Push(entry);
 }
 
 void HostTransport::VerdictReached(const VerdictReport& report) {

@@ -37,6 +37,7 @@ class HostTransport final : public CompletionSink {
 
   void SlotFree(uint64_t step, uint32_t bucket) override;
   void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) override;
+  void NormMeasured(uint64_t step, double global_norm) override;
   void VerdictReached(const VerdictReport& report) override;
 
  private:

@@ -47,6 +47,7 @@ class StepHandler {
   virtual absl::Status GradientReady(uint64_t step, uint32_t bucket) = 0;
   virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;
   virtual absl::Status AbandonStep(uint64_t step) = 0;
+  virtual absl::Status MeasureNorm(uint64_t step, double gradient_scale) = 0;
 };
 
 // What the trainer is told. Called by any thread, never by two at once; must not block and not call the handler.
@@ -55,6 +56,7 @@ class CompletionSink {
   virtual ~CompletionSink() = default;
   virtual void SlotFree(uint64_t step, uint32_t bucket) = 0;
   virtual void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) = 0;
+  virtual void NormMeasured(uint64_t step, double global_norm) = 0;
   virtual void VerdictReached(const VerdictReport& report) = 0;
 };
 

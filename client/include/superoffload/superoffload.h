@@ -1,8 +1,8 @@
 /* superoffload.h: the C interface of a trainer to superoffloadd.
  *
  * It covers the descriptor socket, the mappings and the step rings. Creating an optimizer, attaching to it and
- * settling it are gRPC calls (superoffload/v1/optimizer.proto) that the caller makes with the client of its own language,
- * passing superoffload_token() as the metadata "superoffload-token". The order of calls:
+ * settling it are gRPC calls (superoffload/v1/optimizer.proto) that the caller makes with the client of its own
+ * language, passing superoffload_token() as the metadata "superoffload-token". The order of calls:
  *
  *   superoffload_connect                 -> token
  *   gRPC CreateOptimizer (once), AttachOptimizer (keep the stream) -> attachment_epoch, layout
@@ -74,6 +74,9 @@ SUPEROFFLOAD_API int superoffload_begin_step(superoffload_attachment* attachment
 /* Hands over a bucket whose gradient is complete in the current slot. The slot must not be written again. */
 SUPEROFFLOAD_API int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket);
 
+/* Asks for the global norm of the gradients, once every bucket has been handed over; nothing is decided. */
+SUPEROFFLOAD_API int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale);
+
 /* Closes the step: every bucket has been handed over. `max_grad_norm` 0 means no clipping. Does not wait. */
 SUPEROFFLOAD_API int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale,
                                            double max_grad_norm);
@@ -98,6 +101,10 @@ typedef struct superoffload_verdict {
  * Errors that the daemon reports for submitted entries surface here and in superoffload_wait_step, with its code. */
 SUPEROFFLOAD_API int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
                                                superoffload_verdict* verdict);
+
+/* Waits for the answer to superoffload_measure_norm of the open step. */
+SUPEROFFLOAD_API int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                                            double* global_norm);
 
 /* Waits until the parameters of one bucket, or of all buckets, are final for the step that was ended last. */
 SUPEROFFLOAD_API int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket,

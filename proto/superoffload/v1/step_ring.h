@@ -15,16 +15,18 @@
  *
  * One step, in submission order:
  *
- *   [GROUP ...] BEGIN_STEP [GRADIENT_READY(bucket) ...] [GROUP ...] END_STEP
+ *   [GROUP ...] BEGIN_STEP [GRADIENT_READY(bucket) ...] [MEASURE_NORM] [GROUP ...] END_STEP
  *
  * GROUP entries before BEGIN_STEP set the hyper-parameters with which the step speculates; GROUP entries
  * between BEGIN_STEP and END_STEP revise them. END_STEP is authoritative: the verdict uses its gradient scale
  * and its clipping threshold. ABANDON_STEP in place of END_STEP drops the step, whatever has arrived.
+ * MEASURE_NORM, once every bucket has been handed over, asks for the global norm without deciding anything.
  *
  * Completions of one step, in any order among buckets:
  *
  *   SLOT_FREE(bucket)          the pending gradient of the step before has been absorbed
  *   PARAMETERS_READY(bucket)   parameters are published; with SPECULATIVE the verdict decides whether they stand
+ *   GRADIENT_NORM              the answer to MEASURE_NORM
  *   VERDICT                    global norm, clip coefficient, statistics
  *
  * The parameters of a step are final for a bucket when PARAMETERS_READY without SPECULATIVE arrived, or when
@@ -60,15 +62,17 @@ enum superoffload_submission {
   SUPEROFFLOAD_SUBMIT_BEGIN_STEP = 2,     /* f64: expected gradient scale */
   SUPEROFFLOAD_SUBMIT_GRADIENT_READY = 3, /* the bucket's gradient is complete in the step's slot */
   SUPEROFFLOAD_SUBMIT_END_STEP = 4,       /* f64: gradient scale, max_grad_norm (0 = no clipping) */
-  SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5
+  SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5,
+  SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6 /* f64: gradient scale */
 };
 
 /* Completions. `index` is the bucket for SLOT_FREE and PARAMETERS_READY, else 0. */
 enum superoffload_completion {
   SUPEROFFLOAD_COMPLETE_SLOT_FREE = 17,
   SUPEROFFLOAD_COMPLETE_PARAMETERS_READY = 18,
-  SUPEROFFLOAD_COMPLETE_VERDICT = 19, /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
-  SUPEROFFLOAD_COMPLETE_ERROR = 20    /* index: canonical status code; sentence in the header's error text */
+  SUPEROFFLOAD_COMPLETE_VERDICT = 19,      /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
+  SUPEROFFLOAD_COMPLETE_ERROR = 20,        /* index: canonical status code; sentence in the header's error text */
+  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21 /* f64: L2 norm of all gradients times |gradient scale| */
 };
 
 /* Completion flags. */
@@ -117,13 +121,13 @@ typedef struct superoffload_ring_header {
   uint64_t completion_offset;
   uint64_t attachment_epoch;
   uint8_t reserved0[16];
-  uint32_t submission_tail __attribute__((aligned(64))); /* written by the trainer */
-  uint32_t submission_head __attribute__((aligned(64))); /* written by the daemon */
-  uint32_t completion_tail __attribute__((aligned(64))); /* written by the daemon */
-  uint32_t completion_head __attribute__((aligned(64))); /* written by the trainer */
+  uint32_t submission_tail __attribute__((aligned(64)));    /* written by the trainer */
+  uint32_t submission_head __attribute__((aligned(64)));    /* written by the daemon */
+  uint32_t completion_tail __attribute__((aligned(64)));    /* written by the daemon */
+  uint32_t completion_head __attribute__((aligned(64)));    /* written by the trainer */
   uint32_t submission_waiting __attribute__((aligned(64))); /* the daemon sleeps on submission_tail */
   uint32_t completion_waiting __attribute__((aligned(64))); /* the trainer sleeps on completion_tail */
-  uint32_t closed __attribute__((aligned(64))); /* 1 once the daemon has ended the attachment */
+  uint32_t closed __attribute__((aligned(64)));             /* 1 once the daemon has ended the attachment */
   char error_text[SUPEROFFLOAD_ERROR_TEXT_BYTES] __attribute__((aligned(64))); /* of the latest ERROR; NUL-ended */
 } superoffload_ring_header;
 

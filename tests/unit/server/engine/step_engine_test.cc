@@ -54,9 +54,24 @@ class RecordingSink final : public transport::CompletionSink {
       ++final_;
     }
   }
+  void NormMeasured(uint64_t, double global_norm) override {
+    absl::MutexLock lock(&mu_);
+    EXPECT_FALSE(norm_);
+    norm_ = global_norm;
+  }
   void VerdictReached(const VerdictReport& report) override {
     absl::MutexLock lock(&mu_);
     verdict_ = report;
+  }
+
+  double WaitNorm() {
+    absl::MutexLock lock(&mu_);
+    auto measured = [&] {
+      mu_.AssertHeld();
+      return norm_.has_value();
+    };
+    mu_.Await(absl::Condition(&measured));
+    return *std::exchange(norm_, std::nullopt);
   }
 
   VerdictReport WaitFinal(uint32_t buckets) {
@@ -76,6 +91,7 @@ class RecordingSink final : public transport::CompletionSink {
 
  private:
   absl::Mutex mu_;
+  std::optional<double> norm_ ABSL_GUARDED_BY(mu_);
   std::optional<VerdictReport> verdict_ ABSL_GUARDED_BY(mu_);
   uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -173,7 +189,8 @@ struct Scenario {
   double scale = 1;
   int bad_steps_percent = 0;
   bool abandon_some = false;
-  bool revise = false;  // hyper-parameters and scale change between BEGIN_STEP and END_STEP
+  bool measure = false;  // the trainer asks for the norm on some steps before it ends them
+  bool revise = false;   // hyper-parameters and scale change between BEGIN_STEP and END_STEP
   kernels::WeightDecay decay_form = kernels::WeightDecay::kDecoupled;
 };
 
@@ -268,6 +285,11 @@ class TrainingRun {
       ASSERT_TRUE(engine_.AbandonStep(step_).ok());
       EXPECT_EQ(sink_.WaitFinal(layout_.buckets.size()).verdict, Verdict::kSkipAbandoned);
     } else {
+      double measured = std::numeric_limits<double>::quiet_NaN();
+      if (scenario_.measure && Chance(50)) {
+        ASSERT_TRUE(engine_.MeasureNorm(step_, scenario_.scale).ok());
+        measured = sink_.WaitNorm();
+      }
       if (scenario_.revise && Chance(30)) ReviseGroup(random_() % 2);
       ASSERT_TRUE(engine_.EndStep(step_, scenario_.scale, scenario_.max_grad_norm).ok());
       const VerdictReport report = sink_.WaitFinal(layout_.buckets.size());
@@ -275,6 +297,9 @@ class TrainingRun {
                 reference_->Step(memory_.gradients.data(), slot, scenario_.scale, scenario_.max_grad_norm));
       if (std::isfinite(reference_->norm())) {
         EXPECT_EQ(report.global_norm, reference_->norm());
+        if (!std::isnan(measured)) {
+          EXPECT_EQ(measured, reference_->norm());
+        }
       }
     }
     EXPECT_EQ(std::memcmp(memory_.parameters.data(), reference_->memory().parameters.data(), layout_.parameters_bytes),
@@ -328,6 +353,10 @@ TEST_P(ExactnessTest, AbandonedStepsLeaveNoTrace) {
   EXPECT_GT(statistics_.skips_abandoned, 0u);
 }
 
+TEST_P(ExactnessTest, NormsMeasuredBeforeTheEndChangeNothing) {
+  Run({.max_grad_norm = 1, .bad_steps_percent = 10, .measure = true}, 100);
+}
+
 TEST_P(ExactnessTest, HyperparametersAndScaleRevisedInsideTheStep) { Run({.max_grad_norm = 2, .revise = true}, 100); }
 
 TEST_P(ExactnessTest, ScaledHalfPrecisionGradients) {
@@ -379,6 +408,7 @@ TEST_F(StepEngineTest, SubmissionsOutsideAStepAreRefused) {
   ExpectError(engine_.GradientReady(1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
   ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
   ExpectError(engine_.AbandonStep(1), absl::StatusCode::kFailedPrecondition, "without an open step");
+  ExpectError(engine_.MeasureNorm(1, 1), absl::StatusCode::kFailedPrecondition, "without an open step");
 }
 
 TEST_F(StepEngineTest, StepsComeInOrder) {
@@ -399,6 +429,7 @@ TEST_F(StepEngineTest, AMissingBucketIsNamedAndTheStepGoesOn) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
   ASSERT_TRUE(engine_.GradientReady(1, 0).ok());
   ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "first being bucket 1");
+  ExpectError(engine_.MeasureNorm(1, 1), absl::StatusCode::kFailedPrecondition, "first being bucket 1");
   for (uint32_t i = 1; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(1, i).ok());
   ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
   EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kCommit);
@@ -472,6 +503,7 @@ TEST_F(StepEngineTest, AdaptiveStopsSpeculatingWhileMostStepsClip) {
       EXPECT_EQ(report.speculated_buckets, 0u);
     }
   }
+  engine_.Detach();  // the trainer may know of the end before the observer
   EXPECT_EQ(observer_.steps, 20);
 }
 

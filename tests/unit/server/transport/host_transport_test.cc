@@ -31,6 +31,9 @@ class RecordingHandler final : public StepHandler {
     return Record("ready " + std::to_string(bucket));
   }
   absl::Status EndStep(uint64_t step, double, double) override { return Record("end " + std::to_string(step)); }
+  absl::Status MeasureNorm(uint64_t step, double scale) override {
+    return Record("measure " + std::to_string(step) + " " + std::to_string(scale));
+  }
   absl::Status AbandonStep(uint64_t step) override { return Record("abandon " + std::to_string(step)); }
 
   std::vector<std::string> WaitFor(size_t calls) {

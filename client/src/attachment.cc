@@ -1,0 +1,240 @@
+#include "client/src/attachment.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace superoffload::client {
+namespace {
+
+Status Map(const FileDescriptor& file, size_t bytes, int flags, Mapping* mapping) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file.get(), 0);
+  if (data == MAP_FAILED) return ErrnoError(Code::kResourceExhausted, "mmap of " + std::to_string(bytes) + " bytes");
+  *mapping = Mapping(data, bytes);
+  return {};
+}
+
+bool IsScale(double scale) { return std::isfinite(scale) && scale != 0; }
+
+Status BadScale(double scale) {
+  return Error(Code::kInvalidArgument, "gradient scale is ", scale, " but must be finite and not 0");
+}
+
+}  // namespace
+
+Status Attachment::Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
+                          std::unique_ptr<Attachment>* attachment) {
+  AttachmentFiles files;
+  if (Status status = connection->Fetch(epoch, &files); !status.ok()) return status;
+  Mapping ring;
+  if (Status status =
+          Map(files.fds[SUPEROFFLOAD_DESCRIPTOR_RING], files.bytes[SUPEROFFLOAD_DESCRIPTOR_RING], MAP_SHARED, &ring);
+      !status.ok()) {
+    return status;
+  }
+  StepRings rings(std::move(ring), [connection] { return connection->DaemonGone(); });
+  if (Status status = rings.Check(epoch); !status.ok()) return status;
+  std::unique_ptr<Attachment> created(new Attachment(std::move(rings), epoch, last_step, bucket_count));
+  const std::pair<superoffload_descriptor, Mapping*> mappings[] = {
+      {SUPEROFFLOAD_DESCRIPTOR_PARAMETERS, &created->parameters_},
+      {SUPEROFFLOAD_DESCRIPTOR_GRADIENTS, &created->gradients_}};
+  for (const auto& [descriptor, mapping] : mappings) {
+    if (Status status = Map(files.fds[descriptor], files.bytes[descriptor], MAP_SHARED, mapping); !status.ok()) {
+      return status;
+    }
+  }
+  created->state_file_ = std::move(files.fds[SUPEROFFLOAD_DESCRIPTOR_STATE]);
+  created->state_bytes_ = files.bytes[SUPEROFFLOAD_DESCRIPTOR_STATE];
+  *attachment = std::move(created);
+  return {};
+}
+
+Attachment::Attachment(StepRings rings, uint64_t epoch, uint64_t last_step, uint32_t bucket_count)
+    : epoch_(epoch),
+      last_step_(last_step),
+      bucket_count_(bucket_count),
+      rings_(std::move(rings)),
+      step_(last_step),
+      handed_over_(bucket_count),
+      ended_step_(last_step),
+      completing_step_(last_step),
+      published_(bucket_count) {}
+
+Status Attachment::State(const Mapping** state) {
+  if (state_.data() == nullptr) {
+    if (Status status = Map(state_file_, state_bytes_, MAP_PRIVATE, &state_); !status.ok()) return status;
+  }
+  *state = &state_;
+  return {};
+}
+
+Status Attachment::SetGroup(uint32_t group, double lr, double beta1, double beta2, double eps, double weight_decay) {
+  return Submit(SUPEROFFLOAD_SUBMIT_GROUP, group, {lr, beta1, beta2, eps, weight_decay});
+}
+
+Status Attachment::BeginStep(double gradient_scale) {
+  if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
+  if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
+  ++step_;
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0, {gradient_scale}); !status.ok()) return status;
+  open_ = true;
+  handed_over_.assign(bucket_count_, false);
+  handed_over_count_ = 0;
+  return {};
+}
+
+Status Attachment::GradientReady(uint32_t bucket) {
+  if (Status status = CheckOpen("gradient_ready"); !status.ok()) return status;
+  if (bucket >= bucket_count_) {
+    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
+                 " buckets");
+  }
+  if (handed_over_[bucket]) {
+    return Error(Code::kAlreadyExists, "bucket ", bucket, " was already handed over in step ", step_,
+                 "; hand each bucket over once per step");
+  }
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}); !status.ok()) return status;
+  handed_over_[bucket] = true;
+  ++handed_over_count_;
+  return {};
+}
+
+Status Attachment::MeasureNorm(double gradient_scale) {
+  if (Status status = CheckOpen("measure_norm"); !status.ok()) return status;
+  if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
+  if (Status status = CheckAllHandedOver("measure_norm"); !status.ok()) return status;
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_MEASURE_NORM, 0, {gradient_scale}); !status.ok()) return status;
+  measured_step_.store(step_, std::memory_order_release);
+  return {};
+}
+
+Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
+  if (Status status = CheckOpen("end_step"); !status.ok()) return status;
+  if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
+  if (!(max_grad_norm >= 0)) {
+    return Error(Code::kInvalidArgument, "max_grad_norm is ", max_grad_norm,
+                 " but must be at least 0; 0 means no clipping");
+  }
+  if (Status status = CheckAllHandedOver("end_step"); !status.ok()) return status;
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_END_STEP, 0, {gradient_scale, max_grad_norm}); !status.ok()) {
+    return status;
+  }
+  open_ = false;
+  ended_step_.store(step_, std::memory_order_release);
+  return {};
+}
+
+Status Attachment::AbandonStep() {
+  if (Status status = CheckOpen("abandon_step"); !status.ok()) return status;
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0, {}); !status.ok()) return status;
+  open_ = false;
+  ended_step_.store(step_, std::memory_order_release);
+  return {};
+}
+
+Status Attachment::Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload) {
+  superoffload_ring_entry entry{.opcode = static_cast<uint16_t>(opcode),
+                                .flags = 0,
+                                .index = index,
+                                .step = step_,
+                                .attachment_epoch = epoch_,
+                                .payload = {}};
+  std::copy(payload.begin(), payload.end(), entry.payload.f64);
+  return rings_.WaitSubmit(entry);
+}
+
+Status Attachment::CheckOpen(const char* call) const {
+  if (open_) return {};
+  return Error(Code::kFailedPrecondition, call, " without an open step; call begin_step first");
+}
+
+Status Attachment::CheckAllHandedOver(const char* call) const {
+  if (handed_over_count_ == bucket_count_) return {};
+  const auto missing = std::find(handed_over_.begin(), handed_over_.end(), false) - handed_over_.begin();
+  return Error(Code::kFailedPrecondition, call, " of step ", step_, " with ", bucket_count_ - handed_over_count_,
+               " of ", bucket_count_, " buckets missing, the first being bucket ", missing,
+               "; hand every bucket over or abandon the step");
+}
+
+Status Attachment::WaitNorm(const Deadline& deadline, double* global_norm) {
+  const Status status =
+      WaitUntil(measured_step_.load(std::memory_order_acquire), deadline, [this] { return norm_.has_value(); });
+  if (status.ok() && global_norm != nullptr) *global_norm = *norm_;
+  return status;
+}
+
+Status Attachment::WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict) {
+  const Status status =
+      WaitUntil(ended_step_.load(std::memory_order_acquire), deadline, [this] { return verdict_.has_value(); });
+  if (status.ok() && verdict != nullptr) *verdict = *verdict_;
+  return status;
+}
+
+Status Attachment::WaitParameters(uint32_t bucket, const Deadline& deadline) {
+  if (bucket >= bucket_count_) {
+    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
+                 " buckets");
+  }
+  return WaitUntil(ended_step_.load(std::memory_order_acquire), deadline, [this, bucket] { return Final(bucket); });
+}
+
+Status Attachment::WaitStep(const Deadline& deadline, superoffload_verdict* verdict) {
+  const Status status = WaitUntil(ended_step_.load(std::memory_order_acquire), deadline,
+                                  [this] { return verdict_.has_value() && unfinished_ == 0; });
+  if (status.ok() && verdict != nullptr) *verdict = *verdict_;
+  return status;
+}
+
+template <typename Done>
+Status Attachment::WaitUntil(uint64_t step, const Deadline& deadline, Done done) {
+  if (step <= last_step_) return Error(Code::kFailedPrecondition, "nothing was asked for that could be waited for");
+  while (completing_step_ < step || !done()) {
+    superoffload_ring_entry entry;
+    if (Status status = rings_.WaitCompletion(deadline, &entry); !status.ok()) return status;
+    if (Status status = Take(entry); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status Attachment::Take(const superoffload_ring_entry& entry) {
+  if (entry.opcode == SUPEROFFLOAD_COMPLETE_ERROR) return {static_cast<Code>(entry.index), rings_.ErrorText()};
+  if (entry.step > completing_step_) {
+    completing_step_ = entry.step;
+    verdict_.reset();
+    norm_.reset();
+    std::fill(published_.begin(), published_.end(), Published::kNo);
+  }
+  if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) {
+    TakeVerdict(entry);
+  } else if (entry.opcode == SUPEROFFLOAD_COMPLETE_GRADIENT_NORM) {
+    norm_ = entry.payload.f64[0];
+  } else if (entry.opcode == SUPEROFFLOAD_COMPLETE_PARAMETERS_READY && entry.index < bucket_count_) {
+    const bool speculative = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0;
+    published_[entry.index] = speculative ? Published::kSpeculative : Published::kFinal;
+    if (verdict_) --unfinished_;
+  }
+  return {};
+}
+
+void Attachment::TakeVerdict(const superoffload_ring_entry& entry) {
+  const superoffload_verdict_payload& payload = entry.payload.verdict;
+  verdict_ = superoffload_verdict{.kind = entry.index,
+                                  .speculated_buckets = payload.speculated_buckets,
+                                  .republished_buckets = payload.republished_buckets,
+                                  .next_slot = payload.next_slot,
+                                  .consecutive_skips = payload.consecutive_skips,
+                                  .step = entry.step,
+                                  .committed_steps = payload.committed_steps,
+                                  .global_norm = payload.global_norm,
+                                  .clip_coefficient = payload.clip_coefficient};
+  const bool stands = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATION_STANDS) != 0;
+  const bool skip = entry.index != SUPEROFFLOAD_VERDICT_COMMIT && entry.index != SUPEROFFLOAD_VERDICT_CLIP;
+  unfinished_ = 0;
+  for (Published& published : published_) {
+    // Speculated parameters stand or are published again; the others of a skipped step never changed.
+    if (published == Published::kSpeculative ? stands : skip) published = Published::kFinal;
+    if (published != Published::kFinal) ++unfinished_;
+  }
+}
+
+}  // namespace superoffload::client

@@ -1,0 +1,88 @@
+// One attachment: its mappings, and its steps as the trainer sees them.
+//
+// Submitting and waiting touch different members, so that one thread may do each.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_ATTACHMENT_H_
+#define SUPEROFFLOAD_CLIENT_SRC_ATTACHMENT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "client/src/descriptor_connection.h"
+#include "client/src/step_rings.h"
+#include "superoffload/superoffload.h"
+
+namespace superoffload::client {
+
+class Attachment {
+ public:
+  // `last_step` is the optimizer's count of steps so far. `connection` must outlive the attachment.
+  static Status Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
+                       std::unique_ptr<Attachment>* attachment);
+
+  const Mapping& parameters() const { return parameters_; }
+  const Mapping& gradients() const { return gradients_; }
+
+  // Private copy-on-write view, mapped on first use.
+  Status State(const Mapping** state);
+
+  // Submitting; see superoffload.h.
+  Status SetGroup(uint32_t group, double lr, double beta1, double beta2, double eps, double weight_decay);
+  Status BeginStep(double gradient_scale);
+  Status GradientReady(uint32_t bucket);
+  Status MeasureNorm(double gradient_scale);
+  Status EndStep(double gradient_scale, double max_grad_norm);
+  Status AbandonStep();
+
+  // Waiting; see superoffload.h.
+  Status WaitNorm(const Deadline& deadline, double* global_norm);
+  Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
+  Status WaitParameters(uint32_t bucket, const Deadline& deadline);
+  Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
+
+ private:
+  enum class Published : uint8_t { kNo, kSpeculative, kFinal };
+
+  Attachment(StepRings rings, uint64_t epoch, uint64_t last_step, uint32_t bucket_count);
+  Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
+  Status CheckOpen(const char* call) const;
+  Status CheckAllHandedOver(const char* call) const;
+
+  // Takes completions until `done()` holds of `step`.
+  template <typename Done>
+  Status WaitUntil(uint64_t step, const Deadline& deadline, Done done);
+  Status Take(const superoffload_ring_entry& entry);
+  void TakeVerdict(const superoffload_ring_entry& entry);
+  bool Final(uint32_t bucket) const { return verdict_ && published_[bucket] == Published::kFinal; }
+
+  const uint64_t epoch_;
+  const uint64_t last_step_;  // before this attachment
+  const uint32_t bucket_count_;
+  StepRings rings_;
+  Mapping parameters_, gradients_, state_;
+  FileDescriptor state_file_;
+  size_t state_bytes_ = 0;
+
+  // Submitting.
+  uint64_t step_;
+  bool open_ = false;
+  std::vector<bool> handed_over_;
+  uint32_t handed_over_count_ = 0;
+
+  // What the waiting thread waits for.
+  std::atomic<uint64_t> ended_step_;
+  std::atomic<uint64_t> measured_step_ = 0;
+
+  // Waiting.
+  uint64_t completing_step_;
+  std::optional<superoffload_verdict> verdict_;  // of completing_step_
+  std::optional<double> norm_;                   // of completing_step_
+  std::vector<Published> published_;
+  uint32_t unfinished_ = 0;  // buckets whose parameters the verdict left to come
+};
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_ATTACHMENT_H_

@@ -1,0 +1,124 @@
+#include "client/src/descriptor_connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace superoffload::client {
+namespace {
+
+// A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever.
+constexpr timeval kReplyTimeout{.tv_sec = 30, .tv_usec = 0};
+
+// Takes ownership of whatever descriptors came, expected or not.
+size_t TakeDescriptors(msghdr& message, AttachmentFiles* files) {
+  size_t taken = 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i, ++taken) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
+      FileDescriptor owned(fd);
+      if (files != nullptr && taken < files->fds.size()) files->fds[taken] = std::move(owned);
+    }
+  }
+  return taken;
+}
+
+}  // namespace
+
+Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<DescriptorConnection>* connection) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return Error(Code::kInvalidArgument, "the descriptor socket's path ", path, " is longer than ",
+                 sizeof(address.sun_path) - 1, " bytes; start the daemon with a shorter runtime_directory");
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (socket.get() < 0) return ErrnoError(Code::kResourceExhausted, "socket");
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &kReplyTimeout, sizeof(kReplyTimeout));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return ErrnoError(Code::kUnavailable, "no superoffloadd answers on " + path + "; start it or check the endpoint");
+  }
+  std::unique_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
+  superoffload_socket_reply reply;
+  if (Status status = created->Exchange(SUPEROFFLOAD_SOCKET_HELLO, 0, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
+      !status.ok()) {
+    return status;
+  }
+  created->token_.assign(reply.token, SUPEROFFLOAD_TOKEN_CHARACTERS);
+  *connection = std::move(created);
+  return {};
+}
+
+Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* files) {
+  superoffload_socket_reply reply;
+  if (Status status =
+          Exchange(SUPEROFFLOAD_SOCKET_DESCRIPTORS, attachment_epoch, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
+      !status.ok()) {
+    return status;
+  }
+  for (size_t i = 0; i < files->fds.size(); ++i) {
+    files->bytes[i] = reply.bytes[i];
+    struct stat file {};
+    if (::fstat(files->fds[i].get(), &file) != 0 || static_cast<uint64_t>(file.st_size) < reply.bytes[i]) {
+      return Error(Code::kInternal, "descriptor ", i, " holds fewer than the ", reply.bytes[i],
+                   " bytes that the daemon states");
+    }
+  }
+  return {};
+}
+
+Status DescriptorConnection::Exchange(superoffload_socket_kind kind, uint64_t attachment_epoch,
+                                      superoffload_socket_kind expected, superoffload_socket_reply* reply,
+                                      AttachmentFiles* files) {
+  superoffload_socket_request request{};
+  request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
+  request.version = SUPEROFFLOAD_SOCKET_VERSION;
+  request.kind = static_cast<uint16_t>(kind);
+  request.attachment_epoch = attachment_epoch;
+  if (::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(request))) {
+    return ErrnoError(Code::kUnavailable, "the daemon is gone");
+  }
+  iovec iov{reply, sizeof(*reply)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)];
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received;
+  do {
+    received = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  const size_t descriptors = received > 0 ? TakeDescriptors(message, files) : 0;
+  if (received == 0) return Error(Code::kUnavailable, "the daemon closed the descriptor socket");
+  if (received < 0) return ErrnoError(Code::kUnavailable, "the daemon does not answer on the descriptor socket");
+  if (received != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != SUPEROFFLOAD_SOCKET_MAGIC ||
+      reply->version != SUPEROFFLOAD_SOCKET_VERSION) {
+    return Error(Code::kUnimplemented, "the daemon does not speak descriptor socket version ",
+                 SUPEROFFLOAD_SOCKET_VERSION, "; use the client library of its version");
+  }
+  if (reply->kind == SUPEROFFLOAD_SOCKET_ERROR) {
+    return Error(static_cast<Code>(reply->code),
+                 std::string(reply->message, ::strnlen(reply->message, sizeof(reply->message))));
+  }
+  if (reply->kind != expected || (files != nullptr && descriptors != SUPEROFFLOAD_DESCRIPTOR_COUNT)) {
+    return Error(Code::kInternal, "unexpected answer on the descriptor socket: kind ", reply->kind, " with ",
+                 descriptors, " descriptors");
+  }
+  return {};
+}
+
+bool DescriptorConnection::DaemonGone() const {
+  pollfd polled{socket_.get(), POLLRDHUP, 0};
+  return ::poll(&polled, 1, 0) > 0 && (polled.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+}  // namespace superoffload::client

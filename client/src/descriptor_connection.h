@@ -1,0 +1,45 @@
+// The trainer's end of the descriptor socket (proto/superoffload/v1/descriptor_socket.h).
+#ifndef SUPEROFFLOAD_CLIENT_SRC_DESCRIPTOR_CONNECTION_H_
+#define SUPEROFFLOAD_CLIENT_SRC_DESCRIPTOR_CONNECTION_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "client/src/file_descriptor.h"
+#include "client/src/status.h"
+#include "superoffload/v1/descriptor_socket.h"
+
+namespace superoffload::client {
+
+struct AttachmentFiles {
+  std::array<FileDescriptor, SUPEROFFLOAD_DESCRIPTOR_COUNT> fds;
+  std::array<size_t, SUPEROFFLOAD_DESCRIPTOR_COUNT> bytes;
+};
+
+class DescriptorConnection {
+ public:
+  // Connects and says HELLO. UNAVAILABLE: nobody listens at `path`.
+  static Status Connect(const std::string& path, std::unique_ptr<DescriptorConnection>* connection);
+
+  const std::string& token() const { return token_; }
+
+  // The memory of an attachment that was made with the token. Every file is at least as large as stated.
+  Status Fetch(uint64_t attachment_epoch, AttachmentFiles* files);
+
+  // Whether the daemon has closed its end or died. Any thread.
+  bool DaemonGone() const;
+
+ private:
+  explicit DescriptorConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
+  Status Exchange(superoffload_socket_kind kind, uint64_t attachment_epoch, superoffload_socket_kind expected,
+                  superoffload_socket_reply* reply, AttachmentFiles* files);
+
+  FileDescriptor socket_;
+  std::string token_;
+};
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_DESCRIPTOR_CONNECTION_H_

@@ -1,0 +1,164 @@
+// The C border: opaque handles in, status codes out; nothing is thrown across it.
+#include "superoffload/superoffload.h"
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "client/src/attachment.h"
+#include "client/src/descriptor_connection.h"
+#include "client/src/status.h"
+
+struct superoffload_connection {
+  std::unique_ptr<superoffload::client::DescriptorConnection> impl;
+};
+
+struct superoffload_attachment {
+  std::unique_ptr<superoffload::client::Attachment> impl;
+};
+
+namespace {
+
+using superoffload::client::Attachment;
+using superoffload::client::Code;
+using superoffload::client::Deadline;
+using superoffload::client::DescriptorConnection;
+using superoffload::client::Error;
+using superoffload::client::Mapping;
+using superoffload::client::Status;
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+// Runs `call`, keeps its sentence, returns its code.
+template <typename Call>
+int Guarded(Call call) {
+  try {
+    Status status = call();
+    LastError() = std::move(status.message);
+    return static_cast<int>(status.code);
+  } catch (const std::bad_alloc&) {
+    return static_cast<int>(Code::kResourceExhausted);
+  } catch (const std::exception&) {
+    return static_cast<int>(Code::kInternal);
+  }
+}
+
+template <typename Handle, typename Call>
+int WithHandle(Handle* handle, Call call) {
+  return Guarded([&]() -> Status {
+    if (handle == nullptr) return Error(Code::kInvalidArgument, "the handle is NULL");
+    return call(*handle->impl);
+  });
+}
+
+Deadline DeadlineAfter(int64_t milliseconds) {
+  // Longer than a year is for ever, and does not overflow the clock.
+  constexpr int64_t kForEver = int64_t{1000} * 60 * 60 * 24 * 365;
+  if (milliseconds < 0 || milliseconds > kForEver) return std::nullopt;
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+}
+
+void* Base(const Mapping& mapping, size_t* bytes) {
+  if (bytes != nullptr) *bytes = mapping.bytes();
+  return mapping.data();
+}
+
+}  // namespace
+
+const char* superoffload_version(void) { return SUPEROFFLOAD_VERSION; }
+
+const char* superoffload_last_error(void) { return LastError().c_str(); }
+
+int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection) {
+  return Guarded([&]() -> Status {
+    if (descriptor_socket == nullptr || connection == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    auto created = std::make_unique<superoffload_connection>();
+    Status status = DescriptorConnection::Connect(descriptor_socket, &created->impl);
+    if (status.ok()) *connection = created.release();
+    return status;
+  });
+}
+
+const char* superoffload_token(const superoffload_connection* connection) {
+  return connection == nullptr ? "" : connection->impl->token().c_str();
+}
+
+void superoffload_disconnect(superoffload_connection* connection) { delete connection; }
+
+int superoffload_attach(superoffload_connection* connection, uint64_t attachment_epoch, uint64_t last_step,
+                        uint32_t bucket_count, superoffload_attachment** attachment) {
+  return WithHandle(connection, [&](DescriptorConnection& impl) -> Status {
+    if (attachment == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    auto created = std::make_unique<superoffload_attachment>();
+    Status status = Attachment::Create(&impl, attachment_epoch, last_step, bucket_count, &created->impl);
+    if (status.ok()) *attachment = created.release();
+    return status;
+  });
+}
+
+void superoffload_detach(superoffload_attachment* attachment) { delete attachment; }
+
+void* superoffload_parameters(const superoffload_attachment* attachment, size_t* bytes) {
+  return attachment == nullptr ? nullptr : Base(attachment->impl->parameters(), bytes);
+}
+
+void* superoffload_gradients(const superoffload_attachment* attachment, size_t* bytes) {
+  return attachment == nullptr ? nullptr : Base(attachment->impl->gradients(), bytes);
+}
+
+const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes) {
+  const Mapping* state = nullptr;
+  const int code = WithHandle(attachment, [&](Attachment& impl) { return impl.State(&state); });
+  return code == 0 ? Base(*state, bytes) : nullptr;
+}
+
+int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, double lr, double beta1, double beta2,
+                           double eps, double weight_decay) {
+  return WithHandle(attachment,
+                    [&](Attachment& impl) { return impl.SetGroup(group, lr, beta1, beta2, eps, weight_decay); });
+}
+
+int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale) {
+  return WithHandle(attachment, [&](Attachment& impl) { return impl.BeginStep(gradient_scale); });
+}
+
+int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket) {
+  return WithHandle(attachment, [&](Attachment& impl) { return impl.GradientReady(bucket); });
+}
+
+int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale) {
+  return WithHandle(attachment, [&](Attachment& impl) { return impl.MeasureNorm(gradient_scale); });
+}
+
+int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm) {
+  return WithHandle(attachment, [&](Attachment& impl) { return impl.EndStep(gradient_scale, max_grad_norm); });
+}
+
+int superoffload_abandon_step(superoffload_attachment* attachment) {
+  return WithHandle(attachment, [&](Attachment& impl) { return impl.AbandonStep(); });
+}
+
+int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                              superoffload_verdict* verdict) {
+  return WithHandle(attachment,
+                    [&](Attachment& impl) { return impl.WaitVerdict(DeadlineAfter(timeout_milliseconds), verdict); });
+}
+
+int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds, double* global_norm) {
+  return WithHandle(attachment,
+                    [&](Attachment& impl) { return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), global_norm); });
+}
+
+int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket, int64_t timeout_milliseconds) {
+  return WithHandle(attachment,
+                    [&](Attachment& impl) { return impl.WaitParameters(bucket, DeadlineAfter(timeout_milliseconds)); });
+}
+
+int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                           superoffload_verdict* verdict) {
+  return WithHandle(attachment,
+                    [&](Attachment& impl) { return impl.WaitStep(DeadlineAfter(timeout_milliseconds), verdict); });
+}
