@@ -113,7 +113,8 @@ class HandOver:
         self._begun = True
 
     def _late_gradient(self, index: int) -> Error:
-        self._expected_calls[index] = self._calls[index] + 1
+        passes = self._calls[index] + 1
+        self._expected_calls = [max(calls, passes) for calls in self._expected_calls]
         self.abandon()
         return Error(
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what building and testing superoffloadd on Debian 12 needs, from the package registries only.
+# Usage: deploy/install-dependencies.sh [--python]
+#   --python  also makes the project's virtual environment (.venv, or $SUPEROFFLOAD_VENV) with PyTorch and grpcio.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
+
+packages=(
+  g++ cmake ninja-build ccache mold pkg-config
+  libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
+  prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev libhwy-dev
+  libgtest-dev libgmock-dev
+  python3-venv python3-dev
+)
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  echo "== installing ${#missing[@]} Debian packages"
+  sudo=$([[ $EUID == 0 ]] || echo sudo)
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+if [[ "${1:-}" == --python ]]; then
+  [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
+  if ! "$venv/bin/python" -c 'import torch, grpc_tools, transformers, accelerate, pytest, prometheus_client' 2>/dev/null; then
+    echo "== installing Python packages into $venv"
+    "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
+    "$venv/bin/pip" install -q grpcio grpcio-tools grpcio-health-checking grpcio-reflection protobuf \
+      transformers accelerate pytest prometheus_client
+  fi
+  "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
+fi

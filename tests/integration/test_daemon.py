@@ -1,0 +1,213 @@
+"""The daemon as a foreign gRPC client, Prometheus and an operator see it."""
+
+import ctypes
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import urllib.request
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+import superoffload.torch
+from superoffload._control import Connection
+from superoffload.v1 import optimizer_pb2 as pb
+
+LIBRARY = os.environ.get("SUPEROFFLOAD_LIBRARY", "libsuperoffload.so.0")
+
+
+def parameters(n=1, shape=(64,)):
+    return [torch.nn.Parameter(torch.randn(shape)) for _ in range(n)]
+
+
+def create_request(**changes):
+    request = pb.CreateOptimizerRequest(name="o")
+    request.groups.add(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8)
+    request.parameters.add(name="w", shape=[8, 8], dtype=pb.DATA_TYPE_BFLOAT16)
+    for field, value in changes.items():
+        setattr(request, field, value)
+    return request
+
+
+def test_health_and_reflection(daemon):
+    health = health_pb2_grpc.HealthStub(daemon.channel).Check(
+        health_pb2.HealthCheckRequest()
+    )
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    stub = reflection_pb2_grpc.ServerReflectionStub(daemon.channel)
+    (answer,) = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    )
+    services = {service.name for service in answer.list_services_response.service}
+    assert {
+        "superoffload.v1.OptimizerService",
+        "superoffload.v1.ServerService",
+    } <= services
+
+
+def test_sigterm_settles_and_exits_0(daemon):
+    optimizer = superoffload.torch.AdamW(parameters(), endpoint=daemon.endpoint)
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+    assert daemon.stop() == 0
+    assert "settled" in daemon.log
+    with pytest.raises(superoffload.Error) as error:
+        optimizer.param_groups[0]["params"][0].sum().backward()
+        optimizer.step()
+    assert error.value.code == grpc.StatusCode.UNAVAILABLE
+
+
+def test_calls_without_a_token_are_unauthenticated(daemon):
+    from superoffload.v1 import optimizer_pb2_grpc
+
+    with pytest.raises(grpc.RpcError) as error:
+        optimizer_pb2_grpc.OptimizerServiceStub(daemon.channel).ListOptimizers(
+            pb.ListOptimizersRequest()
+        )
+    assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    "request_, code, words",
+    [
+        (create_request(name=""), "INVALID_ARGUMENT", "name"),
+        (create_request(name="a/b"), "INVALID_ARGUMENT", "name"),
+        (create_request(bucket_bytes=1), "INVALID_ARGUMENT", "bucket_bytes"),
+        (create_request(algorithm=99), "INVALID_ARGUMENT", "algorithm"),
+        (pb.CreateOptimizerRequest(name="o"), "INVALID_ARGUMENT", "group"),
+    ],
+)
+def test_bad_plans_are_refused(daemon, request_, code, words):
+    with pytest.raises(superoffload.Error) as error:
+        Connection(daemon.endpoint).call("CreateOptimizer", request_)
+    assert error.value.code.name == code and words in error.value.message
+
+
+@pytest.mark.parametrize("shape", [[0], [1 << 41], [1 << 40, 1 << 40]])
+def test_impossible_shapes_are_refused(daemon, shape):
+    request = create_request()
+    request.parameters[0].shape[:] = shape
+    with pytest.raises(superoffload.Error) as error:
+        Connection(daemon.endpoint).call("CreateOptimizer", request)
+    assert error.value.code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_memory_budget_is_stated_when_exceeded(daemon):
+    request = create_request()
+    request.parameters[0].shape[:] = [1 << 39]
+    with pytest.raises(superoffload.Error) as error:
+        Connection(daemon.endpoint).call("CreateOptimizer", request)
+    assert error.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert re.search(r"\d{6,}", error.value.message)
+
+
+def test_a_second_trainer_is_refused(daemon):
+    first = superoffload.torch.AdamW(
+        parameters(), endpoint=daemon.endpoint, name="shared"
+    )
+    with pytest.raises(superoffload.Error) as error:
+        superoffload.torch.AdamW(
+            parameters(), endpoint=daemon.endpoint, name="shared", sync="pull_params"
+        )
+    assert (
+        error.value.code == grpc.StatusCode.FAILED_PRECONDITION
+        and "attached" in error.value.message
+    )
+    first.close()
+
+
+def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
+    (weight,) = parameters()
+    optimizer = superoffload.torch.AdamW([weight], endpoint=daemon.endpoint)
+    for junk in (
+        b"",
+        b"x",
+        os.urandom(64),
+        os.urandom(4096),
+        struct.pack("<IHH", 0x46464F53, 1, 77) + bytes(56),
+    ):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(daemon.info.descriptor_socket)
+            if junk:
+                peer.send(junk)
+                assert peer.recv(1024)[6:8] == struct.pack("<H", 4)  # ERROR
+    weight.sum().backward()
+    optimizer.step()
+    assert optimizer.last_result.kind.name == "COMMIT"
+
+
+def test_metrics_are_what_prometheus_reads(daemon):
+    weights = parameters(3)
+    optimizer = superoffload.torch.AdamW(
+        weights, endpoint=daemon.endpoint, name="metered"
+    )
+    for _ in range(5):
+        sum(w.sum() for w in weights).backward()
+        optimizer.step()
+    text = (
+        urllib.request.urlopen(f"http://{daemon.info.metrics_address}/metrics")
+        .read()
+        .decode()
+    )
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert all(name.startswith(("superoffload", "exposer")) for name in families), (
+        families.keys()
+    )
+    steps = [
+        f
+        for name, f in families.items()
+        if name.startswith("superoffload") and name.endswith("steps")
+    ]
+    assert any(
+        sum(sample.value for sample in family.samples) == 5 for family in steps
+    ), text
+
+
+def test_bad_configuration_names_the_field(tmp_path):
+    path = tmp_path / "bad.textproto"
+    path.write_text("worker_threads: 2\nno_such_field: 1\n")
+    binary = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
+    run = subprocess.run(
+        [binary, f"--config={path}"], capture_output=True, text=True, timeout=30
+    )
+    assert run.returncode == 2 and "no_such_field" in run.stderr and ":2:" in run.stderr
+
+
+def test_the_client_library_exports_only_its_interface():
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", LIBRARY],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = {line.split()[-1] for line in lines.splitlines()}
+    assert names and all(name.startswith("superoffload_") for name in names)
+    needed = subprocess.run(
+        ["objdump", "-p", LIBRARY], capture_output=True, text=True, check=True
+    ).stdout
+    assert not re.search(r"NEEDED.*(grpc|protobuf|absl|stdc\+\+)", needed)
+    assert ctypes.CDLL(LIBRARY).superoffload_version
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "torch,grpc,superoffload.torch",
+        "superoffload.torch,grpc,torch",
+        "grpc,superoffload.torch",
+    ],
+)
+def test_any_import_order(order):
+    code = f"import {order}\nimport torch, superoffload.torch\nw = torch.nn.Parameter(torch.ones(3))\n"
+    code += "o = superoffload.torch.AdamW([w]); w.sum().backward(); o.step(); print(o.last_result.kind.name)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.strip() == "COMMIT", run.stderr
