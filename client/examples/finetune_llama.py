@@ -69,7 +69,7 @@ def train(name, make_optimizer, data, steps, seed):
         optimizer.step()
         losses.append(loss.item())
         progress.set_postfix(loss=f"{losses[-1]:.3f}")
-    return losses, (time.perf_counter() - start) / steps
+    return losses, (time.perf_counter() - start) / steps, optimizer
 
 
 def main():
@@ -98,14 +98,14 @@ def main():
     for step in sorted({*range(0, arguments.steps, max(1, arguments.steps // 10)), arguments.steps - 1}):
         print(f"{step + 1:6} {results['superoffload'][0][step]:14.4f} {results['torch AdamW'][0][step]:14.4f}")
     print(f"{'s/step':>6} {results['superoffload'][1]:14.3f} {results['torch AdamW'][1]:14.3f}")
-    for name, (losses, _) in results.items():
+    for name, (losses, _, _) in results.items():
         plt.plot(losses, label=name, alpha=0.7)
     plt.xlabel("step")
     plt.ylabel("loss")
     plt.legend()
     plt.savefig(arguments.plot, dpi=120)
     print(f"\nboth curves: {arguments.plot}")
-    if arguments.endpoint:
+    if arguments.endpoint:  # the optimizer is still alive, and so are its metrics
         address = Connection(arguments.endpoint).server_info.metrics_address
         print(f"step statistics, as Prometheus reads them at http://{address}/metrics:")
         for line in urllib.request.urlopen(f"http://{address}/metrics").read().decode().splitlines():
