@@ -10,7 +10,7 @@ packages=(
   g++ cmake ninja-build ccache mold pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev libhwy-dev
-  libgtest-dev libgmock-dev
+  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static binutils
   python3-venv python3-dev
 )
 missing=()

@@ -23,14 +23,20 @@ exclude=()
 ((quick)) && exclude=(--exclude-regex 'ExactnessTest')
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
   --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start ' 
+if ((!quick)); then
+  say "kernels on aarch64, under emulation (about 1 minute)"
+  tests/unit/kernels/run_aarch64.sh "$build/aarch64" "$results"
+fi
 say "Python tests (about 2 minutes)"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
 "$venv/bin/python" -m pytest -q --import-mode=importlib tests --junitxml "$results/pytest.xml"
 say "done"
-"$venv/bin/python" - "$results" <<'SUM'
+expected=(ctest.xml pytest.xml)
+((quick)) || expected+=(aarch64-sve16.xml aarch64-sve32.xml)
+"$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'
 import pathlib, sys, xml.etree.ElementTree as xml
 passed = failed = 0
-files = {"ctest.xml", "pytest.xml"}
+files = set(sys.argv[2:])
 for path in pathlib.Path(sys.argv[1]).glob("*.xml"):
     files.discard(path.name)
     for suite in [node for node in xml.parse(path).getroot().iter("testsuite")]:
