@@ -1,0 +1,66 @@
+#include "client/ctl/commands.h"
+
+#include <cstdio>
+#include <iterator>
+
+#include "client/ctl/text.h"
+
+namespace superoffload::ctl {
+namespace {
+
+void Print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+template <typename Message>
+absl::Status PrintAnswer(const absl::StatusOr<Message>& answer, bool json, std::string (*text)(const Message&)) {
+  if (!answer.ok()) return answer.status();
+  Print(json ? JsonText(*answer) : text(*answer));
+  return absl::OkStatus();
+}
+
+absl::Status Info(Client& client, const Arguments& arguments) {
+  return PrintAnswer(client.GetServerInfo(), arguments.json, &InfoText);
+}
+
+absl::Status List(Client& client, const Arguments& arguments) {
+  absl::StatusOr<std::vector<v1::Optimizer>> optimizers = client.ListOptimizers();
+  if (!optimizers.ok()) return optimizers.status();
+  v1::ListOptimizersResponse response;
+  response.mutable_optimizers()->Assign(optimizers->begin(), optimizers->end());
+  return PrintAnswer<v1::ListOptimizersResponse>(response, arguments.json, &ListText);
+}
+
+absl::Status Describe(Client& client, const Arguments& arguments) {
+  return PrintAnswer(client.GetOptimizer(arguments.name), arguments.json, &DescriptionText);
+}
+
+absl::Status Watch(Client& client, const Arguments& arguments) {
+  uint64_t seen = 0;
+  return client.WatchSteps(arguments.name, [&](const v1::StepReport& report) {
+    if (!arguments.json && seen % 20 == 0) Print(StepHeading());
+    Print(arguments.json ? JsonLine(report) : StepText(report));
+    return ++seen != arguments.count;
+  });
+}
+
+absl::Status Settle(Client& client, const Arguments& arguments) {
+  return PrintAnswer(client.SettleOptimizer(arguments.name), arguments.json, &SettledText);
+}
+
+absl::Status Delete(Client& client, const Arguments& arguments) { return client.DeleteOptimizer(arguments.name); }
+
+constexpr Command kCommands[] = {{"info", 0, 0, &Info},   {"list", 0, 0, &List},     {"describe", 1, 1, &Describe},
+                                 {"watch", 0, 1, &Watch}, {"settle", 1, 1, &Settle}, {"delete", 1, 1, &Delete}};
+
+}  // namespace
+
+const Command* FindCommand(std::string_view name) {
+  for (const Command& command : kCommands) {
+    if (command.name == name) return &command;
+  }
+  return nullptr;
+}
+
+}  // namespace superoffload::ctl

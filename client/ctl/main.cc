@@ -1,0 +1,75 @@
+// superoffloadctl: an operator's view of a daemon.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/ctl/commands.h"
+#include "superoffload/client.hpp"
+
+ABSL_FLAG(std::string, endpoint, "",
+          "the daemon's endpoint, unix:/path/control.sock; default: $SUPEROFFLOAD_ENDPOINT, else a running daemon's");
+ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
+ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
+
+namespace superoffload::ctl {
+namespace {
+
+constexpr char kUsage[] = R"(looks into a running superoffloadd
+
+  superoffloadctl info             the daemon: version, limits, use
+  superoffloadctl list             its optimizers
+  superoffloadctl describe NAME    one optimizer: groups, buckets, parameters, statistics
+  superoffloadctl watch [NAME]     one line per step, live
+  superoffloadctl settle NAME      absorb pending gradients: masters and moments are those of the last step
+  superoffloadctl delete NAME      free an optimizer that no trainer is attached to
+
+Flags: --endpoint=unix:/path/control.sock --json --count=N (watch). Exit status: 0, 1 when the daemon refuses or cannot
+be reached, 2 when the command line is wrong.)";
+
+int BadUsage(const std::string& message) {
+  std::fprintf(stderr, "superoffloadctl: %s; see superoffloadctl --help\n", message.c_str());
+  return 2;
+}
+
+int Run(const std::vector<std::string>& words) {
+  if (words.empty()) return BadUsage("which command?");
+  const Command* command = FindCommand(words[0]);
+  if (command == nullptr) return BadUsage(absl::StrCat("unknown command \"", words[0], "\""));
+  const size_t operands = words.size() - 1;
+  if (operands < command->min_operands) return BadUsage(absl::StrCat(words[0], " needs the name of an optimizer"));
+  if (operands > command->max_operands) {
+    return BadUsage(absl::StrCat("\"", words[command->max_operands + 1], "\" is one word too many for ", words[0]));
+  }
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(absl::GetFlag(FLAGS_endpoint));
+  absl::Status status = client.status();
+  if (status.ok()) {
+    status = command->run(
+        **client,
+        {.name = operands > 0 ? words[1] : "", .json = absl::GetFlag(FLAGS_json), .count = absl::GetFlag(FLAGS_count)});
+  }
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
+               std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace superoffload::ctl
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(superoffload::ctl::kUsage);
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] { return std::string("superoffloadctl " SUPEROFFLOAD_VERSION "\n"); };
+  usage.contains_helpshort_flags =
+      usage.contains_help_flags = [](absl::string_view file) { return absl::StrContains(file, "client/ctl/"); };
+  absl::SetFlagsUsageConfig(usage);
+  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
+  return superoffload::ctl::Run({words.begin() + 1, words.end()});
+}

@@ -1,0 +1,189 @@
+#include "client/ctl/text.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+
+namespace superoffload::ctl {
+namespace {
+
+using Row = std::vector<std::string>;
+
+// Columns as wide as their widest cell, two spaces apart.
+std::string Table(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
+    absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
+  }
+  return text;
+}
+
+// ALGORITHM_ADAMW -> adamw
+std::string Word(const std::string& enum_name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(enum_name, prefix));
+}
+
+std::string DataTypeText(v1::DataType type) { return Word(v1::DataType_Name(type), "DATA_TYPE_"); }
+std::string VerdictText(v1::Verdict verdict) { return Word(v1::Verdict_Name(verdict), "VERDICT_"); }
+
+std::string TrainerText(const v1::Optimizer& optimizer) {
+  return optimizer.attached() ? absl::StrCat("pid ", optimizer.trainer_pid()) : "none";
+}
+
+std::string TimeText(const google::protobuf::Timestamp& time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixSeconds(time.seconds()), absl::UTCTimeZone());
+}
+
+std::string MillisecondsText(const google::protobuf::Duration& duration) {
+  return absl::StrFormat("%.2f ms", static_cast<double>(duration.seconds()) * 1e3 + duration.nanos() * 1e-6);
+}
+
+std::vector<Row> StatisticsRows(const v1::StepStatistics& s) {
+  return {{"commits", absl::StrCat(s.commits())},
+          {"clips", absl::StrCat(s.clips())},
+          {"skips", absl::StrCat(s.skips_non_finite(), " non-finite, ", s.skips_overflow(), " overflow, ",
+                                 s.skips_abandoned(), " abandoned; ", s.consecutive_skips(), " in a row now")},
+          {"buckets",
+           absl::StrCat(s.speculated_buckets(), " speculated, ", s.republished_buckets(), " of them republished")}};
+}
+
+std::string GroupsText(const v1::Optimizer& optimizer) {
+  std::vector<Row> rows{{"GROUP", "LR", "BETA1", "BETA2", "EPS", "WEIGHT_DECAY"}};
+  for (int i = 0; i < optimizer.groups_size(); ++i) {
+    const v1::ParameterGroup& g = optimizer.groups(i);
+    rows.push_back({absl::StrCat(i), absl::StrCat(g.lr()), absl::StrCat(g.beta1()), absl::StrCat(g.beta2()),
+                    absl::StrCat(g.eps()), absl::StrCat(g.weight_decay())});
+  }
+  return Table(rows);
+}
+
+std::string BucketsText(const v1::Optimizer& optimizer) {
+  std::vector<Row> rows{{"BUCKET", "GROUP", "DTYPE", "GRADIENT", "ELEMENTS"}};
+  for (int i = 0; i < optimizer.layout().buckets_size(); ++i) {
+    const v1::Bucket& b = optimizer.layout().buckets(i);
+    rows.push_back({absl::StrCat(i), absl::StrCat(b.group()), DataTypeText(b.dtype()), DataTypeText(b.gradient_dtype()),
+                    absl::StrCat(b.elements())});
+  }
+  return Table(rows);
+}
+
+std::string ParametersText(const v1::Optimizer& optimizer) {
+  std::vector<Row> rows{{"PARAMETER", "SHAPE", "DTYPE", "GROUP", "BUCKETS"}};
+  for (int i = 0; i < optimizer.parameters_size(); ++i) {
+    const v1::Parameter& p = optimizer.parameters(i);
+    const v1::Placement& place = optimizer.layout().placements(i);
+    const uint32_t last = place.first_bucket() + place.bucket_count() - 1;
+    rows.push_back({p.name(), absl::StrCat("[", absl::StrJoin(p.shape(), ", "), "]"), DataTypeText(p.dtype()),
+                    absl::StrCat(p.group()),
+                    last == place.first_bucket() ? absl::StrCat(last) : absl::StrCat(place.first_bucket(), "-", last)});
+  }
+  return Table(rows);
+}
+
+google::protobuf::util::JsonPrintOptions JsonOptions() {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  return options;
+}
+
+std::string Json(const google::protobuf::Message& message, const google::protobuf::util::JsonPrintOptions& options) {
+  std::string text;
+  (void)google::protobuf::util::MessageToJsonString(message, &text, options);  // fails for Any only
+  return std::string(absl::StripTrailingAsciiWhitespace(text)) + "\n";
+}
+
+// Widths hold what a long run prints; a longer cell shifts its line only.
+constexpr char kStepFormat[] = "%-24s %10s %-16s %12s %8s %11s %12s %12s %12s\n";
+
+}  // namespace
+
+std::string InfoText(const v1::ServerInfo& info) {
+  return Table({{"version", info.version()},
+                {"started", TimeText(info.start_time())},
+                {"kernels", absl::StrCat(info.kernel_target(), ", ", info.worker_threads(), " workers")},
+                {"memory", absl::StrCat(BytesText(info.memory_used_bytes()), " of ",
+                                        BytesText(info.memory_budget_bytes()), " used")},
+                {"optimizers", absl::StrCat(info.optimizers(), ", ", info.attachments(), " attached")},
+                {"metrics",
+                 info.metrics_address().empty() ? "off" : absl::StrCat("http://", info.metrics_address(), "/metrics")},
+                {"descriptor socket", info.descriptor_socket()}});
+}
+
+std::string ListText(const v1::ListOptimizersResponse& response) {
+  std::vector<Row> rows{{"NAME", "UID", "ALGORITHM", "ELEMENTS", "MEMORY", "STEP", "COMMITTED", "TRAINER"}};
+  for (const v1::Optimizer& o : response.optimizers()) {
+    rows.push_back({o.name(), absl::StrCat(o.uid()), Word(v1::Algorithm_Name(o.algorithm()), "ALGORITHM_"),
+                    absl::StrCat(o.element_count()), BytesText(o.memory_bytes()), absl::StrCat(o.step()),
+                    absl::StrCat(o.committed_steps()), TrainerText(o)});
+  }
+  return Table(rows);
+}
+
+std::string DescriptionText(const v1::Optimizer& o) {
+  std::vector<Row> rows{{"name", o.name()},
+                        {"uid", absl::StrCat(o.uid())},
+                        {"algorithm", Word(v1::Algorithm_Name(o.algorithm()), "ALGORITHM_")},
+                        {"created", TimeText(o.create_time())},
+                        {"trainer", TrainerText(o)},
+                        {"speculation", Word(v1::Speculation_Name(o.policies().speculation()), "SPECULATION_")},
+                        {"elements", absl::StrCat(o.element_count(), " in ", o.parameters_size(), " parameters, ",
+                                                  o.layout().buckets_size(), " buckets")},
+                        {"memory", BytesText(o.memory_bytes())},
+                        {"step", absl::StrCat(o.step(), ", ", o.committed_steps(), " of them committed")}};
+  for (Row& row : StatisticsRows(o.statistics())) rows.push_back(std::move(row));
+  return absl::StrCat(Table(rows), "\n", GroupsText(o), "\n", BucketsText(o), "\n", ParametersText(o));
+}
+
+std::string SettledText(const v1::Optimizer& o) {
+  return absl::StrFormat("optimizer \"%s\" is settled at step %d, %d of them committed\n", o.name(), o.step(),
+                         o.committed_steps());
+}
+
+std::string StepHeading() {
+  return absl::StrFormat(kStepFormat, "OPTIMIZER", "STEP", "VERDICT", "NORM", "CLIP", "SPECULATED", "REPUBLISHED",
+                         "RECEIVE", "EXPOSED");
+}
+
+std::string StepText(const v1::StepReport& r) {
+  return absl::StrFormat(kStepFormat, r.optimizer(), absl::StrCat(r.step()), VerdictText(r.verdict()),
+                         absl::StrFormat("%.5g", r.global_norm()), absl::StrFormat("%.4g", r.clip_coefficient()),
+                         absl::StrCat(r.speculated_buckets(), "/", r.buckets()), absl::StrCat(r.republished_buckets()),
+                         MillisecondsText(r.receive_duration()), MillisecondsText(r.exposed_duration()));
+}
+
+std::string JsonText(const google::protobuf::Message& message) {
+  auto options = JsonOptions();
+  options.add_whitespace = true;
+  return Json(message, options);
+}
+
+std::string JsonLine(const google::protobuf::Message& message) { return Json(message, JsonOptions()); }
+
+std::string BytesText(uint64_t bytes) {
+  static constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+}
+
+}  // namespace superoffload::ctl

@@ -1,0 +1,157 @@
+// client.hpp: the C++ interface of trainers and tools to superoffloadd, over superoffload.h and gRPC.
+//
+//   auto client = superoffload::Client::Connect();
+//   (*client)->CreateOptimizer(request);                    // once; the optimizer outlives the process
+//   auto attachment = (*client)->Attach(attach_request);    // SYNC_PUSH: write the parameters, then PushParameters
+//   per step:
+//     attachment->BeginStep();
+//     backward pass: write attachment->Gradient<T>(i), then attachment->GradientReady(i), in any order
+//     attachment->EndStep(1.0, max_grad_norm);
+//     attachment->WaitStep();                               // Parameter<T>(i) now holds the new parameters
+//
+// client/examples/train_bigram.cc is a whole trainer. Errors are absl::Status with the daemon's canonical codes and
+// sentences (optimizer.proto says which call can fail how). Nothing here throws.
+#ifndef SUPEROFFLOAD_CLIENT_HPP_
+#define SUPEROFFLOAD_CLIENT_HPP_
+
+#include <grpcpp/channel.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "superoffload/superoffload.h"
+#include "superoffload/v1/optimizer.grpc.pb.h"
+
+namespace superoffload {
+
+// Where a daemon listens: `endpoint` ("unix:/path" or a path) when it is not empty, else $SUPEROFFLOAD_ENDPOINT, else
+// the first of $XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd and /tmp/superoffloadd-UID that has a control.sock.
+// UNAVAILABLE: none of them has.
+absl::StatusOr<std::string> ResolveEndpoint(const std::string& endpoint);
+
+// One trainer's live connection to its optimizer. Its end, by destruction, leaves the optimizer at its last step. Used
+// by one thread at a time; spans are valid as long as it lives.
+class Attachment {
+ public:
+  ~Attachment();
+  Attachment(const Attachment&) = delete;
+  Attachment& operator=(const Attachment&) = delete;
+
+  // As of the attach: parameters, layout, groups, step.
+  const v1::Optimizer& optimizer() const { return optimizer_; }
+
+  // Elements of parameter `index` in the order of creation, row-major; T has the size of its dtype. Final after
+  // WaitStep.
+  template <typename T>
+  std::span<T> Parameter(size_t index) const {
+    return Span<T>(parameters_ + Place(index).parameters_offset(), index);
+  }
+
+  // Its gradient in the slot that the open step, or else the next one, fills; another one after each WaitStep. What it
+  // holds before the trainer writes it is not specified.
+  template <typename T>
+  std::span<T> Gradient(size_t index) const {
+    return Span<T>(gradients_ + Place(index).gradient_offsets(slot_), index);
+  }
+
+  // For the steps that follow, or, inside a step, revised for it.
+  absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters);
+
+  // `gradient_scale` is what EndStep is expected to get: 1 without loss scaling, else its inverse.
+  absl::Status BeginStep(double gradient_scale = 1);
+
+  // The gradient of a parameter is complete; hands over every bucket that is complete with it. ALREADY_EXISTS: twice in
+  // one step.
+  absl::Status GradientReady(size_t parameter);
+
+  // Global norm of the gradients, all of which are ready, without ending the step.
+  absl::StatusOr<double> WaitNorm(double gradient_scale = 1);
+
+  // Ends the step; `max_grad_norm` 0 means no clipping.
+  absl::Status EndStep(double gradient_scale = 1, double max_grad_norm = 0);
+
+  // Drops the open step.
+  absl::Status AbandonStep();
+
+  // Waits until the parameters of the step ended last are final. DEADLINE_EXCEEDED: not yet.
+  absl::StatusOr<superoffload_verdict> WaitStep(absl::Duration timeout = absl::InfiniteDuration());
+
+  // The masters become the parameters as they stand in Parameter<T>(); moments stay.
+  absl::Status PushParameters();
+
+  // Parameter<T>() becomes the masters.
+  absl::Status PullParameters();
+
+ private:
+  friend class Client;
+  struct Stream;
+  Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
+             std::unique_ptr<Stream> stream);
+  absl::Status Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response);
+  const v1::Placement& Place(size_t index) const;
+  template <typename T>
+  std::span<T> Span(std::byte* data, size_t index) const {
+    return {reinterpret_cast<T*>(data), elements_[index]};
+  }
+
+  v1::OptimizerService::Stub* const stub_;
+  const std::string token_;
+  const v1::Optimizer optimizer_;
+  std::unique_ptr<Stream> stream_;
+  superoffload_attachment* handle_ = nullptr;
+  std::byte* parameters_ = nullptr;
+  std::byte* gradients_ = nullptr;
+  uint32_t slot_ = 0;
+  std::vector<size_t> elements_;             // per parameter
+  std::vector<uint32_t> bucket_parameters_;  // parameters with elements in each bucket
+  std::vector<uint32_t> outstanding_;        // of those, not ready yet in the open step
+  std::vector<bool> ready_;                  // per parameter
+};
+
+// Calls of one daemon. Thread-safe. Must outlive its attachments.
+class Client {
+ public:
+  // See ResolveEndpoint. UNAVAILABLE: nobody listens there.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& endpoint = "");
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  absl::StatusOr<v1::ServerInfo> GetServerInfo();
+  absl::StatusOr<v1::Optimizer> CreateOptimizer(const v1::CreateOptimizerRequest& request);
+  absl::StatusOr<v1::Optimizer> GetOptimizer(const std::string& name);
+  absl::StatusOr<std::vector<v1::Optimizer>> ListOptimizers();
+  absl::Status DeleteOptimizer(const std::string& name);
+  absl::StatusOr<v1::Optimizer> SettleOptimizer(const std::string& name);
+  absl::StatusOr<v1::Optimizer> UpdatePolicies(const std::string& name, const v1::Policies& policies);
+  absl::StatusOr<std::unique_ptr<Attachment>> Attach(const v1::AttachOptimizerRequest& request);
+
+  // Calls `on_report` after each step of the optimizer, or of all with an empty name, until it returns false (OK) or
+  // the daemon ends the stream.
+  absl::Status WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report);
+
+  const std::string& endpoint() const { return endpoint_; }
+
+ private:
+  explicit Client(std::string endpoint);
+  absl::Status Start();
+
+  const std::string endpoint_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::ServerService::Stub> server_;
+  const std::unique_ptr<v1::OptimizerService::Stub> optimizers_;
+  superoffload_connection* connection_ = nullptr;
+  std::string token_;
+};
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_CLIENT_HPP_

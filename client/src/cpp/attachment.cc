@@ -1,0 +1,114 @@
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/cpp/attachment_stream.h"
+#include "client/src/cpp/calls.h"
+#include "superoffload/client.hpp"
+
+namespace superoffload {
+
+Attachment::Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
+                       std::unique_ptr<Stream> stream)
+    : stub_(stub),
+      token_(std::move(token)),
+      optimizer_(std::move(*response.mutable_optimizer())),
+      stream_(std::move(stream)),
+      slot_(response.next_slot()),
+      bucket_parameters_(optimizer_.layout().buckets_size()) {
+  for (const v1::Parameter& parameter : optimizer_.parameters()) {
+    size_t elements = 1;
+    for (uint64_t extent : parameter.shape()) elements *= extent;
+    elements_.push_back(elements);
+  }
+  for (const v1::Placement& place : optimizer_.layout().placements()) {
+    for (uint32_t i = 0; i < place.bucket_count(); ++i) ++bucket_parameters_[place.first_bucket() + i];
+  }
+}
+
+Attachment::~Attachment() { superoffload_detach(handle_); }
+
+absl::Status Attachment::Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response) {
+  const int code = superoffload_attach(connection, response.attachment_epoch(), optimizer_.step(),
+                                       static_cast<uint32_t>(bucket_parameters_.size()), &handle_);
+  if (code != 0) return FromC(code);
+  parameters_ = static_cast<std::byte*>(superoffload_parameters(handle_, nullptr));
+  gradients_ = static_cast<std::byte*>(superoffload_gradients(handle_, nullptr));
+  return absl::OkStatus();
+}
+
+const v1::Placement& Attachment::Place(size_t index) const {
+  return optimizer_.layout().placements(static_cast<int>(index));
+}
+
+absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& h) {
+  return FromC(superoffload_set_group(handle_, group, h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay()));
+}
+
+absl::Status Attachment::BeginStep(double gradient_scale) {
+  if (int code = superoffload_begin_step(handle_, gradient_scale); code != 0) return FromC(code);
+  outstanding_ = bucket_parameters_;
+  ready_.assign(elements_.size(), false);
+  return absl::OkStatus();
+}
+
+absl::Status Attachment::GradientReady(size_t parameter) {
+  if (parameter >= elements_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", parameter, " does not exist; the optimizer has ", elements_.size(), " parameters"));
+  }
+  if (ready_.empty()) return absl::FailedPreconditionError("GradientReady without an open step; call BeginStep first");
+  if (ready_[parameter]) {
+    return absl::AlreadyExistsError(absl::StrCat("the gradient of parameter \"",
+                                                 optimizer_.parameters(static_cast<int>(parameter)).name(),
+                                                 "\" was already ready in this step; say so once per step"));
+  }
+  ready_[parameter] = true;
+  const v1::Placement& place = Place(parameter);
+  for (uint32_t bucket = place.first_bucket(); bucket < place.first_bucket() + place.bucket_count(); ++bucket) {
+    if (--outstanding_[bucket] > 0) continue;
+    if (int code = superoffload_gradient_ready(handle_, bucket); code != 0) return FromC(code);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Attachment::WaitNorm(double gradient_scale) {
+  if (int code = superoffload_measure_norm(handle_, gradient_scale); code != 0) return FromC(code);
+  double norm = 0;
+  if (int code = superoffload_wait_norm(handle_, -1, &norm); code != 0) return FromC(code);
+  return norm;
+}
+
+absl::Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
+  return FromC(superoffload_end_step(handle_, gradient_scale, max_grad_norm));
+}
+
+absl::Status Attachment::AbandonStep() { return FromC(superoffload_abandon_step(handle_)); }
+
+absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout) {
+  const int64_t milliseconds =
+      timeout == absl::InfiniteDuration() ? -1 : absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
+  superoffload_verdict verdict;
+  if (int code = superoffload_wait_step(handle_, milliseconds, &verdict); code != 0) return FromC(code);
+  slot_ = verdict.next_slot;
+  ready_.clear();
+  return verdict;
+}
+
+absl::Status Attachment::PushParameters() {
+  CallContext context(token_);
+  v1::PushParametersRequest request;
+  request.set_name(optimizer_.name());
+  v1::PushParametersResponse response;
+  return FromGrpc(stub_->PushParameters(&context, request, &response));
+}
+
+absl::Status Attachment::PullParameters() {
+  CallContext context(token_);
+  v1::PullParametersRequest request;
+  request.set_name(optimizer_.name());
+  v1::PullParametersResponse response;
+  return FromGrpc(stub_->PullParameters(&context, request, &response));
+}
+
+}  // namespace superoffload

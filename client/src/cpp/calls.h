@@ -1,0 +1,33 @@
+// How the C++ client makes calls, and their statuses as absl::Status: gRPC, superoffload.h and absl number the
+// canonical codes alike.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CPP_CALLS_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CPP_CALLS_H_
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/status.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "superoffload/superoffload.h"
+#include "superoffload/v1/descriptor_socket.h"
+
+namespace superoffload {
+
+// A call of OptimizerService carries the connection's token.
+struct CallContext : grpc::ClientContext {
+  explicit CallContext(const std::string& token) { AddMetadata(SUPEROFFLOAD_TOKEN_METADATA_KEY, token); }
+};
+
+inline absl::Status FromGrpc(const grpc::Status& status) {
+  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
+// `code` was returned by the last call of superoffload.h in this thread.
+inline absl::Status FromC(int code) {
+  return {static_cast<absl::StatusCode>(code), code == 0 ? "" : superoffload_last_error()};
+}
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CPP_CALLS_H_

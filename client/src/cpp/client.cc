@@ -1,0 +1,137 @@
+#include "superoffload/client.hpp"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/cpp/attachment_stream.h"
+#include "client/src/cpp/calls.h"
+
+namespace superoffload {
+namespace {
+
+constexpr std::chrono::seconds kConnectTimeout{10};
+
+std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint) {
+  grpc::ChannelArguments arguments;
+  // Plans of hundreds of thousands of parameters exceed gRPC's default of 4 MiB.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& endpoint) {
+  absl::StatusOr<std::string> resolved = ResolveEndpoint(endpoint);
+  if (!resolved.ok()) return resolved.status();
+  std::unique_ptr<Client> client(new Client(*std::move(resolved)));
+  if (absl::Status status = client->Start(); !status.ok()) return status;
+  return client;
+}
+
+Client::Client(std::string endpoint)
+    : endpoint_(std::move(endpoint)),
+      channel_(Channel(endpoint_)),
+      server_(v1::ServerService::NewStub(channel_)),
+      optimizers_(v1::OptimizerService::NewStub(channel_)) {}
+
+Client::~Client() { superoffload_disconnect(connection_); }
+
+absl::Status Client::Start() {
+  absl::StatusOr<v1::ServerInfo> info = GetServerInfo();
+  if (!info.ok()) {
+    return absl::Status(info.status().code(),
+                        absl::StrCat("no superoffloadd answers at ", endpoint_, ": ", info.status().message()));
+  }
+  if (int code = superoffload_connect(info->descriptor_socket().c_str(), &connection_); code != 0) return FromC(code);
+  token_ = superoffload_token(connection_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kConnectTimeout);
+  v1::ServerInfo info;
+  if (grpc::Status status = server_->GetServerInfo(&context, {}, &info); !status.ok()) return FromGrpc(status);
+  return info;
+}
+
+absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerRequest& request) {
+  CallContext context(token_);
+  v1::Optimizer optimizer;
+  if (auto status = optimizers_->CreateOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
+  return optimizer;
+}
+
+absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name) {
+  CallContext context(token_);
+  v1::GetOptimizerRequest request;
+  request.set_name(name);
+  v1::Optimizer optimizer;
+  if (auto status = optimizers_->GetOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
+  return optimizer;
+}
+
+absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
+  CallContext context(token_);
+  v1::ListOptimizersResponse response;
+  if (auto status = optimizers_->ListOptimizers(&context, {}, &response); !status.ok()) return FromGrpc(status);
+  return std::vector<v1::Optimizer>(response.optimizers().begin(), response.optimizers().end());
+}
+
+absl::Status Client::DeleteOptimizer(const std::string& name) {
+  CallContext context(token_);
+  v1::DeleteOptimizerRequest request;
+  request.set_name(name);
+  v1::DeleteOptimizerResponse response;
+  return FromGrpc(optimizers_->DeleteOptimizer(&context, request, &response));
+}
+
+absl::StatusOr<v1::Optimizer> Client::SettleOptimizer(const std::string& name) {
+  CallContext context(token_);
+  v1::SettleOptimizerRequest request;
+  request.set_name(name);
+  v1::Optimizer optimizer;
+  if (auto status = optimizers_->SettleOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
+  return optimizer;
+}
+
+absl::StatusOr<v1::Optimizer> Client::UpdatePolicies(const std::string& name, const v1::Policies& policies) {
+  CallContext context(token_);
+  v1::UpdatePoliciesRequest request;
+  request.set_name(name);
+  *request.mutable_policies() = policies;
+  v1::Optimizer optimizer;
+  if (auto status = optimizers_->UpdatePolicies(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
+  return optimizer;
+}
+
+absl::Status Client::WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report) {
+  CallContext context(token_);
+  v1::WatchStepsRequest request;
+  request.set_name(name);
+  const auto reader = optimizers_->WatchSteps(&context, request);
+  for (v1::StepReport report; reader->Read(&report);) {
+    if (on_report(report)) continue;
+    context.TryCancel();
+    reader->Finish();
+    return absl::OkStatus();
+  }
+  return FromGrpc(reader->Finish());
+}
+
+absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptimizerRequest& request) {
+  auto stream = std::make_unique<Attachment::Stream>(token_);
+  stream->reader = optimizers_->AttachOptimizer(&stream->context, request);
+  v1::AttachOptimizerResponse response;
+  if (!stream->reader->Read(&response)) return FromGrpc(std::exchange(stream->reader, nullptr)->Finish());
+  std::unique_ptr<Attachment> attachment(new Attachment(optimizers_.get(), token_, response, std::move(stream)));
+  if (absl::Status status = attachment->Map(connection_, response); !status.ok()) return status;
+  return attachment;
+}
+
+}  // namespace superoffload
