@@ -15,12 +15,16 @@
 #include <string>
 #include <thread>
 
+#include "tests/support/sequential_optimizer.h"
+
 namespace superoffload::engine {
 namespace {
 
 using kernels::AdamHyperparameters;
-using kernels::AdamStep;
 using kernels::DType;
+using test::Memory;
+using test::SequentialOptimizer;
+using test::StoreElement;
 using ::testing::HasSubstr;
 using transport::Verdict;
 using transport::VerdictReport;
@@ -103,83 +107,6 @@ class NullObserver final : public StepObserver {
   std::atomic<int> steps{0};
 };
 
-struct Memory {
-  explicit Memory(const Layout& layout)
-      : parameters(layout.parameters_bytes), gradients(layout.gradients_bytes), state(layout.state_bytes + 4096) {}
-  OptimizerMemory view() { return {parameters.data(), gradients.data(), state.data()}; }
-  std::vector<std::byte> parameters, gradients, state;
-};
-
-// The plain optimizer that the engine must equal: one pass per step after the verdict, no pending gradients, one
-// thread.
-class SequentialOptimizer {
- public:
-  SequentialOptimizer(const Layout& layout, const OptimizerMemory& initial, std::vector<AdamHyperparameters> groups)
-      : layout_(layout), memory_(layout), groups_(std::move(groups)) {
-    std::memcpy(memory_.state.data(), initial.state, layout.state_bytes);
-    std::memcpy(memory_.parameters.data(), initial.parameters, layout.parameters_bytes);
-  }
-
-  std::vector<AdamHyperparameters>& groups() { return groups_; }
-
-  Verdict Step(const std::byte* gradients, uint32_t slot, double scale, double max_grad_norm) {
-    double sum = 0;
-    for (const BucketLayout& bucket : layout_.buckets) {
-      double bucket_sum = 0;
-      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
-        bucket_sum += kernels::SumOfSquares(std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-                                            Gradient(bucket, gradients, slot, first));
-      }
-      sum += bucket_sum;
-    }
-    norm_ = std::sqrt(sum) * std::abs(scale);
-    if (!std::isfinite(sum)) return Verdict::kSkipNonFinite;
-    if (norm_ >= 0x1p63) return Verdict::kSkipOverflow;
-    double clip = 1;
-    if (max_grad_norm > 0) clip = std::min(1.0, max_grad_norm / (norm_ + 1e-6));
-    ++step_;
-    for (const BucketLayout& bucket : layout_.buckets) {
-      const AdamStep constants = kernels::MakeAdamStep(groups_[bucket.group], step_, scale * clip);
-      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
-        kernels::Plain(
-            std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-            {State(0, bucket) + first, State(1, bucket) + first, State(2, bucket) + first}, constants,
-            Gradient(bucket, gradients, slot, first),
-            {memory_.parameters.data() + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
-             bucket.dtype});
-      }
-    }
-    return clip < 1 ? Verdict::kClip : Verdict::kCommit;
-  }
-
-  double norm() const { return norm_; }
-  const Memory& memory() const { return memory_; }
-
- private:
-  float* State(int array, const BucketLayout& bucket) {
-    return reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[array]) + bucket.state_offset;
-  }
-  static kernels::ConstElements Gradient(const BucketLayout& bucket, const std::byte* gradients, uint32_t slot,
-                                         size_t first) {
-    return {gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
-            bucket.gradient_dtype};
-  }
-
-  const Layout& layout_;
-  Memory memory_;
-  std::vector<AdamHyperparameters> groups_;
-  uint64_t step_ = 0;
-  double norm_ = 0;
-};
-
-void StoreElement(std::byte* base, size_t index, DType dtype, float value) {
-  if (dtype == DType::kFloat32) {
-    std::memcpy(base + 4 * index, &value, 4);
-    return;
-  }
-  kernels::Narrow(1, &value, {base + 2 * index, dtype});
-}
-
 struct Scenario {
   SpeculationPolicy policy = SpeculationPolicy::kAlways;
   size_t threads = 2;
@@ -211,7 +138,8 @@ class TrainingRun {
       }
     }
     EXPECT_TRUE(engine_.WaitPushed().ok());
-    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups);
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups,
+                                                       *kernels::SupportedAdamKernels().front());
     engine_.Attach(&sink_);
   }
 

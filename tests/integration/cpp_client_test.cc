@@ -1,0 +1,192 @@
+// The C++ client against a real daemon: what it refuses by itself, what the daemon refuses, and what a step returns.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <thread>
+
+#include "superoffload/client.hpp"
+#include "superoffload/v1/step_ring.h"
+#include "tests/support/daemon_process.h"
+
+namespace superoffload {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr size_t kLarge = 0, kFirstSmall = 1, kSecondSmall = 2;
+
+// One parameter of several buckets, and two that share one.
+v1::CreateOptimizerRequest Plan(const std::string& name) {
+  v1::CreateOptimizerRequest request;
+  request.set_name(name);
+  request.set_bucket_bytes(4096);
+  v1::ParameterGroup* group = request.add_groups();
+  group->set_lr(0.1);
+  group->set_beta1(0.9);
+  group->set_beta2(0.999);
+  group->set_eps(1e-8);
+  for (uint64_t elements : {5000, 100, 200}) {
+    v1::Parameter* parameter = request.add_parameters();
+    parameter->set_name("w" + std::to_string(elements));
+    parameter->add_shape(elements);
+    parameter->set_dtype(v1::DATA_TYPE_FLOAT32);
+  }
+  return request;
+}
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const char* part) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+}
+
+class CppClientTest : public ::testing::Test {
+ protected:
+  CppClientTest() : client_(std::move(*Client::Connect(daemon_.endpoint()))) {
+    EXPECT_TRUE(client_->CreateOptimizer(Plan("o")).ok());
+    trainer_ = Attach();
+  }
+
+  std::unique_ptr<Attachment> Attach() {
+    v1::AttachOptimizerRequest request;
+    request.set_name("o");
+    request.set_sync(v1::SYNC_PULL);
+    auto attachment = client_->Attach(request);
+    EXPECT_TRUE(attachment.ok()) << attachment.status();
+    return attachment.ok() ? *std::move(attachment) : nullptr;
+  }
+
+  superoffload_verdict Step(float gradient) {
+    EXPECT_TRUE(trainer_->BeginStep().ok());
+    for (size_t i : {kSecondSmall, kLarge, kFirstSmall}) {
+      std::ranges::fill(trainer_->Gradient<float>(i), gradient);
+      EXPECT_TRUE(trainer_->GradientReady(i).ok());
+    }
+    EXPECT_TRUE(trainer_->EndStep().ok());
+    auto verdict = trainer_->WaitStep();
+    EXPECT_TRUE(verdict.ok()) << verdict.status();
+    return *verdict;
+  }
+
+  test::DaemonProcess daemon_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Attachment> trainer_;
+};
+
+TEST_F(CppClientTest, StepsMoveParametersAgainstTheirGradients) {
+  const superoffload_verdict verdict = Step(1);
+  EXPECT_EQ(verdict.committed_steps, 1u);
+  EXPECT_DOUBLE_EQ(verdict.global_norm, std::sqrt(5300));
+  for (size_t i : {kLarge, kFirstSmall, kSecondSmall}) {
+    const auto values = trainer_->Parameter<float>(i);
+    EXPECT_THAT(std::vector<float>(values.begin(), values.end()), Each(::testing::FloatNear(-0.1f, 1e-6f)));
+  }
+}
+
+TEST_F(CppClientTest, TheNormIsKnownBeforeTheEnd) {
+  ASSERT_TRUE(trainer_->BeginStep().ok());
+  for (size_t i : {kLarge, kFirstSmall, kSecondSmall}) {
+    std::ranges::fill(trainer_->Gradient<float>(i), 2.0f);
+    ASSERT_TRUE(trainer_->GradientReady(i).ok());
+  }
+  EXPECT_DOUBLE_EQ(*trainer_->WaitNorm(0.5), std::sqrt(5300));
+  ASSERT_TRUE(trainer_->AbandonStep().ok());
+  EXPECT_EQ(trainer_->WaitStep()->kind, SUPEROFFLOAD_VERDICT_SKIP_ABANDONED);
+  EXPECT_THAT(trainer_->Parameter<float>(kFirstSmall)[0], 0);
+  EXPECT_EQ(Step(1).committed_steps, 1u);
+}
+
+TEST_F(CppClientTest, MisuseInsideAStepIsNamedAndTheStepGoesOn) {
+  ExpectError(trainer_->GradientReady(0), absl::StatusCode::kFailedPrecondition, "BeginStep");
+  ASSERT_TRUE(trainer_->BeginStep().ok());
+  ExpectError(trainer_->BeginStep(), absl::StatusCode::kFailedPrecondition, "open");
+  ExpectError(trainer_->GradientReady(3), absl::StatusCode::kInvalidArgument, "3 parameters");
+  ASSERT_TRUE(trainer_->GradientReady(kLarge).ok());
+  ExpectError(trainer_->GradientReady(kLarge), absl::StatusCode::kAlreadyExists, "w5000");
+  ExpectError(trainer_->EndStep(), absl::StatusCode::kFailedPrecondition, "missing");
+  ASSERT_TRUE(trainer_->GradientReady(kFirstSmall).ok());
+  ASSERT_TRUE(trainer_->GradientReady(kSecondSmall).ok());
+  ExpectError(trainer_->EndStep(0), absl::StatusCode::kInvalidArgument, "scale");
+  ASSERT_TRUE(trainer_->EndStep().ok());
+  EXPECT_TRUE(trainer_->WaitStep().ok());
+}
+
+TEST_F(CppClientTest, PushedParametersAreTheMasters) {
+  std::ranges::fill(trainer_->Parameter<float>(kFirstSmall), 7.0f);
+  ASSERT_TRUE(trainer_->PushParameters().ok());
+  std::ranges::fill(trainer_->Parameter<float>(kFirstSmall), 9.0f);
+  ASSERT_TRUE(trainer_->PullParameters().ok());
+  EXPECT_EQ(trainer_->Parameter<float>(kFirstSmall)[99], 7.0f);
+}
+
+TEST_F(CppClientTest, AnOptimizerOutlivesItsTrainer) {
+  Step(1);
+  trainer_.reset();
+  while (client_->GetOptimizer("o")->attached()) std::this_thread::yield();
+  trainer_ = Attach();
+  ASSERT_NE(trainer_, nullptr);
+  EXPECT_EQ(trainer_->optimizer().committed_steps(), 1u);
+  EXPECT_NEAR(trainer_->Parameter<float>(kLarge)[4999], -0.1f, 1e-6f);
+  EXPECT_EQ(Step(1).committed_steps, 2u);
+}
+
+TEST_F(CppClientTest, RefusalsCarryTheDaemonsCodeAndSentence) {
+  ExpectError(client_->CreateOptimizer(Plan("o")).status(), absl::StatusCode::kAlreadyExists, "\"o\"");
+  ExpectError(client_->GetOptimizer("p").status(), absl::StatusCode::kNotFound, "\"p\"");
+  ExpectError(client_->DeleteOptimizer("o"), absl::StatusCode::kFailedPrecondition, "attached");
+  v1::AttachOptimizerRequest second;
+  second.set_name("o");
+  second.set_sync(v1::SYNC_PULL);
+  ExpectError(client_->Attach(second).status(), absl::StatusCode::kFailedPrecondition, "attached");
+  ASSERT_TRUE(trainer_->BeginStep().ok());
+  while (client_->GetOptimizer("o")->step() == 0) std::this_thread::yield();
+  ExpectError(client_->SettleOptimizer("o").status(), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+}
+
+TEST_F(CppClientTest, ParametersThatDifferFromTheMastersAreRefused) {
+  trainer_.reset();
+  while (client_->GetOptimizer("o")->attached()) std::this_thread::yield();
+  v1::AttachOptimizerRequest request;
+  request.set_name("o");
+  request.set_sync(v1::SYNC_CHECK);
+  for (int i = 0; i < 3; ++i) request.add_parameter_crc32(12345);
+  ExpectError(client_->Attach(request).status(), absl::StatusCode::kFailedPrecondition, "w5000");
+}
+
+TEST_F(CppClientTest, WatchersSeeEverySteps) {
+  std::vector<uint64_t> steps;
+  std::thread stepping([&] {
+    while (steps.size() < 3) Step(1);
+  });
+  EXPECT_TRUE(client_
+                  ->WatchSteps("o",
+                               [&](const v1::StepReport& report) {
+                                 steps.push_back(report.step());
+                                 return steps.size() < 3;
+                               })
+                  .ok());
+  stepping.join();
+  EXPECT_EQ(steps[1], steps[0] + 1);
+  EXPECT_EQ(steps[2], steps[1] + 1);
+}
+
+TEST_F(CppClientTest, ADaemonThatStopsEndsTheAttachment) {
+  ASSERT_TRUE(trainer_->BeginStep().ok());
+  EXPECT_EQ(daemon_.Stop(), 0);
+  absl::Status status;
+  for (int i = 0; i < 3 && status.ok(); ++i) status = trainer_->GradientReady(i);
+  if (status.ok()) status = trainer_->EndStep();
+  if (status.ok()) status = trainer_->WaitStep().status();
+  ExpectError(status, absl::StatusCode::kUnavailable, "");
+}
+
+TEST(ClientTest, NobodyListening) {
+  ExpectError(Client::Connect("unix:/nonexistent/control.sock").status(), absl::StatusCode::kUnavailable,
+              "/nonexistent/control.sock");
+}
+
+}  // namespace
+}  // namespace superoffload
