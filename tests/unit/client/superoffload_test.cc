@@ -1,0 +1,269 @@
+// The C library against a daemon that errs, lies and dies.
+#include "superoffload/superoffload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "tests/unit/client/fake_daemon.h"
+
+namespace superoffload::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+enum {
+  kOk = 0,
+  kInvalidArgument = 3,
+  kDeadlineExceeded = 4,
+  kAlreadyExists = 6,
+  kFailedPrecondition = 9,
+  kUnimplemented = 12,
+  kInternal = 13,
+  kUnavailable = 14
+};
+
+void ExpectError(int code, int expected, const char* part) {
+  EXPECT_EQ(code, expected) << superoffload_last_error();
+  EXPECT_THAT(superoffload_last_error(), HasSubstr(part));
+}
+
+superoffload_ring_entry Entry(uint16_t opcode, uint32_t index, uint64_t step, uint16_t flags = 0) {
+  superoffload_ring_entry entry{};
+  entry.opcode = opcode;
+  entry.index = index;
+  entry.step = step;
+  entry.flags = flags;
+  entry.attachment_epoch = kEpoch;
+  return entry;
+}
+
+superoffload_ring_entry Ready(uint32_t bucket, uint64_t step, bool speculative) {
+  return Entry(SUPEROFFLOAD_COMPLETE_PARAMETERS_READY, bucket, step, speculative ? SUPEROFFLOAD_FLAG_SPECULATIVE : 0);
+}
+
+superoffload_ring_entry Verdict(superoffload_verdict_kind kind, uint64_t step, bool stands) {
+  return Entry(SUPEROFFLOAD_COMPLETE_VERDICT, kind, step, stands ? SUPEROFFLOAD_FLAG_SPECULATION_STANDS : 0);
+}
+
+class ConnectTest : public ::testing::Test {
+ protected:
+  ~ConnectTest() override {
+    superoffload_detach(attachment_);
+    superoffload_disconnect(connection_);
+  }
+  int Connect() { return superoffload_connect(daemon_.path().c_str(), &connection_); }
+  int Attach() {
+    EXPECT_EQ(Connect(), kOk) << superoffload_last_error();
+    return superoffload_attach(connection_, kEpoch, /*last_step=*/4, kBuckets, &attachment_);
+  }
+
+  FakeDaemon daemon_;
+  superoffload_connection* connection_ = nullptr;
+  superoffload_attachment* attachment_ = nullptr;
+};
+
+TEST_F(ConnectTest, TheTokenIsTheDaemons) {
+  ASSERT_EQ(Connect(), kOk);
+  EXPECT_EQ(superoffload_token(connection_), std::string(64, 'a'));
+}
+
+TEST_F(ConnectTest, NobodyListening) {
+  ExpectError(superoffload_connect("/nonexistent/socket", &connection_), kUnavailable, "/nonexistent/socket");
+  ExpectError(superoffload_connect(std::string(200, 'x').c_str(), &connection_), kInvalidArgument, "longer than");
+  EXPECT_EQ(connection_, nullptr);
+}
+
+TEST_F(ConnectTest, AnotherVersionIsNamed) {
+  daemon_.welcome.version = 2;
+  ExpectError(Connect(), kUnimplemented, "version 1");
+}
+
+TEST_F(ConnectTest, AShortReplyIsNotRead) {
+  daemon_.reply_bytes = 17;
+  ExpectError(Connect(), kUnimplemented, "version 1");
+}
+
+TEST_F(ConnectTest, TheDaemonsRefusalIsPassedOn) {
+  daemon_.reply.kind = SUPEROFFLOAD_SOCKET_ERROR;
+  daemon_.reply.code = kFailedPrecondition;
+  std::memset(daemon_.reply.message, 'm', sizeof(daemon_.reply.message));  // no NUL at its end
+  ExpectError(Attach(), kFailedPrecondition, "mmm");
+}
+
+TEST_F(ConnectTest, MissingDescriptors) {
+  ::close(daemon_.descriptors.back());
+  daemon_.descriptors.pop_back();
+  ExpectError(Attach(), kInternal, "3 descriptors");
+}
+
+TEST_F(ConnectTest, AFileThatIsSmallerThanStatedIsNotMapped) {
+  daemon_.reply.bytes[SUPEROFFLOAD_DESCRIPTOR_GRADIENTS] = kMemoryBytes + 1;
+  ExpectError(Attach(), kInternal, "descriptor 2");
+}
+
+TEST_F(ConnectTest, RingsOfAnotherMagic) {
+  daemon_.header->magic = 1;
+  ExpectError(Attach(), kUnimplemented, "version 1");
+}
+
+TEST_F(ConnectTest, RingsThatReachBeyondTheirMemory) {
+  daemon_.header->completion_entries = 2 * kRingEntries;
+  ExpectError(Attach(), kInternal, "do not fit");
+}
+
+TEST_F(ConnectTest, RingsOfAnotherAttachment) {
+  daemon_.header->attachment_epoch = kEpoch + 1;
+  ExpectError(Attach(), kInternal, "attachment 10");
+}
+
+TEST_F(ConnectTest, NullHandlesAreRefused) {
+  ExpectError(superoffload_begin_step(nullptr, 1), kInvalidArgument, "NULL");
+  ExpectError(superoffload_attach(nullptr, 0, 0, 0, &attachment_), kInvalidArgument, "NULL");
+  EXPECT_EQ(superoffload_parameters(nullptr, nullptr), nullptr);
+}
+
+// Attached to an optimizer that is at step 4.
+class StepTest : public ConnectTest {
+ protected:
+  StepTest() { EXPECT_EQ(Attach(), kOk) << superoffload_last_error(); }
+
+  void EndStep() {
+    EXPECT_EQ(superoffload_begin_step(attachment_, 1), kOk);
+    for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
+      EXPECT_EQ(superoffload_gradient_ready(attachment_, bucket), kOk);
+    }
+    EXPECT_EQ(superoffload_end_step(attachment_, 1, 0), kOk);
+  }
+  int Poll() { return superoffload_wait_step(attachment_, 0, &verdict_); }
+
+  superoffload_verdict verdict_{};
+};
+
+TEST_F(StepTest, AStepIsSubmittedInOrder) {
+  ASSERT_EQ(superoffload_set_group(attachment_, 1, 0.5, 0.9, 0.99, 1e-8, 0), kOk);
+  EndStep();
+  const auto submitted = daemon_.TakeSubmissions();
+  std::vector<uint16_t> opcodes;
+  for (const auto& entry : submitted) {
+    opcodes.push_back(entry.opcode);
+    EXPECT_EQ(entry.attachment_epoch, kEpoch);
+  }
+  EXPECT_THAT(opcodes, ::testing::ElementsAre(SUPEROFFLOAD_SUBMIT_GROUP, SUPEROFFLOAD_SUBMIT_BEGIN_STEP,
+                                              SUPEROFFLOAD_SUBMIT_GRADIENT_READY, SUPEROFFLOAD_SUBMIT_GRADIENT_READY,
+                                              SUPEROFFLOAD_SUBMIT_GRADIENT_READY, SUPEROFFLOAD_SUBMIT_END_STEP));
+  EXPECT_EQ(submitted.back().step, 5u);
+}
+
+TEST_F(StepTest, MisuseIsRefusedBeforeTheDaemonHearsOfIt) {
+  ExpectError(superoffload_gradient_ready(attachment_, 0), kFailedPrecondition, "begin_step");
+  ExpectError(superoffload_end_step(attachment_, 1, 0), kFailedPrecondition, "begin_step");
+  ExpectError(Poll(), kFailedPrecondition, "nothing");
+  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
+  ExpectError(superoffload_begin_step(attachment_, 1), kFailedPrecondition, "step 5 is open");
+  ExpectError(superoffload_gradient_ready(attachment_, kBuckets), kInvalidArgument, "3 buckets");
+  ASSERT_EQ(superoffload_gradient_ready(attachment_, 1), kOk);
+  ExpectError(superoffload_gradient_ready(attachment_, 1), kAlreadyExists, "bucket 1");
+  ExpectError(superoffload_end_step(attachment_, 1, 0), kFailedPrecondition, "first being bucket 0");
+  EXPECT_EQ(daemon_.TakeSubmissions().size(), 2u);
+}
+
+TEST_F(StepTest, ParametersAreFinalWhenSpeculationStands) {
+  EndStep();
+  daemon_.Complete(Ready(0, 5, /*speculative=*/true));
+  daemon_.Complete(Ready(1, 5, true));
+  EXPECT_EQ(Poll(), kDeadlineExceeded);
+  daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, /*stands=*/true));
+  EXPECT_EQ(superoffload_wait_parameters(attachment_, 0, 0), kOk);
+  EXPECT_EQ(superoffload_wait_parameters(attachment_, 2, 0), kDeadlineExceeded);
+  EXPECT_EQ(superoffload_wait_verdict(attachment_, 0, &verdict_), kOk);
+  EXPECT_EQ(Poll(), kDeadlineExceeded);
+  daemon_.Complete(Ready(2, 5, /*speculative=*/false));
+  EXPECT_EQ(Poll(), kOk);
+  EXPECT_EQ(verdict_.step, 5u);
+}
+
+TEST_F(StepTest, RefutedSpeculationWaitsForTheSecondPublication) {
+  EndStep();
+  for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) daemon_.Complete(Ready(bucket, 5, true));
+  daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_CLIP, 5, /*stands=*/false));
+  for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
+    EXPECT_EQ(Poll(), kDeadlineExceeded);
+    daemon_.Complete(Ready(bucket, 5, false));
+  }
+  EXPECT_EQ(Poll(), kOk);
+}
+
+TEST_F(StepTest, ASkippedStepLeavesUnspeculatedBucketsAsTheyWere) {
+  EndStep();
+  daemon_.Complete(Ready(1, 5, true));
+  daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE, 5, false));
+  EXPECT_EQ(superoffload_wait_parameters(attachment_, 0, 0), kOk);
+  EXPECT_EQ(Poll(), kDeadlineExceeded);
+  daemon_.Complete(Ready(1, 5, false));
+  EXPECT_EQ(Poll(), kOk);
+}
+
+TEST_F(StepTest, ErrorsOfTheDaemonSurfaceOnce) {
+  EndStep();
+  std::strcpy(daemon_.header->error_text, "bucket 7 is unwell; feed it");
+  daemon_.Complete(Entry(SUPEROFFLOAD_COMPLETE_ERROR, kInvalidArgument, 5));
+  ExpectError(Poll(), kInvalidArgument, "feed it");
+  EXPECT_EQ(Poll(), kDeadlineExceeded);
+}
+
+TEST_F(StepTest, CompletionsOutOfRangeAreIgnored) {
+  EndStep();
+  daemon_.Complete(Ready(kBuckets, 5, false));
+  daemon_.Complete(Ready(0xffffffff, 5, true));
+  daemon_.Complete(Entry(999, 0, 5));
+  EXPECT_EQ(Poll(), kDeadlineExceeded);
+}
+
+TEST_F(StepTest, TheNormArrivesBeforeTheEnd) {
+  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
+  for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) superoffload_gradient_ready(attachment_, bucket);
+  ASSERT_EQ(superoffload_measure_norm(attachment_, 1), kOk);
+  double norm = 0;
+  EXPECT_EQ(superoffload_wait_norm(attachment_, 1, &norm), kDeadlineExceeded);
+  auto answer = Entry(SUPEROFFLOAD_COMPLETE_GRADIENT_NORM, 0, 5);
+  answer.payload.f64[0] = 2.5;
+  daemon_.Complete(answer);
+  EXPECT_EQ(superoffload_wait_norm(attachment_, 0, &norm), kOk);
+  EXPECT_EQ(norm, 2.5);
+}
+
+TEST_F(StepTest, ADaemonThatDiesIsNoticedWhileWaiting) {
+  EndStep();
+  std::thread killer([this] { daemon_.Die(); });
+  ExpectError(superoffload_wait_step(attachment_, -1, &verdict_), kUnavailable, "gone");
+  killer.join();
+}
+
+TEST_F(StepTest, ACompletionBeforeTheDeathIsNotLost) {
+  EndStep();
+  daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, true));
+  for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) daemon_.Complete(Ready(bucket, 5, false));
+  daemon_.Die();
+  EXPECT_EQ(superoffload_wait_step(attachment_, -1, &verdict_), kOk);
+}
+
+TEST_F(StepTest, AnAttachmentThatTheDaemonEndedSaysWhy) {
+  std::strcpy(daemon_.header->error_text, "the lease has ended; attach again");
+  daemon_.header->closed = 1;
+  ExpectError(superoffload_begin_step(attachment_, 1), kUnavailable, "lease");
+}
+
+TEST_F(StepTest, AFullRingWaitsForTheDaemonOrItsDeath) {
+  for (uint32_t i = 0; i < kRingEntries; ++i) {
+    ASSERT_EQ(superoffload_set_group(attachment_, 0, 1, 0.9, 0.9, 1e-8, 0), kOk);
+  }
+  std::thread killer([this] { daemon_.Die(); });
+  ExpectError(superoffload_set_group(attachment_, 0, 1, 0.9, 0.9, 1e-8, 0), kUnavailable, "gone");
+  killer.join();
+}
+
+}  // namespace
+}  // namespace superoffload::client
