@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
-build="${SUPEROFFLOAD_BUILD:-$PWD/build/test}"
+build="$(realpath -m "${SUPEROFFLOAD_BUILD:-build/test}")"
 quick=0
 [[ "${1:-}" == --quick ]] && quick=1
 
@@ -28,11 +28,19 @@ if ((!quick)); then
   tests/unit/kernels/run_aarch64.sh "$build/aarch64" "$results"
 fi
 say "Python tests (about 2 minutes)"
+export SUPEROFFLOAD_BUILD="$build"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
 "$venv/bin/python" -m pytest -q --import-mode=importlib tests --junitxml "$results/pytest.xml"
-say "done"
 expected=(ctest.xml pytest.xml)
-((quick)) || expected+=(aarch64-sve16.xml aarch64-sve32.xml)
+if ((!quick)); then
+  for sanitizer in asan tsan; do
+    say "$sanitizer (about 3 minutes and a build of 5)"
+    tests/sanitizers.sh "$sanitizer" "$venv/bin/python" "$results"
+    expected+=("$sanitizer.xml" "$sanitizer-pytest.xml")
+  done
+  expected+=(aarch64-sve16.xml aarch64-sve32.xml)
+fi
+say "done"
 "$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'
 import pathlib, sys, xml.etree.ElementTree as xml
 passed = failed = 0

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <thread>
@@ -156,10 +157,11 @@ TEST_F(CppClientTest, ParametersThatDifferFromTheMastersAreRefused) {
   ExpectError(client_->Attach(request).status(), absl::StatusCode::kFailedPrecondition, "w5000");
 }
 
-TEST_F(CppClientTest, WatchersSeeEverySteps) {
+TEST_F(CppClientTest, WatchersSeeEveryStep) {
   std::vector<uint64_t> steps;
+  std::atomic<bool> seen{false};
   std::thread stepping([&] {
-    while (steps.size() < 3) Step(1);
+    while (!seen) Step(1);
   });
   EXPECT_TRUE(client_
                   ->WatchSteps("o",
@@ -168,6 +170,7 @@ TEST_F(CppClientTest, WatchersSeeEverySteps) {
                                  return steps.size() < 3;
                                })
                   .ok());
+  seen = true;
   stepping.join();
   EXPECT_EQ(steps[1], steps[0] + 1);
   EXPECT_EQ(steps[2], steps[1] + 1);

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds with a sanitizer and runs the tests that fit into CI's time: everything in C++ but for most of the long exactness
+# runs, and the Python integration tests against a daemon built that way.
+# Usage: tests/sanitizers.sh asan|tsan PYTHON RESULTS_DIRECTORY
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset="$1" python="$2" results="$3"
+build="$PWD/build/$preset"
+
+export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1" UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
+export TSAN_OPTIONS="halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$PWD/tests/support/tsan.supp"
+
+cmake --preset "$preset" >/dev/null
+ninja -C "$build" --quiet
+# Of the exactness runs those with three worker threads.
+ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$results/$preset.xml" \
+  --exclude-regex 'ExactnessTest.*/(0|1|3|4|5|7|8|9|11)$|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32' \
+  | grep -v ' Passed \|Start ' || true
+SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" \
+  "$python" -m pytest -q --import-mode=importlib tests/integration --junitxml "$results/$preset-pytest.xml"
