@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing superoffloadd on Debian 12 needs, from the package registries only.
-# Usage: deploy/install-dependencies.sh [--python]
+# Usage: deploy/install-dependencies.sh [--python] [--tests]
 #   --python  also makes the project's virtual environment (.venv, or $SUPEROFFLOAD_VENV) with PyTorch and grpcio.
+#   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
@@ -10,8 +11,10 @@ packages=(
   g++ cmake ninja-build ccache mold pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev libhwy-dev
-  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static binutils
   python3-venv python3-dev
+)
+[[ " $* " == *" --tests "* ]] && packages+=(
+  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static binutils
 )
 missing=()
 for package in "${packages[@]}"; do
@@ -24,13 +27,19 @@ if ((${#missing[@]})); then
   DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-if [[ "${1:-}" == --python ]]; then
+if [[ " $* " == *" --tests "* && ! -x build/prometheus/usr/bin/promtool ]]; then
+  echo "== unpacking Prometheus into build/prometheus"
+  mkdir -p build/prometheus
+  (cd build/prometheus && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb)
+fi
+
+if [[ " $* " == *" --python "* ]]; then
   [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
-  if ! "$venv/bin/python" -c 'import torch, grpc_tools, transformers, accelerate, pytest, prometheus_client' 2>/dev/null; then
+  if ! "$venv/bin/python" -c 'import torch, jax, grpc_tools, transformers, accelerate, pytest, prometheus_client' 2>/dev/null; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
     "$venv/bin/pip" install -q grpcio grpcio-tools grpcio-health-checking grpcio-reflection protobuf \
-      transformers accelerate pytest prometheus_client
+      transformers accelerate jax pytest prometheus_client
   fi
   "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
 fi

@@ -21,7 +21,6 @@ class Daemon:
             [
                 BINARY,
                 f"--runtime_directory={self.directory.name}",
-                "--metrics_address=127.0.0.1:0",
                 *flags,
             ],
             stderr=subprocess.PIPE,
@@ -52,9 +51,18 @@ class Daemon:
         return code
 
 
-@pytest.fixture
-def daemon():
-    started = Daemon()
+def _run(started: Daemon):
     yield started
     if started.process.poll() is None:
         assert started.stop() == 0, started.log
+
+
+@pytest.fixture
+def daemon():
+    """Without metrics: its HTTP server takes two seconds to stop."""
+    yield from _run(Daemon("--metrics_address=off"))
+
+
+@pytest.fixture
+def metered_daemon():
+    yield from _run(Daemon("--metrics_address=127.0.0.1:0"))

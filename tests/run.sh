@@ -11,7 +11,7 @@ quick=0
 say() { printf '== [%3ds] %s\n' "$SECONDS" "$*"; }
 
 say "dependencies"
-deploy/install-dependencies.sh --python || exit 1
+deploy/install-dependencies.sh --python --tests || exit 1
 say "building (about 5 minutes from nothing on 2 cores)"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null || exit 1
 ninja -C "$build" --quiet || exit 1

@@ -143,16 +143,16 @@ def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
     assert optimizer.last_result.kind.name == "COMMIT"
 
 
-def test_metrics_are_what_prometheus_reads(daemon):
+def test_metrics_are_what_prometheus_reads(metered_daemon):
     weights = parameters(3)
     optimizer = superoffload.torch.AdamW(
-        weights, endpoint=daemon.endpoint, name="metered"
+        weights, endpoint=metered_daemon.endpoint, name="metered"
     )
     for _ in range(5):
         sum(w.sum() for w in weights).backward()
         optimizer.step()
     text = (
-        urllib.request.urlopen(f"http://{daemon.info.metrics_address}/metrics")
+        urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics")
         .read()
         .decode()
     )
@@ -199,15 +199,18 @@ def test_the_client_library_exports_only_its_interface():
 @pytest.mark.parametrize(
     "order",
     [
-        "torch,grpc,superoffload.torch",
-        "superoffload.torch,grpc,torch",
-        "grpc,superoffload.torch",
+        "torch,jax,grpc,superoffload.torch",
+        "superoffload.torch,grpc,jax,torch",
+        "jax,superoffload.torch,torch,grpc",
+        "grpc,superoffload.torch,torch,jax",
     ],
 )
 def test_any_import_order(order):
-    code = f"import {order}\nimport torch, superoffload.torch\nw = torch.nn.Parameter(torch.ones(3))\n"
-    code += "o = superoffload.torch.AdamW([w]); w.sum().backward(); o.step(); print(o.last_result.kind.name)"
+    """torch, JAX, grpcio and the client live in one process, each of them at work."""
+    code = f"import {order}\nimport torch, jax.numpy, superoffload.torch\nw = torch.nn.Parameter(torch.ones(3))\n"
+    code += "o = superoffload.torch.AdamW([w]); w.sum().backward(); o.step()\n"
+    code += "print(o.last_result.kind.name, jax.numpy.ones(3).sum())"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
-    assert run.stdout.strip() == "COMMIT", run.stderr
+    assert run.stdout.strip() == "COMMIT 3.0", run.stderr
