@@ -1,5 +1,6 @@
 """The daemon's metrics by Prometheus's own tools: promtool's linter and a server that scrapes."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -42,7 +43,7 @@ class Prometheus:
             "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
             f"scrape_configs: [{{job_name: superoffloadd, static_configs: [{{targets: ['{target}']}}]}}]\n"
         )
-        self._log = open(directory / "log", "w+")
+        self._log = (directory / "log").open("w+")
         self._process = subprocess.Popen(
             [
                 BINARIES / "prometheus",
@@ -72,10 +73,8 @@ class Prometheus:
         deadline = time.monotonic() + DEADLINE_SECONDS
         result = None
         while time.monotonic() < deadline:
-            try:
+            with contextlib.suppress(OSError):  # still starting
                 result = self.query(expression)
-            except OSError:
-                pass  # still starting
             if result and float(result[0]["value"][1]) == expected:
                 return
             time.sleep(0.1)

@@ -13,16 +13,12 @@ from superoffload.torch import VerdictKind
 
 def build(dtype=torch.float32):
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     return model.to(dtype)
 
 
 def loss_of(model, seed):
-    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)).to(
-        next(model.parameters()).dtype
-    )
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
     return ((model(x) - x) ** 2).mean()
 
 
@@ -32,9 +28,7 @@ def difference(a, b):
 
 
 def identical(a, b):
-    return all(
-        torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True)
-    )
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam"])
@@ -42,14 +36,9 @@ def identical(a, b):
 def test_agrees_with_torch_in_fp32(kind, clip):
     ours, theirs = build(), build()
     arguments = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    a = getattr(superoffload.torch, kind)(
-        ours.parameters(), **arguments, max_grad_norm=clip, bucket_bytes=16384
-    )
+    a = getattr(superoffload.torch, kind)(ours.parameters(), **arguments, max_grad_norm=clip, bucket_bytes=16384)
     b = getattr(torch.optim, kind)(theirs.parameters(), **arguments)
-    schedulers = [
-        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-3, total_steps=60)
-        for o in (a, b)
-    ]
+    schedulers = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-3, total_steps=60) for o in (a, b)]
     for step in range(50):
         loss_of(ours, step).backward()
         loss_of(theirs, step).backward()
@@ -88,9 +77,7 @@ def train(policy, overlap, clip=0.05, accumulation=1, dtype=torch.bfloat16):
 def test_speculation_and_overlap_never_change_a_bit(accumulation):
     reference = train("never", overlap=False, accumulation=accumulation)
     for policy in ("always", "adaptive", "never"):
-        assert identical(
-            train(policy, overlap=True, accumulation=accumulation), reference
-        ), policy
+        assert identical(train(policy, overlap=True, accumulation=accumulation), reference), policy
 
 
 def test_clip_grad_norm_returns_the_daemons_norm():
@@ -101,9 +88,7 @@ def test_clip_grad_norm_returns_the_daemons_norm():
         norms = []
         for model, optimizer in ((ours, a), (theirs, b)):
             loss_of(model, step).backward()
-            norms.append(
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01).item()
-            )
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
             optimizer.step()
             optimizer.zero_grad()
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -124,9 +109,7 @@ def test_edited_gradients_are_handed_over_again():
                     p.grad.mul_(0.5 if step % 2 else 2.0)
                 optimizer.step()
                 optimizer.zero_grad()
-    assert (
-        sum("changed between backward and step" in str(w.message) for w in caught) == 1
-    )
+    assert sum("changed between backward and step" in str(w.message) for w in caught) == 1
     assert difference(ours, theirs) < 1e-7
 
 
@@ -139,9 +122,7 @@ def test_one_more_backward_than_before_is_an_error_and_leaves_the_parameters():
     loss_of(model, 1).backward()
     with pytest.raises(superoffload.Error, match="more backward passes"):
         loss_of(model, 2).backward()
-    assert all(
-        torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)
-    )
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     optimizer.zero_grad()
     for _ in range(2):  # learned: now two passes per step work
         loss_of(model, 1).backward()
@@ -153,10 +134,7 @@ def test_grad_scaler_skips_and_unscales():
     ours, theirs = build(), build()
     a = superoffload.torch.AdamW(ours.parameters())
     b = torch.optim.AdamW(theirs.parameters())
-    scalers = [
-        torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-        for _ in range(2)
-    ]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) for _ in range(2)]
     for step in range(20):
         for model, optimizer, scaler in (
             (ours, a, scalers[0]),
@@ -190,26 +168,18 @@ def test_parameters_changed_behind_the_optimizer_are_refused_with_remedies():
 
 def test_reattaching_checks_the_parameters(daemon):
     model = build()
-    optimizer = superoffload.torch.AdamW(
-        model.parameters(), endpoint=daemon.endpoint, name="run"
-    )
+    optimizer = superoffload.torch.AdamW(model.parameters(), endpoint=daemon.endpoint, name="run")
     loss_of(model, 0).backward()
     optimizer.step()
     handle = optimizer.state_dict()
     optimizer.close()
     with pytest.raises(superoffload.Error, match="push_params.*pull_params"):
-        superoffload.torch.AdamW(
-            build().parameters(), endpoint=daemon.endpoint, name="run"
-        )
-    again = superoffload.torch.AdamW(
-        model.parameters(), endpoint=daemon.endpoint, name="run"
-    )
+        superoffload.torch.AdamW(build().parameters(), endpoint=daemon.endpoint, name="run")
+    again = superoffload.torch.AdamW(model.parameters(), endpoint=daemon.endpoint, name="run")
     again.load_state_dict(handle)
     again.close()
     fresh = build()
-    superoffload.torch.AdamW(
-        fresh.parameters(), endpoint=daemon.endpoint, name="run", sync="pull_params"
-    ).close()
+    superoffload.torch.AdamW(fresh.parameters(), endpoint=daemon.endpoint, name="run", sync="pull_params").close()
     assert identical(fresh, model)
 
 
@@ -238,9 +208,7 @@ def test_tied_frozen_scalar_and_unused_parameters():
             optimizer.step()
             optimizer.zero_grad()
     assert difference(ours, theirs) < 1e-6
-    assert torch.equal(ours.frozen, torch.ones(8)) and torch.equal(
-        ours.unused, torch.ones(5)
-    )
+    assert torch.equal(ours.frozen, torch.ones(8)) and torch.equal(ours.unused, torch.ones(5))
 
 
 def test_groups_closure_and_named_parameters():
@@ -278,9 +246,7 @@ def test_groups_closure_and_named_parameters():
 
 def test_a_model_that_cannot_be_hosted_is_refused():
     with pytest.raises(superoffload.Error) as error:
-        superoffload.torch.AdamW(
-            [torch.nn.Parameter(torch.ones(2, dtype=torch.float64))]
-        )
+        superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(2, dtype=torch.float64))])
     assert error.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -299,9 +265,7 @@ def test_accelerate_and_hugging_face_trainer(tmp_path):
             tie_word_embeddings=True,
         )
         model = LlamaForCausalLM(config)
-        tokens = torch.randint(
-            0, 128, (64, 16), generator=torch.Generator().manual_seed(3)
-        )
+        tokens = torch.randint(0, 128, (64, 16), generator=torch.Generator().manual_seed(3))
         data = [{"input_ids": row, "labels": row} for row in tokens]
         optimizer = make(model.parameters())
         arguments = TrainingArguments(

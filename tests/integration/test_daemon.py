@@ -37,14 +37,10 @@ def create_request(**changes):
 
 
 def test_health_and_reflection(daemon):
-    health = health_pb2_grpc.HealthStub(daemon.channel).Check(
-        health_pb2.HealthCheckRequest()
-    )
+    health = health_pb2_grpc.HealthStub(daemon.channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     stub = reflection_pb2_grpc.ServerReflectionStub(daemon.channel)
-    (answer,) = stub.ServerReflectionInfo(
-        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    )
+    (answer,) = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     services = {service.name for service in answer.list_services_response.service}
     assert {
         "superoffload.v1.OptimizerService",
@@ -68,9 +64,7 @@ def test_calls_without_a_token_are_unauthenticated(daemon):
     from superoffload.v1 import optimizer_pb2_grpc
 
     with pytest.raises(grpc.RpcError) as error:
-        optimizer_pb2_grpc.OptimizerServiceStub(daemon.channel).ListOptimizers(
-            pb.ListOptimizersRequest()
-        )
+        optimizer_pb2_grpc.OptimizerServiceStub(daemon.channel).ListOptimizers(pb.ListOptimizersRequest())
     assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -109,17 +103,10 @@ def test_the_memory_budget_is_stated_when_exceeded(daemon):
 
 
 def test_a_second_trainer_is_refused(daemon):
-    first = superoffload.torch.AdamW(
-        parameters(), endpoint=daemon.endpoint, name="shared"
-    )
+    first = superoffload.torch.AdamW(parameters(), endpoint=daemon.endpoint, name="shared")
     with pytest.raises(superoffload.Error) as error:
-        superoffload.torch.AdamW(
-            parameters(), endpoint=daemon.endpoint, name="shared", sync="pull_params"
-        )
-    assert (
-        error.value.code == grpc.StatusCode.FAILED_PRECONDITION
-        and "attached" in error.value.message
-    )
+        superoffload.torch.AdamW(parameters(), endpoint=daemon.endpoint, name="shared", sync="pull_params")
+    assert error.value.code == grpc.StatusCode.FAILED_PRECONDITION and "attached" in error.value.message
     first.close()
 
 
@@ -145,38 +132,22 @@ def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
 
 def test_metrics_are_what_prometheus_reads(metered_daemon):
     weights = parameters(3)
-    optimizer = superoffload.torch.AdamW(
-        weights, endpoint=metered_daemon.endpoint, name="metered"
-    )
+    optimizer = superoffload.torch.AdamW(weights, endpoint=metered_daemon.endpoint, name="metered")
     for _ in range(5):
         sum(w.sum() for w in weights).backward()
         optimizer.step()
-    text = (
-        urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics")
-        .read()
-        .decode()
-    )
+    text = urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics").read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert all(name.startswith(("superoffload", "exposer")) for name in families), (
-        families.keys()
-    )
-    steps = [
-        f
-        for name, f in families.items()
-        if name.startswith("superoffload") and name.endswith("steps")
-    ]
-    assert any(
-        sum(sample.value for sample in family.samples) == 5 for family in steps
-    ), text
+    assert all(name.startswith(("superoffload", "exposer")) for name in families), families.keys()
+    steps = [f for name, f in families.items() if name.startswith("superoffload") and name.endswith("steps")]
+    assert any(sum(sample.value for sample in family.samples) == 5 for family in steps), text
 
 
 def test_bad_configuration_names_the_field(tmp_path):
     path = tmp_path / "bad.textproto"
     path.write_text("worker_threads: 2\nno_such_field: 1\n")
     binary = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
-    run = subprocess.run(
-        [binary, f"--config={path}"], capture_output=True, text=True, timeout=30
-    )
+    run = subprocess.run([binary, f"--config={path}"], capture_output=True, text=True, timeout=30)
     assert run.returncode == 2 and "no_such_field" in run.stderr and ":2:" in run.stderr
 
 
@@ -189,9 +160,7 @@ def test_the_client_library_exports_only_its_interface():
     ).stdout
     names = {line.split()[-1] for line in lines.splitlines()}
     assert names and all(name.startswith("superoffload_") for name in names)
-    needed = subprocess.run(
-        ["objdump", "-p", LIBRARY], capture_output=True, text=True, check=True
-    ).stdout
+    needed = subprocess.run(["objdump", "-p", LIBRARY], capture_output=True, text=True, check=True).stdout
     assert not re.search(r"NEEDED.*(grpc|protobuf|absl|stdc\+\+)", needed)
     assert ctypes.CDLL(LIBRARY).superoffload_version
 
@@ -210,7 +179,5 @@ def test_any_import_order(order):
     code = f"import {order}\nimport torch, jax.numpy, superoffload.torch\nw = torch.nn.Parameter(torch.ones(3))\n"
     code += "o = superoffload.torch.AdamW([w]); w.sum().backward(); o.step()\n"
     code += "print(o.last_result.kind.name, jax.numpy.ones(3).sum())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
-    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.stdout.strip() == "COMMIT 3.0", run.stderr

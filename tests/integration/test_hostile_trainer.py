@@ -78,7 +78,9 @@ class RawTrainer:
     def word(self, offset: int) -> int:
         return struct.unpack_from("<I", self.ring, offset)[0]
 
-    def submit(self, opcode: int, index: int = 0, *f64: float, step: int | None = None, epoch: int | None = None) -> None:
+    def submit(
+        self, opcode: int, index: int = 0, *f64: float, step: int | None = None, epoch: int | None = None
+    ) -> None:
         tail = self.word(_SUBMISSION_TAIL)
         payload = [*f64, *[0.0] * (5 - len(f64))]
         _ENTRY.pack_into(
@@ -288,9 +290,7 @@ time.sleep(600)
 
 
 def test_a_trainer_killed_inside_a_step_leaves_its_optimizer_at_the_step_before(daemon, bystander):
-    process = subprocess.Popen(
-        [sys.executable, "-c", VANISHING, daemon.endpoint], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", VANISHING, daemon.endpoint], stdout=subprocess.PIPE, text=True)
     total = float(process.stdout.readline())
     assert process.stdout.readline() == "handed over\n"
     bystander()
