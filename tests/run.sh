@@ -24,8 +24,8 @@ exclude=()
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
   --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start ' 
 if ((!quick)); then
-  say "kernels on aarch64, under emulation (about 1 minute)"
-  tests/unit/kernels/run_aarch64.sh "$build/aarch64" "$results"
+  say "arm64 under emulation (about 1 minute and a build of 2)"
+  tests/arm64.sh "$build" "$results"
 fi
 say "Python tests (about 2 minutes)"
 export SUPEROFFLOAD_BUILD="$build"
@@ -38,7 +38,7 @@ if ((!quick)); then
     tests/sanitizers.sh "$sanitizer" "$venv/bin/python" "$results"
     expected+=("$sanitizer.xml" "$sanitizer-pytest.xml")
   done
-  expected+=(aarch64-sve16.xml aarch64-sve32.xml)
+  expected+=(arm64-sve16.xml arm64-sve32.xml arm64-daemon.xml)
 fi
 say "done"
 "$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'

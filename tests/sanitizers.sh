@@ -9,6 +9,7 @@ build="$PWD/build/$preset"
 
 export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1" UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
 export TSAN_OPTIONS="halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$PWD/tests/support/tsan.supp"
+export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 
 cmake --preset "$preset" >/dev/null
 ninja -C "$build" --quiet
@@ -16,5 +17,4 @@ ninja -C "$build" --quiet
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$results/$preset.xml" \
   --exclude-regex 'ExactnessTest.*/(0|1|3|4|5|7|8|9|11)$|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32' \
   | grep -v ' Passed \|Start ' || true
-SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" \
-  "$python" -m pytest -q --import-mode=importlib tests/integration --junitxml "$results/$preset-pytest.xml"
+"$python" -m pytest -q --import-mode=importlib tests/integration --junitxml "$results/$preset-pytest.xml"

@@ -1,10 +1,14 @@
-// A real superoffloadd in a process of its own, for tests that talk to it from C++.
+// A real superoffloadd in a process of its own ($SUPEROFFLOAD_DAEMON, else that of this build), for tests that talk to
+// it from C++.
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_DAEMON_PROCESS_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_DAEMON_PROCESS_H_
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,19 +33,31 @@ class DaemonProcess {
     std::string directory = std::filesystem::temp_directory_path() / "so-test-XXXXXX";
     if (::mkdtemp(directory.data()) == nullptr) std::abort();
     directory_ = directory;
-    std::vector<std::string> words{SUPEROFFLOADD_BINARY, "--runtime_directory=" + directory_, "--metrics_address=off"};
+    const char* chosen = std::getenv("SUPEROFFLOAD_DAEMON");
+    std::vector<std::string> words{chosen != nullptr ? chosen : SUPEROFFLOADD_BINARY,
+                                   "--runtime_directory=" + directory_, "--metrics_address=off",
+                                   "--exit_on_stdin_eof"};  // even if the test aborts
     words.insert(words.end(), flags.begin(), flags.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    if (::posix_spawn(&pid_, SUPEROFFLOADD_BINARY, nullptr, nullptr, arguments.data(), environ) != 0) std::abort();
-    while (!std::filesystem::exists(directory_ + "/control.sock")) {
+    int stdin_pipe[2];
+    if (::pipe2(stdin_pipe, O_CLOEXEC) != 0) std::abort();
+    stdin_ = stdin_pipe[1];
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, stdin_pipe[0], STDIN_FILENO);
+    if (::posix_spawn(&pid_, words[0].c_str(), &actions, nullptr, arguments.data(), environ) != 0) std::abort();
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(stdin_pipe[0]);
+    while (!Listens()) {
       if (::waitpid(pid_, nullptr, WNOHANG) != 0) std::abort();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
   ~DaemonProcess() {
     if (pid_ > 0) Stop();
+    ::close(stdin_);
     std::filesystem::remove_all(directory_);
   }
   DaemonProcess(const DaemonProcess&) = delete;
@@ -59,7 +75,18 @@ class DaemonProcess {
   std::string descriptor_socket() const { return directory_ + "/descriptors.sock"; }
 
  private:
+  bool Listens() const {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s/control.sock", directory_.c_str());
+    const bool connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    ::close(fd);
+    return connected;
+  }
+
   std::string directory_;
+  int stdin_ = -1;
   pid_t pid_ = 0;
 };
 
