@@ -50,16 +50,16 @@ const AdamKernels& Best() {
 }  // namespace
 
 double Deferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
-                ConstElements gradient, MutableElements theta) {
-  return Best().deferred(n, state, absorb, pending, publish, gradient, theta);
+                ConstElements gradient, MutableElements theta, UndoSlot* undo) {
+  return Best().deferred(n, state, absorb, pending, publish, gradient, theta, undo);
 }
 
 double Republish(size_t n, AdamState state, const AdamStep& publish, ConstElements gradient, MutableElements theta) {
   return Best().republish(n, state, publish, gradient, theta);
 }
 
-void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending) {
-  Best().settle(n, state, absorb, pending);
+void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
+  Best().settle(n, state, absorb, pending, undo);
 }
 
 void Plain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {

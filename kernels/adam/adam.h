@@ -88,16 +88,18 @@ struct MutableElements {
   DType dtype;
 };
 
+struct UndoSlot;
+
 // Absorbs `pending` into the state, publishes theta for `gradient`, returns the sum of squares of `gradient`
-// (unscaled).
+// (unscaled). With an undo slot (undo_slot.h), which may be null, a kill inside the call can be repaired.
 double Deferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
-                ConstElements gradient, MutableElements theta);
+                ConstElements gradient, MutableElements theta, UndoSlot* undo);
 
 // Publishes theta for `gradient` without writing state; returns the sum of squares of `gradient` (unscaled).
 double Republish(size_t n, AdamState state, const AdamStep& publish, ConstElements gradient, MutableElements theta);
 
-// Absorbs `pending` into the state.
-void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending);
+// Absorbs `pending` into the state. `undo` as above.
+void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo);
 
 // Absorbs `pending` and publishes the result: the classic one-pass step.
 void Plain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta);

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "kernels/adam/adam_kernels.h"
+#include "kernels/adam/undo_slot.h"
 #include "kernels/float_conversion.h"
 
 namespace superoffload::kernels {
@@ -65,9 +66,19 @@ double ScalarSumOfSquares(size_t n, ConstElements gradient) {
   return sum;
 }
 
-void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending) {
+void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
+  if (undo != nullptr) undo->granule = 1;
   for (size_t i = 0; i < n; ++i) {
-    const Element e = Update(absorb, Load(pending, i), {state.p[i], state.m[i], state.v[i]});
+    const Element old{state.p[i], state.m[i], state.v[i]};
+    if (undo != nullptr) {
+      undo->p[i % kUndoElements] = old.p;
+      undo->m[i % kUndoElements] = old.m;
+      undo->v[i % kUndoElements] = old.v;
+      KeepOrder();
+      undo->saved = i + 1;
+      KeepOrder();
+    }
+    const Element e = Update(absorb, Load(pending, i), old);
     state.p[i] = e.p;
     state.m[i] = e.m;
     state.v[i] = e.v;
@@ -91,13 +102,13 @@ void ScalarWiden(size_t n, ConstElements theta, float* p) {
 }
 
 double ScalarDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
-                      ConstElements gradient, MutableElements theta) {
-  ScalarSettle(n, state, absorb, pending);
+                      ConstElements gradient, MutableElements theta, UndoSlot* undo) {
+  ScalarSettle(n, state, absorb, pending, undo);
   return ScalarRepublish(n, state, publish, gradient, theta);
 }
 
 void ScalarPlain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {
-  ScalarSettle(n, state, absorb, pending);
+  ScalarSettle(n, state, absorb, pending, nullptr);
   ScalarNarrow(n, state.p, theta);
 }
 

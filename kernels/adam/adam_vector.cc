@@ -9,6 +9,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/adam/adam_kernels.h"
+#include "kernels/adam/undo_slot.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace superoffload::kernels {
@@ -127,23 +128,43 @@ struct Pass {
   const AdamStep* publish;
   const typename G::Element* gradient;
   typename T::Element* theta;
+  UndoSlot* undo;
 };
 
+// What a pass does. kUndo: saves old state in the undo slot before it is overwritten.
+struct Kind {
+  bool absorb, publish, theta, undo;
+};
+
+// Old state of the granule at element `i`, before RunVector overwrites it.
+HWY_INLINE void SaveGranule(const AdamState& state, UndoSlot& undo, size_t i, size_t granule) {
+  const FloatTag d;
+  const size_t slot = i % kUndoElements;
+  for (size_t j = 0; j < granule; j += hn::Lanes(d)) {
+    hn::StoreU(hn::LoadU(d, state.p + i + j), d, undo.p + slot + j);
+    hn::StoreU(hn::LoadU(d, state.m + i + j), d, undo.m + slot + j);
+    hn::StoreU(hn::LoadU(d, state.v + i + j), d, undo.v + slot + j);
+  }
+  KeepOrder();
+  undo.saved = i + granule;
+  KeepOrder();
+}
+
 // One vector of a pass, at element `i`.
-template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+template <Kind kKind, class G, class T>
 HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
   const FloatTag d;
   auto p = hn::LoadU(d, pass.state.p + i);
   auto m = hn::LoadU(d, pass.state.m + i);
   auto v = hn::LoadU(d, pass.state.v + i);
-  if constexpr (kAbsorb) {
+  if constexpr (kKind.absorb) {
     Update(d, *pass.absorb, G::Load(d, pass.pending + i), p, m, v);
     hn::StoreU(p, d, pass.state.p + i);
     hn::StoreU(m, d, pass.state.m + i);
     hn::StoreU(v, d, pass.state.v + i);
   }
-  if constexpr (kPublish) Update(d, *pass.publish, G::Load(d, pass.gradient + i), p, m, v);
-  if constexpr (kTheta) T::Store(d, p, pass.theta + i);
+  if constexpr (kKind.publish) Update(d, *pass.publish, G::Load(d, pass.gradient + i), p, m, v);
+  if constexpr (kKind.theta) T::Store(d, p, pass.theta + i);
 }
 
 // Adds the squares of 8 elements to the lanes. How many vectors the lanes take depends on the instruction set.
@@ -181,7 +202,7 @@ HWY_INLINE void PrefetchAhead(const Element* at, size_t i) {
   hwy::Prefetch(at + i + kPrefetchElements);
 }
 
-template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+template <Kind kKind, class G, class T>
 HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
   HWY_ALIGN float p[kMaxLanes] = {}, m[kMaxLanes] = {}, v[kMaxLanes] = {};
   HWY_ALIGN typename G::Element pending[kMaxLanes] = {}, gradient[kMaxLanes] = {};
@@ -189,16 +210,25 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
   std::memcpy(p, pass.state.p + first, n * sizeof(float));
   std::memcpy(m, pass.state.m + first, n * sizeof(float));
   std::memcpy(v, pass.state.v + first, n * sizeof(float));
-  if constexpr (kAbsorb) std::memcpy(pending, pass.pending + first, n * sizeof(*pending));
-  if constexpr (kPublish) std::memcpy(gradient, pass.gradient + first, n * sizeof(*gradient));
-  const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta};
-  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kAbsorb, kPublish, kTheta>(padded, i);
-  if constexpr (kAbsorb) {
+  if constexpr (kKind.absorb) std::memcpy(pending, pass.pending + first, n * sizeof(*pending));
+  if constexpr (kKind.publish) std::memcpy(gradient, pass.gradient + first, n * sizeof(*gradient));
+  if constexpr (kKind.undo) {
+    const size_t slot = first % kUndoElements;
+    std::memcpy(pass.undo->p + slot, p, n * sizeof(float));
+    std::memcpy(pass.undo->m + slot, m, n * sizeof(float));
+    std::memcpy(pass.undo->v + slot, v, n * sizeof(float));
+    KeepOrder();
+    pass.undo->saved = first + n;
+    KeepOrder();
+  }
+  const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta, nullptr};
+  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kKind>(padded, i);
+  if constexpr (kKind.absorb) {
     std::memcpy(pass.state.p + first, p, n * sizeof(float));
     std::memcpy(pass.state.m + first, m, n * sizeof(float));
     std::memcpy(pass.state.v + first, v, n * sizeof(float));
   }
-  if constexpr (kTheta) std::memcpy(pass.theta + first, theta, n * sizeof(*theta));
+  if constexpr (kKind.theta) std::memcpy(pass.theta + first, theta, n * sizeof(*theta));
 }
 
 template <class G, class V>
@@ -209,29 +239,31 @@ HWY_INLINE void AddTailSquares(const typename G::Element* from, size_t n, V& lan
 }
 
 // The driver of every pass over state. Returns the sum of squares of the published gradient, 0 without one.
-template <bool kAbsorb, bool kPublish, bool kTheta, class G, class T>
+template <Kind kKind, class G, class T>
 double Run(size_t n, const Pass<G, T>& pass) {
   const DoubleTag dd;
   auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
   const size_t vector = hn::Lanes(FloatTag());
   const size_t granule = vector > kNormLanes ? vector : kNormLanes;
+  if constexpr (kKind.undo) pass.undo->granule = granule;
   size_t i = 0;
   for (; i + granule <= n; i += granule) {
     PrefetchAhead(pass.state.p, i);
     PrefetchAhead(pass.state.m, i);
     PrefetchAhead(pass.state.v, i);
-    if constexpr (kAbsorb) PrefetchAhead(pass.pending, i);
-    if constexpr (kPublish) PrefetchAhead(pass.gradient, i);
-    for (size_t j = 0; j < granule; j += vector) RunVector<kAbsorb, kPublish, kTheta>(pass, i + j);
-    if constexpr (kPublish) {
+    if constexpr (kKind.absorb) PrefetchAhead(pass.pending, i);
+    if constexpr (kKind.publish) PrefetchAhead(pass.gradient, i);
+    if constexpr (kKind.undo) SaveGranule(pass.state, *pass.undo, i, granule);
+    for (size_t j = 0; j < granule; j += vector) RunVector<kKind>(pass, i + j);
+    if constexpr (kKind.publish) {
       for (size_t j = 0; j < granule; j += kNormLanes) {
         AddSquares<G>(pass.gradient + i + j, lanes0, lanes1, lanes2, lanes3);
       }
     }
   }
   if (i < n) {
-    RunTail<kAbsorb, kPublish, kTheta>(pass, i, n - i);
-    if constexpr (kPublish) AddTailSquares<G>(pass.gradient + i, n - i, lanes0, lanes1, lanes2, lanes3);
+    RunTail<kKind>(pass, i, n - i);
+    if constexpr (kKind.publish) AddTailSquares<G>(pass.gradient + i, n - i, lanes0, lanes1, lanes2, lanes3);
   }
   return SumLanes(lanes0, lanes1, lanes2, lanes3);
 }
@@ -259,14 +291,21 @@ HWY_INLINE typename T::Element* As(MutableElements elements) {
   return static_cast<typename T::Element*>(elements.data);
 }
 
+constexpr Kind kDeferred{.absorb = true, .publish = true, .theta = true, .undo = false};
+constexpr Kind kDeferredUndo{.absorb = true, .publish = true, .theta = true, .undo = true};
+constexpr Kind kRepublish{.absorb = false, .publish = true, .theta = true, .undo = false};
+constexpr Kind kSettle{.absorb = true, .publish = false, .theta = false, .undo = false};
+constexpr Kind kSettleUndo{.absorb = true, .publish = false, .theta = false, .undo = true};
+constexpr Kind kPlain{.absorb = true, .publish = false, .theta = true, .undo = false};
+
 double VectorDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
-                      ConstElements gradient, MutableElements theta) {
+                      ConstElements gradient, MutableElements theta, UndoSlot* undo) {
   return WithCodec(gradient.dtype, [&](auto g) {
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      return Run<true, true, true>(n,
-                                   Pass<G, T>{state, &absorb, As<G>(pending), &publish, As<G>(gradient), As<T>(theta)});
+      const Pass<G, T> pass{state, &absorb, As<G>(pending), &publish, As<G>(gradient), As<T>(theta), undo};
+      return undo == nullptr ? Run<kDeferred>(n, pass) : Run<kDeferredUndo>(n, pass);
     });
   });
 }
@@ -277,15 +316,16 @@ double VectorRepublish(size_t n, AdamState state, const AdamStep& publish, Const
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      return Run<false, true, true>(n, Pass<G, T>{state, nullptr, nullptr, &publish, As<G>(gradient), As<T>(theta)});
+      return Run<kRepublish>(n, Pass<G, T>{state, nullptr, nullptr, &publish, As<G>(gradient), As<T>(theta), nullptr});
     });
   });
 }
 
-void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending) {
+void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
   WithCodec(pending.dtype, [&](auto g) {
     using G = decltype(g);
-    return Run<true, false, false>(n, Pass<G, Float32>{state, &absorb, As<G>(pending), nullptr, nullptr, nullptr});
+    const Pass<G, Float32> pass{state, &absorb, As<G>(pending), nullptr, nullptr, nullptr, undo};
+    return undo == nullptr ? Run<kSettle>(n, pass) : Run<kSettleUndo>(n, pass);
   });
 }
 
@@ -294,7 +334,7 @@ void VectorPlain(size_t n, AdamState state, const AdamStep& absorb, ConstElement
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      return Run<true, false, true>(n, Pass<G, T>{state, &absorb, As<G>(pending), nullptr, nullptr, As<T>(theta)});
+      return Run<kPlain>(n, Pass<G, T>{state, &absorb, As<G>(pending), nullptr, nullptr, As<T>(theta), nullptr});
     });
   });
 }

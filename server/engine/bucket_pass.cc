@@ -67,14 +67,14 @@ void BucketPass::RunChunk(size_t index) {
     case PassKind::kUpdate:
     case PassKind::kRepublish:
       chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradient(absorb->slot), publish.step,
-                                                      gradient(publish.slot), theta)
+                                                      gradient(publish.slot), theta, nullptr)
                                   : kernels::Republish(n, state, publish.step, gradient(publish.slot), theta);
       break;
     case PassKind::kRestore:
       kernels::Narrow(n, state.p, theta);
       break;
     case PassKind::kSettle:
-      kernels::Settle(n, state, absorb->step, gradient(absorb->slot));
+      kernels::Settle(n, state, absorb->step, gradient(absorb->slot), nullptr);
       break;
     case PassKind::kAdopt:
       kernels::Widen(n, {theta.data, theta.dtype}, state.p);

@@ -163,6 +163,15 @@ void HostedOptimizer::RequestDetach(uint64_t epoch, const absl::Status& reason) 
   if (transport != nullptr) transport->RequestEnd(reason);
 }
 
+void HostedOptimizer::WaitDetached(uint64_t epoch) const {
+  absl::MutexLock lock(&mu_);
+  const auto detached = [this, epoch] {
+    mu_.AssertHeld();
+    return attachment_.epoch == 0 || attachment_.epoch != epoch;
+  };
+  mu_.Await(absl::Condition(&detached));
+}
+
 absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
   absl::MutexLock lock(&mu_);
   if (attachment_.epoch != epoch || transport_ == nullptr) {

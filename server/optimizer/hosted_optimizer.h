@@ -53,6 +53,9 @@ class HostedOptimizer final : private engine::StepObserver {
   // Ends the attachment if it is still that one. Does not wait for its end.
   void RequestDetach(uint64_t epoch, const absl::Status& reason);
 
+  // Waits until `epoch` is not the present attachment.
+  void WaitDetached(uint64_t epoch) const;
+
   // NOT_FOUND unless `epoch` is the present attachment.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
 

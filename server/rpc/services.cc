@@ -87,6 +87,17 @@ grpc::Status OptimizerServiceImpl::DeleteOptimizer(grpc::ServerContext* context,
   return ToGrpc(table_->Delete(*peer, request->name()));
 }
 
+grpc::Status OptimizerServiceImpl::DetachOptimizer(grpc::ServerContext* context,
+                                                   const v1::DetachOptimizerRequest* request,
+                                                   v1::DetachOptimizerResponse*) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = FindAttached(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  const uint64_t epoch = (*optimizer)->attachment().epoch;
+  (*optimizer)->RequestDetach(epoch, absl::CancelledError("the trainer detached"));
+  (*optimizer)->WaitDetached(epoch);
+  return grpc::Status::OK;
+}
+
 grpc::Status OptimizerServiceImpl::PushParameters(grpc::ServerContext* context,
                                                   const v1::PushParametersRequest* request,
                                                   v1::PushParametersResponse*) {

@@ -42,6 +42,8 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
                               v1::ListOptimizersResponse*) override;
   grpc::Status DeleteOptimizer(grpc::ServerContext*, const v1::DeleteOptimizerRequest*,
                                v1::DeleteOptimizerResponse*) override;
+  grpc::Status DetachOptimizer(grpc::ServerContext*, const v1::DetachOptimizerRequest*,
+                               v1::DetachOptimizerResponse*) override;
   grpc::Status PushParameters(grpc::ServerContext*, const v1::PushParametersRequest*,
                               v1::PushParametersResponse*) override;
   grpc::Status PullParameters(grpc::ServerContext*, const v1::PullParametersRequest*,

@@ -126,7 +126,6 @@ TEST_F(CppClientTest, PushedParametersAreTheMasters) {
 TEST_F(CppClientTest, AnOptimizerOutlivesItsTrainer) {
   Step(1);
   trainer_.reset();
-  while (client_->GetOptimizer("o")->attached()) std::this_thread::yield();
   trainer_ = Attach();
   ASSERT_NE(trainer_, nullptr);
   EXPECT_EQ(trainer_->optimizer().committed_steps(), 1u);
@@ -149,7 +148,6 @@ TEST_F(CppClientTest, RefusalsCarryTheDaemonsCodeAndSentence) {
 
 TEST_F(CppClientTest, ParametersThatDifferFromTheMastersAreRefused) {
   trainer_.reset();
-  while (client_->GetOptimizer("o")->attached()) std::this_thread::yield();
   v1::AttachOptimizerRequest request;
   request.set_name("o");
   request.set_sync(v1::SYNC_CHECK);

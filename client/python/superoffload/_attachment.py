@@ -1,5 +1,6 @@
 """The step plane of one attachment: its memory as bytes, its rings as calls."""
 
+import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -10,9 +11,11 @@ import grpc
 
 from superoffload import _library
 from superoffload._control import Connection
+from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
 _WAIT_SLICE_MILLISECONDS = 500
+_DETACH_TIMEOUT_SECONDS = 30  # a daemon that hangs must not hang its trainer's exit
 _DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
@@ -68,7 +71,10 @@ class Attachment:
             _library.function("detach")(self._handle)
 
     def end(self) -> None:
-        """Ends the attachment; the mappings stay until the last view of them is gone."""
+        """Ends the attachment and waits for it; the mappings stay until the last view of them is gone."""
+        with contextlib.suppress(Error):  # the daemon has ended it already, or is gone
+            request = optimizer_pb2.DetachOptimizerRequest(name=self.optimizer.name)
+            self._connection.call("DetachOptimizer", request, _DETACH_TIMEOUT_SECONDS)
         self._stream.cancel()
 
     def _view(self, function: str, offset: int, count: int) -> Any:

@@ -32,10 +32,10 @@ class Connection:
         _library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(self.handle))
         self._metadata = [(_TOKEN_KEY, _library.function("token")(self.handle).decode())]
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, timeout_seconds: float | None = None) -> Any:
         """One unary call; raises Error."""
         try:
-            return getattr(self._stub, method)(request, metadata=self._metadata)
+            return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 

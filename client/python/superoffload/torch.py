@@ -17,10 +17,10 @@ Differences from torch.optim that a training loop can see:
 """
 
 import atexit
+import contextlib
 import math
 import os
 import sys
-import time
 import uuid
 import warnings
 import weakref
@@ -436,20 +436,9 @@ def _end(connection: Connection, attachment: Attachment, delete: str | None) -> 
     """Ends an attachment and deletes an optimizer that nobody can name."""
     attachment.end()
     if delete is not None:
-        _delete(connection, delete)
+        with contextlib.suppress(Error):  # it is gone, or the daemon is
+            connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=delete))
     connection.close()
-
-
-def _delete(connection: Connection, name: str) -> None:
-    # Ending the attachment is asynchronous: the daemon may need a moment before it lets go.
-    for _ in range(100):
-        try:
-            connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=name))
-            return
-        except Error as error:
-            if error.code != grpc.StatusCode.FAILED_PRECONDITION:
-                return  # it is gone, or the daemon is
-        time.sleep(0.01)
 
 
 def _at_exit(finalizer: weakref.finalize) -> None:

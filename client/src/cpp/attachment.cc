@@ -1,4 +1,4 @@
-#include <cmath>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +7,12 @@
 #include "superoffload/client.hpp"
 
 namespace superoffload {
+namespace {
+
+// A daemon that hangs must not hang its trainer's exit.
+constexpr std::chrono::seconds kDetachTimeout{30};
+
+}  // namespace
 
 Attachment::Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
                        std::unique_ptr<Stream> stream)
@@ -26,7 +32,16 @@ Attachment::Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::
   }
 }
 
-Attachment::~Attachment() { superoffload_detach(handle_); }
+Attachment::~Attachment() {
+  if (handle_ == nullptr) return;  // the attach failed; the end of the stream cleans up
+  CallContext context(token_);
+  context.set_deadline(std::chrono::system_clock::now() + kDetachTimeout);
+  v1::DetachOptimizerRequest request;
+  request.set_name(optimizer_.name());
+  v1::DetachOptimizerResponse response;
+  stub_->DetachOptimizer(&context, request, &response);  // fails when the daemon has ended it already
+  superoffload_detach(handle_);
+}
 
 absl::Status Attachment::Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response) {
   const int code = superoffload_attach(connection, response.attachment_epoch(), optimizer_.step(),

@@ -9,11 +9,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/adam/adam_kernels.h"
+#include "kernels/adam/undo_slot.h"
 
 namespace superoffload::kernels {
 namespace {
@@ -179,7 +181,19 @@ class EveryTargetTest : public ::testing::TestWithParam<const AdamKernels*> {
 
 TEST_P(EveryTargetTest, Deferred) {
   Compare([](const AdamKernels& k, const Arrays& a, const AdamStep& absorb, const AdamStep& publish) {
-    return k.deferred(a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta());
+    return k.deferred(a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr);
+  });
+}
+
+TEST_P(EveryTargetTest, SavingOldStateChangesNothing) {
+  const auto slot = std::make_unique<UndoSlot>();
+  Compare([&](const AdamKernels& k, const Arrays& a, const AdamStep& absorb, const AdamStep& publish) {
+    BeginUndo(*slot, 1);
+    const double sum = k.deferred(a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), slot.get());
+    EXPECT_EQ(slot->saved, a.n);
+    BeginUndo(*slot, 2);
+    k.settle(a.n, a.state(), publish, a.Gradient(), slot.get());
+    return sum;
   });
 }
 
@@ -191,7 +205,7 @@ TEST_P(EveryTargetTest, Republish) {
 
 TEST_P(EveryTargetTest, Settle) {
   Compare([](const AdamKernels& k, const Arrays& a, const AdamStep& absorb, const AdamStep&) {
-    k.settle(a.n, a.state(), absorb, a.Pending());
+    k.settle(a.n, a.state(), absorb, a.Pending(), nullptr);
     return 0.0;
   });
 }
@@ -240,7 +254,8 @@ TEST_P(EveryTargetTest, DeferredCommitEqualsPlainSteps) {
       generator.FillGradient(deferred.gradient, n, dtype, false);
       const AdamStep speculative = MakeAdamStep(hyperparameters, t, 1);
       if (has_pending) {
-        k.deferred(n, deferred.state(), absorb, deferred.Pending(), speculative, deferred.Gradient(), deferred.Theta());
+        k.deferred(n, deferred.state(), absorb, deferred.Pending(), speculative, deferred.Gradient(), deferred.Theta(),
+                   nullptr);
       } else {
         k.republish(n, deferred.state(), speculative, deferred.Gradient(), deferred.Theta());
       }
@@ -257,7 +272,7 @@ TEST_P(EveryTargetTest, DeferredCommitEqualsPlainSteps) {
       std::memcpy(deferred.pending.data(), deferred.gradient.data(), n * DTypeBytes(dtype));
       has_pending = true;
     }
-    if (has_pending) k.settle(n, deferred.state(), absorb, deferred.Pending());
+    if (has_pending) k.settle(n, deferred.state(), absorb, deferred.Pending(), nullptr);
     deferred.ExpectSameAs(plain);
   }
 }
@@ -269,7 +284,7 @@ TEST_P(EveryTargetTest, MomentsWithoutGradientsReachZero) {
   generator.FillState(arrays, false);
   std::memset(arrays.pending.data(), 0, arrays.n * 4);
   for (uint64_t t = 1; t <= 3000; ++t) {
-    GetParam()->settle(arrays.n, arrays.state(), MakeAdamStep({.beta2 = 0.95}, t, 1), arrays.Pending());
+    GetParam()->settle(arrays.n, arrays.state(), MakeAdamStep({.beta2 = 0.95}, t, 1), arrays.Pending(), nullptr);
   }
   for (size_t i = 0; i < arrays.n; ++i) {
     EXPECT_EQ(arrays.m.floats()[i], 0.0f);
@@ -330,7 +345,7 @@ TEST(AdamTest, GoldenHashOfAFixedWorkload) {
         kScalarKernels.narrow(n, values.data(), {arrays.gradient.data(), dtype});
         if (dtype == DType::kFloat32) std::memcpy(arrays.gradient.data(), values.data(), 4 * n);
         const double sum = kernels->deferred(n, arrays.state(), MakeAdamStep({}, t, 0.5), arrays.Pending(),
-                                             MakeAdamStep({}, t + 1, 1), arrays.Gradient(), arrays.Theta());
+                                             MakeAdamStep({}, t + 1, 1), arrays.Gradient(), arrays.Theta(), nullptr);
         hash = (hash ^ std::bit_cast<uint64_t>(sum)) * 1099511628211u;
       }
       const std::pair<const std::byte*, size_t> outputs[] = {{arrays.p.data(), 4 * n},

@@ -1,0 +1,188 @@
+// The undo slot's promise: whatever instruction a process is killed at, RestoreTornBlock and a second run of what was
+// not updated give the bits of an undisturbed pass.
+#include "kernels/adam/undo_slot.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "kernels/adam/adam_kernels.h"
+
+namespace superoffload::kernels {
+namespace {
+
+// Runs of state in memory that survives its process.
+template <size_t kElements>
+struct Memory {
+  UndoSlot slot;
+  uint64_t completed;  // runs that the owner recorded as complete
+  alignas(64) float p[kElements], m[kElements], v[kElements], pending[kElements], gradient[kElements];
+  alignas(64) uint16_t theta[kElements];
+
+  AdamState state(size_t first = 0) { return {p + first, m + first, v + first}; }
+  ConstElements Pending(size_t first = 0) const { return {pending + first, DType::kFloat32}; }
+  ConstElements Gradient(size_t first = 0) const { return {gradient + first, DType::kFloat32}; }
+  MutableElements Theta(size_t first = 0) { return {theta + first, DType::kBFloat16}; }
+
+  bool SameState(const Memory& other, size_t n) const {
+    return std::memcmp(p, other.p, 4 * n) == 0 && std::memcmp(m, other.m, 4 * n) == 0 &&
+           std::memcmp(v, other.v, 4 * n) == 0;
+  }
+
+  void FillRandomly(std::mt19937_64& random) {
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < kElements; ++i) {
+      p[i] = normal(random);
+      m[i] = 1e-3f * normal(random);
+      v[i] = 1e-6f * normal(random) * normal(random);
+      v[i] = std::abs(v[i]);
+      pending[i] = 1e-3f * normal(random);
+      gradient[i] = 1e-3f * normal(random);
+    }
+  }
+};
+
+template <typename T>
+class Shared {
+ public:
+  Shared()
+      : memory_(
+            static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~Shared() { ::munmap(memory_, sizeof(T)); }
+  T* operator->() const { return memory_; }
+  T& operator*() const { return *memory_; }
+
+ private:
+  T* const memory_;
+};
+
+const AdamStep kAbsorb = MakeAdamStep({.lr = 1e-2}, 3, 0.5);
+const AdamStep kPublish = MakeAdamStep({.lr = 1e-2}, 4, 1);
+
+class UndoSlotTest : public ::testing::TestWithParam<const AdamKernels*> {};
+
+// One process is stepped through a pass instruction by instruction by another, which after each looks at the memory
+// that a kill at that instruction would leave, and recovers a copy of it.
+TEST_P(UndoSlotTest, EveryInstructionIsASafePlaceToDie) {
+  using SmallMemory = Memory<128>;
+  const AdamKernels& kernels = *GetParam();
+  std::mt19937_64 random(1);
+  for (size_t n : {1, 5, 16, 37, 100}) {
+    SCOPED_TRACE(n);
+    Shared<SmallMemory> shared;
+    shared->FillRandomly(random);
+    const auto initial = std::make_unique<SmallMemory>(*shared);
+    const auto expected = std::make_unique<SmallMemory>(*shared);
+    kernels.settle(n, expected->state(), kAbsorb, expected->Pending(), nullptr);
+
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+      ::raise(SIGSTOP);
+      BeginUndo(shared->slot, 1);
+      kernels.deferred(n, shared->state(), kAbsorb, shared->Pending(), kPublish, shared->Gradient(), shared->Theta(),
+                       &shared->slot);
+      shared->completed = 1;
+      EndUndo(shared->slot);
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (!WIFSTOPPED(status)) GTEST_SKIP() << "no ptrace here";
+    size_t instructions = 0, torn = 0;
+    const auto left = std::make_unique<SmallMemory>();
+    for (; WIFSTOPPED(status); ++instructions) {
+      std::memcpy(static_cast<void*>(left.get()), &*shared, sizeof(SmallMemory));
+      if (left->slot.run == 0 || left->completed == 1) {
+        ASSERT_TRUE(left->SameState(left->completed == 1 ? *expected : *initial, n)) << instructions;
+      } else {
+        const size_t done = RestoreTornBlock(left->slot, n, left->state());
+        ASSERT_LT(done, n);
+        torn += done > 0;
+        kernels.settle(n - done, left->state(done), kAbsorb, left->Pending(done), nullptr);
+        ASSERT_TRUE(left->SameState(*expected, n)) << "after " << instructions << " instructions";
+      }
+      ASSERT_EQ(::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr), 0);
+      ::waitpid(child, &status, 0);
+    }
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_GT(instructions, n);
+    EXPECT_EQ(torn > 0, n > shared->slot.granule);
+  }
+}
+
+// Processes work on a shared optimizer of several runs, step after step, and are killed at random.
+TEST_P(UndoSlotTest, KilledAgainAndAgain) {
+  constexpr size_t kRuns = 8, kRunElements = 4096, kKills = 1000;
+  using Optimizer = Memory<kRuns * kRunElements>;
+  const AdamKernels& kernels = *GetParam();
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  Shared<Optimizer> shared;
+  shared->FillRandomly(random);
+  const auto undisturbed = std::make_unique<Optimizer>(*shared);
+  const auto run_pass = [&](Optimizer& memory, uint64_t index, UndoSlot* undo) {
+    const size_t first = index % kRuns * kRunElements;
+    kernels.deferred(kRunElements, memory.state(first), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1),
+                     memory.Pending(first), kPublish, memory.Gradient(first), memory.Theta(first), undo);
+  };
+  size_t kills = 0, torn = 0;
+  while (kills < kKills) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (;;) {
+        BeginUndo(shared->slot, shared->completed + 1);
+        run_pass(*shared, shared->completed, &shared->slot);
+        shared->completed = shared->completed + 1;
+        EndUndo(shared->slot);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ++kills;
+    const uint64_t index = shared->completed;
+    if (shared->slot.run != index + 1) continue;  // between two passes
+    const size_t first = index % kRuns * kRunElements;
+    const size_t done = RestoreTornBlock(shared->slot, kRunElements, shared->state(first));
+    ASSERT_LT(done, kRunElements);
+    torn += done > 0;
+    kernels.settle(kRunElements - done, shared->state(first + done), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1),
+                   shared->Pending(first + done), nullptr);
+    EndUndo(shared->slot);
+    shared->completed = index + 1;
+  }
+  for (uint64_t index = 0; index < shared->completed; ++index) run_pass(*undisturbed, index, nullptr);
+  EXPECT_TRUE(shared->SameState(*undisturbed, kRuns * kRunElements));
+  RecordProperty("kills", static_cast<int>(kills));
+  RecordProperty("torn", static_cast<int>(torn));
+  EXPECT_GT(torn, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UndoSlotTest, ::testing::ValuesIn(SupportedAdamKernels()),
+                         [](const auto& info) { return info.param->target; });
+
+TEST(RestoreTornBlockTest, ASlotThatContradictsItselfRestoresNothing) {
+  const auto slot = std::make_unique<UndoSlot>();
+  float state[3] = {1, 2, 3};
+  slot->saved = 2;
+  EXPECT_EQ(RestoreTornBlock(*slot, 1, {state, state + 1, state + 2}), 2u);
+  slot->saved = 1;
+  EXPECT_EQ(RestoreTornBlock(*slot, 1, {state, state + 1, state + 2}), 2u);  // a granule of 0
+  slot->granule = kUndoElements + 1;
+  EXPECT_EQ(RestoreTornBlock(*slot, 1, {state, state + 1, state + 2}), 2u);
+  EXPECT_EQ(state[0], 1);
+}
+
+}  // namespace
+}  // namespace superoffload::kernels
