@@ -1,0 +1,181 @@
+// Measures the kernels against the memory's limits and against peers, on the same arrays, interleaved, in one run.
+// README.md beside this file explains the numbers.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "kernels/adam/adam.h"
+#include "kernels/adam/undo_slot.h"
+#include "kernels/bench/arrays.h"
+#include "kernels/bench/baselines.h"
+#include "kernels/bench/report.h"
+#include "kernels/bench/team.h"
+#include "kernels/bench/torch_process.h"
+
+ABSL_FLAG(bool, json, false, "print one JSON object per kernel and thread count");
+ABSL_FLAG(uint64_t, elements, 64 << 20, "elements of each array; rounded up to whole chunks of 64 Ki");
+ABSL_FLAG(std::vector<std::string>, threads, {}, "thread counts, comma-separated; default: all cores");
+ABSL_FLAG(std::string, dtype, "bfloat16", "of gradients and published parameters: bfloat16, float16 or float32");
+ABSL_FLAG(int, repetitions, 15, "passes of each kernel; medians are reported");
+ABSL_FLAG(std::string, torch, "", "a Python with torch: measures torch.optim.AdamW, fused and foreach, too");
+
+namespace superoffload::kernels {
+namespace {
+
+std::optional<DType> ParseDType(const std::string& name) {
+  if (name == "bfloat16") return DType::kBFloat16;
+  if (name == "float16") return DType::kFloat16;
+  if (name == "float32") return DType::kFloat32;
+  return std::nullopt;
+}
+
+struct Benchmark {
+  Kernel kernel;
+  std::function<double()> seconds;  // of one pass over the arrays
+};
+
+class AdamBench {
+ public:
+  AdamBench(const Baselines& baselines, size_t elements, DType dtype, int threads, const std::string& python)
+      : baselines_(baselines), team_(threads), arrays_(elements, dtype, dtype, team_), width_(DTypeBytes(dtype)) {
+    for (int i = 0; i < threads; ++i) undo_.push_back(std::make_unique<UndoSlot>());
+    if (!python.empty()) torch_ = std::make_unique<TorchProcess>(python, arrays_, threads);
+  }
+
+  Report Run(int repetitions) {
+    const std::vector<Benchmark> benchmarks = Benchmarks();
+    std::vector<Kernel> kernels;
+    for (const Benchmark& b : benchmarks) {
+      kernels.push_back(b.kernel);
+      benchmark::RegisterBenchmark(b.kernel.name.c_str(),
+                                   [&b](benchmark::State& state) {
+                                     for (auto _ : state) state.SetIterationTime(b.seconds());
+                                   })
+          ->Iterations(1)
+          ->Repetitions(repetitions)
+          ->UseManualTime();
+    }
+    Report report(std::move(kernels), arrays_.elements(), team_.threads());
+    benchmark::RunSpecifiedBenchmarks(&report);
+    benchmark::ClearRegisteredBenchmarks();
+    return report;
+  }
+
+  const std::string& pages() const { return arrays_.pages(); }
+
+ private:
+  // A kernel over every chunk; `work(first, thread)`.
+  template <typename Work>
+  Benchmark Pass(const char* name, double bytes, Work work) {
+    return {{name, bytes}, [this, work] {
+              const auto begin = std::chrono::steady_clock::now();
+              team_.RunChunks(arrays_.elements() / kChunkElements,
+                              [&](size_t chunk, int thread) { work(chunk * kChunkElements, thread); });
+              return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+            }};
+  }
+
+  std::vector<Benchmark> Benchmarks() {
+    const Arrays& a = arrays_;
+    const size_t n = kChunkElements;
+    const double w = static_cast<double>(width_);
+    const AdamStep absorb = MakeAdamStep({.lr = 1e-5}, 100, 1), publish = MakeAdamStep({.lr = 1e-5}, 101, 1);
+    const PeerStep peer{.beta1 = 0.9f,
+                        .beta2 = 0.999f,
+                        .eps = 1e-8f,
+                        .weight_decay = -1e-7f,
+                        .bias_correction2 = 3.2f,
+                        .step_size = -1e-5f};
+    std::vector<Benchmark> all{
+        Pass("update_in_place", 24, [=, &a, this](size_t i, int) { baselines_.update_in_place(n, a.state(i)); }),
+        Pass("triad", 16,
+             [=, &a, this](size_t i, int) { baselines_.triad(n, a.peer_gradient(i), a.state(i).p, a.state(i).m); }),
+        Pass("peer_step", 28,
+             [=, &a, this](size_t i, int) { baselines_.peer_step(n, a.state(i), peer, a.peer_gradient(i)); }),
+        Pass("peer_cast", 8,
+             [=, &a, this](size_t i, int) {
+               baselines_.peer_cast(n, a.state(i).p, static_cast<uint16_t*>(a.theta(i).data));
+             }),
+        Pass("plain", 24 + 2 * w, [=, &a](size_t i, int) { Plain(n, a.state(i), absorb, a.pending(i), a.theta(i)); }),
+        Pass("deferred", 24 + 3 * w,
+             [=, &a](size_t i, int) {
+               Deferred(n, a.state(i), absorb, a.pending(i), publish, a.gradient(i), a.theta(i), nullptr);
+             }),
+        Pass("deferred_undo", 24 + 3 * w,
+             [=, &a, this](size_t i, int thread) {
+               BeginUndo(*undo_[thread], i / kChunkElements + 1);
+               Deferred(n, a.state(i), absorb, a.pending(i), publish, a.gradient(i), a.theta(i), undo_[thread].get());
+               EndUndo(*undo_[thread]);
+             }),
+        Pass("settle", 24 + w, [=, &a](size_t i, int) { Settle(n, a.state(i), absorb, a.pending(i), nullptr); }),
+        Pass("republish", 12 + 2 * w,
+             [=, &a](size_t i, int) { Republish(n, a.state(i), publish, a.gradient(i), a.theta(i)); }),
+        Pass("norm", w, [=, &a](size_t i, int) { benchmark::DoNotOptimize(SumOfSquares(n, a.gradient(i))); })};
+    for (const char* implementation : {"fused", "foreach"}) {
+      if (torch_ == nullptr) break;
+      all.push_back({{std::string("torch_") + implementation, 28},
+                     [this, implementation] { return torch_->Step(implementation); }});
+    }
+    return all;
+  }
+
+  const Baselines& baselines_;
+  Team team_;
+  const Arrays arrays_;
+  const size_t width_;
+  std::vector<std::unique_ptr<UndoSlot>> undo_;  // per thread
+  std::unique_ptr<TorchProcess> torch_;
+};
+
+int Main() {
+  const Baselines* baselines = BaselinesForThisMachine();
+  const std::optional<DType> dtype = ParseDType(absl::GetFlag(FLAGS_dtype));
+  std::vector<int> threads;
+  for (const std::string& word : absl::GetFlag(FLAGS_threads)) {
+    if (!absl::SimpleAtoi(word, &threads.emplace_back()) || threads.back() < 1) threads.back() = 0;
+  }
+  if (threads.empty()) threads.push_back(static_cast<int>(AvailableCores().size()));
+  if (baselines == nullptr || !dtype || std::count(threads.begin(), threads.end(), 0) > 0 ||
+      absl::GetFlag(FLAGS_repetitions) < 1 || absl::GetFlag(FLAGS_elements) < 1) {
+    std::fprintf(stderr,
+                 "adam_bench: needs AVX2, NEON or better, a --dtype it knows, and positive numbers; see --help\n");
+    return 2;
+  }
+  const size_t chunks = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements;
+  for (int count : threads) {
+    AdamBench bench(*baselines, chunks * kChunkElements, *dtype, count, absl::GetFlag(FLAGS_torch));
+    const Report report = bench.Run(absl::GetFlag(FLAGS_repetitions));
+    const std::string text = absl::GetFlag(FLAGS_json) ? report.JsonLines() : report.Table();
+    std::printf("%s", text.c_str());
+    if (!absl::GetFlag(FLAGS_json)) {
+      std::printf("%s kernels, %s\n\n", std::string(KernelTarget()).c_str(), bench.pages().c_str());
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace superoffload::kernels
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("measures the Adam kernels against the memory's limits and against peers");
+  absl::ParseCommandLine(argc, argv);
+  char name[] = "adam_bench", interleave[] = "--benchmark_enable_random_interleaving=true";
+  char* arguments[] = {name, interleave, nullptr};
+  int count = 2;
+  benchmark::Initialize(&count, arguments);
+  return superoffload::kernels::Main();
+}

@@ -1,0 +1,83 @@
+#include "kernels/bench/arrays.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+namespace superoffload::kernels {
+namespace {
+
+constexpr size_t kHugePageBytes = 2 << 20;
+
+// Array bases that agree in their low bits compete for the same cache sets.
+constexpr size_t kStaggerBytes = 704;
+
+size_t RoundUp(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+void* TryMap(int fd, size_t bytes, int flags) {
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return MAP_FAILED;
+  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
+}
+
+}  // namespace
+
+Arrays::Arrays(size_t elements, DType gradient_dtype, DType theta_dtype, Team& team)
+    : elements_(elements), gradient_dtype_(gradient_dtype), theta_dtype_(theta_dtype) {
+  const size_t widths[kArrays] = {
+      4, 4, 4, 4, DTypeBytes(gradient_dtype), DTypeBytes(gradient_dtype), DTypeBytes(theta_dtype)};
+  for (int i = 0; i < kArrays; ++i) {
+    offsets_[i] = bytes_ + i * kStaggerBytes;
+    bytes_ = RoundUp(offsets_[i] + elements * widths[i], kHugePageBytes);
+  }
+  fd_ = ::memfd_create("adam_bench", MFD_HUGETLB);
+  void* mapped = TryMap(fd_, bytes_, MAP_POPULATE);
+  pages_ = "huge pages of the pool";
+  if (mapped == MAP_FAILED) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = ::memfd_create("adam_bench", 0);
+    mapped = TryMap(fd_, bytes_, 0);
+    pages_ = "base pages, or huge ones where the kernel gives them to shared memory";
+  }
+  if (mapped == MAP_FAILED) {
+    std::fprintf(stderr, "adam_bench: no memory for %zu bytes; choose fewer --elements\n", bytes_);
+    std::exit(1);
+  }
+  base_ = static_cast<std::byte*>(mapped);
+  ::madvise(base_, bytes_, MADV_HUGEPAGE);
+  Fill(team);
+}
+
+Arrays::~Arrays() {
+  ::munmap(base_, bytes_);
+  ::close(fd_);
+}
+
+void Arrays::Fill(Team& team) {
+  team.RunChunks(elements_ / kChunkElements, [this](size_t chunk, int) {
+    const size_t first = chunk * kChunkElements;
+    const AdamState s = state(first);
+    float* const gradient_fp32 = peer_gradient(first);
+    uint32_t x = static_cast<uint32_t>(2654435761u * (chunk + 1));
+    const auto next = [&x] {  // xorshift, in (-1, 1)
+      x ^= x << 13;
+      x ^= x >> 17;
+      x ^= x << 5;
+      return static_cast<float>(static_cast<int32_t>(x)) * 0x1p-31f;
+    };
+    for (size_t i = 0; i < kChunkElements; ++i) {
+      s.p[i] = next();
+      s.m[i] = 1e-3f * next();
+      s.v[i] = 1e-6f * std::fabs(next());
+      gradient_fp32[i] = 1e-3f * next();
+    }
+    for (const ConstElements& elements : {gradient(first), pending(first)}) {
+      Narrow(kChunkElements, gradient_fp32, {const_cast<void*>(elements.data), elements.dtype});
+    }
+    Narrow(kChunkElements, s.p, theta(first));
+  });
+}
+
+}  // namespace superoffload::kernels

@@ -1,0 +1,57 @@
+// The arrays that every kernel of a benchmark run works on, in a memfd that another process can map.
+#ifndef SUPEROFFLOAD_KERNELS_BENCH_ARRAYS_H_
+#define SUPEROFFLOAD_KERNELS_BENCH_ARRAYS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/adam/adam.h"
+#include "kernels/bench/team.h"
+
+namespace superoffload::kernels {
+
+class Arrays {
+ public:
+  // `elements` each, a multiple of kChunkElements; touched first by the team's threads. Exits when there is no memory.
+  Arrays(size_t elements, DType gradient_dtype, DType theta_dtype, Team& team);
+  ~Arrays();
+
+  size_t elements() const { return elements_; }
+  int fd() const { return fd_; }
+  size_t bytes() const { return bytes_; }
+  const std::string& pages() const { return pages_; }  // what backs them
+
+  // From element `first` on.
+  AdamState state(size_t first) const { return {At<float>(0, first), At<float>(1, first), At<float>(2, first)}; }
+  float* peer_gradient(size_t first) const { return At<float>(3, first); }
+  ConstElements gradient(size_t first) const { return Elements(4, gradient_dtype_, first); }
+  ConstElements pending(size_t first) const { return Elements(5, gradient_dtype_, first); }
+  MutableElements theta(size_t first) const {
+    return {const_cast<void*>(Elements(6, theta_dtype_, first).data), theta_dtype_};
+  }
+  size_t offset(int array) const { return offsets_[array]; }  // bytes into the memfd: p, m, v, fp32 gradient, ...
+
+ private:
+  template <typename T>
+  T* At(int array, size_t first) const {
+    return reinterpret_cast<T*>(base_ + offsets_[array]) + first;
+  }
+  ConstElements Elements(int array, DType dtype, size_t first) const {
+    return {base_ + offsets_[array] + first * DTypeBytes(dtype), dtype};
+  }
+  void Fill(Team& team);
+
+  static constexpr int kArrays = 7;
+  const size_t elements_;
+  const DType gradient_dtype_, theta_dtype_;
+  size_t offsets_[kArrays];
+  size_t bytes_ = 0;
+  int fd_ = -1;
+  std::byte* base_ = nullptr;
+  std::string pages_;
+};
+
+}  // namespace superoffload::kernels
+
+#endif  // SUPEROFFLOAD_KERNELS_BENCH_ARRAYS_H_
