@@ -67,7 +67,6 @@ double ScalarSumOfSquares(size_t n, ConstElements gradient) {
 }
 
 void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
-  if (undo != nullptr) undo->granule = 1;
   for (size_t i = 0; i < n; ++i) {
     const Element old{state.p[i], state.m[i], state.v[i]};
     if (undo != nullptr) {
@@ -75,7 +74,7 @@ void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElemen
       undo->m[i % kUndoElements] = old.m;
       undo->v[i % kUndoElements] = old.v;
       KeepOrder();
-      undo->saved = i + 1;
+      undo->torn = TornGranule(i, 1);
       KeepOrder();
     }
     const Element e = Update(absorb, Load(pending, i), old);

@@ -136,20 +136,6 @@ struct Kind {
   bool absorb, publish, theta, undo;
 };
 
-// Old state of the granule at element `i`, before RunVector overwrites it.
-HWY_INLINE void SaveGranule(const AdamState& state, UndoSlot& undo, size_t i, size_t granule) {
-  const FloatTag d;
-  const size_t slot = i % kUndoElements;
-  for (size_t j = 0; j < granule; j += hn::Lanes(d)) {
-    hn::StoreU(hn::LoadU(d, state.p + i + j), d, undo.p + slot + j);
-    hn::StoreU(hn::LoadU(d, state.m + i + j), d, undo.m + slot + j);
-    hn::StoreU(hn::LoadU(d, state.v + i + j), d, undo.v + slot + j);
-  }
-  KeepOrder();
-  undo.saved = i + granule;
-  KeepOrder();
-}
-
 // One vector of a pass, at element `i`.
 template <Kind kKind, class G, class T>
 HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
@@ -157,6 +143,15 @@ HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
   auto p = hn::LoadU(d, pass.state.p + i);
   auto m = hn::LoadU(d, pass.state.m + i);
   auto v = hn::LoadU(d, pass.state.v + i);
+  if constexpr (kKind.undo) {
+    const size_t slot = i % kUndoElements;
+    hn::StoreU(p, d, pass.undo->p + slot);
+    hn::StoreU(m, d, pass.undo->m + slot);
+    hn::StoreU(v, d, pass.undo->v + slot);
+    KeepOrder();
+    pass.undo->torn = TornGranule(i, hn::Lanes(d));
+    KeepOrder();
+  }
   if constexpr (kKind.absorb) {
     Update(d, *pass.absorb, G::Load(d, pass.pending + i), p, m, v);
     hn::StoreU(p, d, pass.state.p + i);
@@ -218,11 +213,12 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
     std::memcpy(pass.undo->m + slot, m, n * sizeof(float));
     std::memcpy(pass.undo->v + slot, v, n * sizeof(float));
     KeepOrder();
-    pass.undo->saved = first + n;
+    pass.undo->torn = TornGranule(first, n);
     KeepOrder();
   }
   const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta, nullptr};
-  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kKind>(padded, i);
+  constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.theta, /*undo=*/false};
+  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kPadded>(padded, i);
   if constexpr (kKind.absorb) {
     std::memcpy(pass.state.p + first, p, n * sizeof(float));
     std::memcpy(pass.state.m + first, m, n * sizeof(float));
@@ -245,7 +241,6 @@ double Run(size_t n, const Pass<G, T>& pass) {
   auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
   const size_t vector = hn::Lanes(FloatTag());
   const size_t granule = vector > kNormLanes ? vector : kNormLanes;
-  if constexpr (kKind.undo) pass.undo->granule = granule;
   size_t i = 0;
   for (; i + granule <= n; i += granule) {
     PrefetchAhead(pass.state.p, i);
@@ -253,7 +248,6 @@ double Run(size_t n, const Pass<G, T>& pass) {
     PrefetchAhead(pass.state.v, i);
     if constexpr (kKind.absorb) PrefetchAhead(pass.pending, i);
     if constexpr (kKind.publish) PrefetchAhead(pass.gradient, i);
-    if constexpr (kKind.undo) SaveGranule(pass.state, *pass.undo, i, granule);
     for (size_t j = 0; j < granule; j += vector) RunVector<kKind>(pass, i + j);
     if constexpr (kKind.publish) {
       for (size_t j = 0; j < granule; j += kNormLanes) {

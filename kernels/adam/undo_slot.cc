@@ -3,10 +3,10 @@
 namespace superoffload::kernels {
 
 size_t RestoreTornBlock(const UndoSlot& slot, size_t n, AdamState state) {
-  if (slot.saved == 0) return 0;
-  if (slot.saved > n || slot.granule == 0 || slot.granule > kUndoElements) return n + 1;
-  const size_t first = (slot.saved - 1) / slot.granule * slot.granule;
-  for (size_t i = first; i < slot.saved; ++i) {
+  if (slot.torn == 0) return 0;
+  const size_t first = slot.torn >> 16, count = slot.torn & 0xffff;
+  if (count > kUndoElements || first > n || count > n - first) return n + 1;
+  for (size_t i = first; i < first + count; ++i) {
     state.p[i] = slot.p[i % kUndoElements];
     state.m[i] = slot.m[i % kUndoElements];
     state.v[i] = slot.v[i % kUndoElements];

@@ -1,10 +1,10 @@
 // The undo slot: an update of state in place that survives a kill at any instruction.
 //
-// A run of elements is updated granule by granule. The old values of a granule are saved in the slot, then counted as
-// saved, then overwritten; so at most the granule that was saved last is torn, and RestoreTornBlock puts it back:
+// A run of elements is updated a few at a time, a granule. The old values of a granule are saved in the slot, then the
+// granule is named in `torn`, then it is overwritten; so at most that granule is torn, and RestoreTornBlock puts it
+// back:
 //
-//   0 ............ updated for good ............ | torn granule | ........ as before the pass ........ n
-//                                                saved - granule      saved
+//   0 ........ updated for good ........ | torn granule | ........ as before the pass ........ n
 //
 // A killed process leaves memory as its program order made it, on every architecture: the core completes what it has
 // retired. So only the compiler must be kept from reordering, which atomic_signal_fence does. (After a crash of the
@@ -22,21 +22,23 @@
 
 namespace superoffload::kernels {
 
-// Old values kept, of which recovery needs the last granule only: reusing one cache line for every granule would cost
-// more than cycling through some (kernels/bench/README.md has the measurement).
+// Old values kept. Recovery needs the last granule only, but stores that hit the same lines again and again cost more
+// than a slot that stays in the first-level cache (kernels/bench/README.md has the measurement).
 inline constexpr size_t kUndoElements = 1024;
 
 struct alignas(64) UndoSlot {
-  uint64_t run;      // the owner's name for the run that is being updated; 0: none
-  uint64_t saved;    // elements of the run that were saved
-  uint64_t granule;  // elements that are saved and overwritten together; at most kUndoElements
-  uint64_t reserved[5];
+  uint64_t run;   // the owner's name for the run that is being updated; 0: none
+  uint64_t torn;  // TornGranule of the granule that was saved last; 0: none
+  uint64_t reserved[6];
   float p[kUndoElements];  // element i of the run at i mod kUndoElements
   float m[kUndoElements];
   float v[kUndoElements];
 };
 static_assert(sizeof(UndoSlot) == 64 + 3 * sizeof(float) * kUndoElements);
 static_assert(offsetof(UndoSlot, p) == 64);
+
+// Elements [first, first + count) of a run, in one word so that it changes at once.
+constexpr uint64_t TornGranule(size_t first, size_t count) { return uint64_t{first} << 16 | count; }
 
 // The compiler may not move memory accesses across it.
 inline void KeepOrder() { std::atomic_signal_fence(std::memory_order_seq_cst); }
@@ -45,7 +47,7 @@ inline void KeepOrder() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 inline void BeginUndo(UndoSlot& slot, uint64_t run) {
   slot.run = 0;
   KeepOrder();
-  slot.saved = 0;
+  slot.torn = 0;
   KeepOrder();
   slot.run = run;
   KeepOrder();
