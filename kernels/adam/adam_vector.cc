@@ -17,15 +17,30 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Tuning, explained in kernels/bench/README.md. Neither changes a result.
+#ifndef SUPEROFFLOAD_PREFETCH_ELEMENTS
+#define SUPEROFFLOAD_PREFETCH_ELEMENTS 512
+#endif
+#ifndef SUPEROFFLOAD_BLOCK_ELEMENTS
+#define SUPEROFFLOAD_BLOCK_ELEMENTS 256
+#endif
+
 // Elements ahead of the loop at which memory is asked for: far enough for DRAM, near enough to stay in L1.
-constexpr size_t kPrefetchElements = 512;
+constexpr size_t kPrefetchElements = SUPEROFFLOAD_PREFETCH_ELEMENTS;
+
+// Elements that go through the stages of a pass together: their state stays in L1 between them.
+constexpr size_t kBlockElements = SUPEROFFLOAD_BLOCK_ELEMENTS;
+
+// Of streamed stores, on every instruction set.
+constexpr size_t kStreamAlignment = 64;
 
 constexpr size_t kNormLanes = 8;
 constexpr size_t kMaxLanes = 16;
 using FloatTag = hn::CappedTag<float, kMaxLanes>;
 using DoubleTag = hn::CappedTag<double, kNormLanes>;
 
-// Codecs: vectors of fp32 from and to memory of each dtype. See float_conversion.h for the rules.
+// Codecs: vectors of fp32 from and to memory of each dtype. `stream` stores past the caches to aligned memory, without
+// reading what is overwritten. See float_conversion.h for the rules.
 struct Float32 {
   using Element = float;
   template <class D>
@@ -33,8 +48,8 @@ struct Float32 {
     return hn::LoadU(d, from);
   }
   template <class D>
-  static HWY_INLINE void Store(D d, hn::Vec<D> value, float* to) {
-    hn::StoreU(value, d, to);
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, float* to, bool stream = false) {
+    stream ? hn::Stream(value, d, to) : hn::StoreU(value, d, to);
   }
 };
 
@@ -45,9 +60,10 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves(D, const uint16_t* from) 
 }
 
 template <class D, class VU>
-HWY_INLINE void StoreHalves(D, VU halves, uint16_t* to) {
+HWY_INLINE void StoreHalves(D, VU halves, uint16_t* to, bool stream) {
   const hn::Rebind<uint16_t, D> dh;
-  hn::StoreU(hn::DemoteTo(dh, hn::BitCast(hn::RebindToSigned<D>(), halves)), dh, to);
+  const auto narrow = hn::DemoteTo(dh, hn::BitCast(hn::RebindToSigned<D>(), halves));
+  stream ? hn::Stream(narrow, dh, to) : hn::StoreU(narrow, dh, to);
 }
 
 struct BFloat16 {
@@ -57,14 +73,14 @@ struct BFloat16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(LoadHalves(d, from)));
   }
   template <class D>
-  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to) {
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to, bool stream = false) {
     const hn::RebindToUnsigned<D> du;
     const auto bits = hn::BitCast(du, value);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
     const auto quiet = hn::Or(hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
     const auto nan = hn::RebindMask(du, hn::IsNaN(value));
-    StoreHalves(d, hn::IfThenElse(nan, quiet, rounded), to);
+    StoreHalves(d, hn::IfThenElse(nan, quiet, rounded), to, stream);
   }
 };
 
@@ -88,7 +104,7 @@ struct Float16 {
     return hn::BitCast(d, hn::Or(sign, bits));
   }
   template <class D>
-  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to) {
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to, bool stream = false) {
     const hn::RebindToUnsigned<D> du;
     const auto bits = hn::BitCast(du, value);
     const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000));
@@ -101,7 +117,7 @@ struct Float16 {
     auto half = hn::IfThenElse(hn::Gt(hn::Set(du, 0x38800000), magnitude), subnormal, normal);
     half = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x477fefff)), hn::Set(du, 0x7c00), half);
     half = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), hn::Set(du, 0x7e00), half);
-    StoreHalves(d, hn::Or(sign, half), to);
+    StoreHalves(d, hn::Or(sign, half), to, stream);
   }
 };
 
@@ -119,26 +135,33 @@ HWY_INLINE void Update(D d, const AdamStep& step, V gradient, V& p, V& m, V& v) 
   p = hn::MulAdd(hn::Set(d, -step.step_size), hn::Div(m, denominator), hn::Mul(p, hn::Set(d, step.decay)));
 }
 
-// What a pass over a run of elements reads and writes; null where it does not.
+// What a pass does. undo: saves old state in the undo slot before it is overwritten.
+struct Kind {
+  bool absorb = false, publish = false, theta = false, undo = false;
+  bool padded = false;  // runs on a short copy, beyond which nothing may be prefetched
+};
+
+// What a pass over a run of elements reads and writes; null where it does not. Passed by value: what is local to the
+// loop cannot alias what the loop stores, and stays in registers.
 template <class G, class T>
 struct Pass {
   AdamState state;
-  const AdamStep* absorb;
+  AdamStep absorb;
   const typename G::Element* pending;
-  const AdamStep* publish;
+  AdamStep publish;
   const typename G::Element* gradient;
   typename T::Element* theta;
   UndoSlot* undo;
 };
 
-// What a pass does. kUndo: saves old state in the undo slot before it is overwritten.
-struct Kind {
-  bool absorb, publish, theta, undo;
-};
+template <class... Elements>
+HWY_INLINE void PrefetchAhead(size_t i, const Elements*... arrays) {
+  (hwy::Prefetch(arrays + i + kPrefetchElements), ...);
+}
 
-// One vector of a pass, at element `i`.
+// Absorbs the pending gradient of one vector, at element `i`.
 template <Kind kKind, class G, class T>
-HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
+HWY_INLINE void AbsorbVector(const Pass<G, T>& pass, size_t i) {
   const FloatTag d;
   auto p = hn::LoadU(d, pass.state.p + i);
   auto m = hn::LoadU(d, pass.state.m + i);
@@ -152,30 +175,32 @@ HWY_INLINE void RunVector(const Pass<G, T>& pass, size_t i) {
     pass.undo->torn = TornGranule(i, hn::Lanes(d));
     KeepOrder();
   }
-  if constexpr (kKind.absorb) {
-    Update(d, *pass.absorb, G::Load(d, pass.pending + i), p, m, v);
-    hn::StoreU(p, d, pass.state.p + i);
-    hn::StoreU(m, d, pass.state.m + i);
-    hn::StoreU(v, d, pass.state.v + i);
-  }
-  if constexpr (kKind.publish) Update(d, *pass.publish, G::Load(d, pass.gradient + i), p, m, v);
-  if constexpr (kKind.theta) T::Store(d, p, pass.theta + i);
+  Update(d, pass.absorb, G::Load(d, pass.pending + i), p, m, v);
+  hn::StoreU(p, d, pass.state.p + i);
+  hn::StoreU(m, d, pass.state.m + i);
+  hn::StoreU(v, d, pass.state.v + i);
 }
 
-// Adds the squares of 8 elements to the lanes. How many vectors the lanes take depends on the instruction set.
-template <class G, class V>
-HWY_INLINE void AddSquares(const typename G::Element* from, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
+// Adds the squares of a vector of gradients, the granule's from element `first` on, to the lanes of their indices
+// modulo
+// 8. How many vectors the lanes take depends on the instruction set.
+template <class V>
+HWY_INLINE void AddSquares(hn::Vec<FloatTag> gradient, size_t first, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
   const DoubleTag dd;
-  const hn::Rebind<float, DoubleTag> df;
   const size_t n = hn::Lanes(dd);
-  const auto add = [&](size_t first, V& lanes) HWY_ATTR {
-    const V g = hn::PromoteTo(dd, G::Load(df, from + first));
-    lanes = hn::MulAdd(g, g, lanes);  // the product is exact in fp64
-  };
-  add(0, lanes0);
-  if (n <= 4) add(n, lanes1);
-  if (n <= 2) add(2 * n, lanes2);
-  if (n <= 2) add(3 * n, lanes3);
+  const auto lower = hn::PromoteTo(dd, hn::LowerHalf(hn::Half<FloatTag>(), gradient));
+  const auto upper = hn::PromoteTo(dd, hn::UpperHalf(hn::Half<FloatTag>(), gradient));
+  // The products are exact in fp64.
+  if (n == kNormLanes) {
+    lanes0 = hn::MulAdd(lower, lower, lanes0);
+    lanes0 = hn::MulAdd(upper, upper, lanes0);
+  } else if (first == 0) {
+    lanes0 = hn::MulAdd(lower, lower, lanes0);
+    lanes1 = hn::MulAdd(upper, upper, lanes1);
+  } else {
+    lanes2 = hn::MulAdd(lower, lower, lanes2);
+    lanes3 = hn::MulAdd(upper, upper, lanes3);
+  }
 }
 
 template <class V>
@@ -192,13 +217,49 @@ HWY_INLINE double SumLanes(V lanes0, V lanes1, V lanes2, V lanes3) {
   return sum;
 }
 
-template <class Element>
-HWY_INLINE void PrefetchAhead(const Element* at, size_t i) {
-  hwy::Prefetch(at + i + kPrefetchElements);
+// Elements that one turn of the loops covers.
+HWY_INLINE size_t Granule() { return HWY_MAX(hn::Lanes(FloatTag()), kNormLanes); }
+
+// One block of a pass, elements [first, first + n): whole granules, at most kBlockElements. Stage by stage, each of
+// which keeps many independent vectors in flight; all in one, a vector waits for two square roots and two divisions
+// with so many instructions behind it that the core's window holds only a few vectors.
+template <Kind kKind, class G, class T, class V>
+HWY_INLINE void RunBlock(const Pass<G, T>& pass, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
+  const FloatTag d;
+  const size_t vector = hn::Lanes(d), granule = Granule();
+  if constexpr (kKind.absorb) {
+    for (size_t i = first; i < first + n; i += vector) {
+      if constexpr (!kKind.padded) PrefetchAhead(i, pass.state.p, pass.pending);
+      if constexpr (!kKind.padded && !kKind.publish) PrefetchAhead(i, pass.state.m, pass.state.v);
+      AbsorbVector<kKind>(pass, i);
+    }
+  }
+  HWY_ALIGN float published[kBlockElements];
+  if constexpr (kKind.publish) {
+    for (size_t i = 0; i < n; i += granule) {
+      for (size_t j = i; j < i + granule; j += vector) {
+        if constexpr (!kKind.padded) PrefetchAhead(first + j, pass.gradient, pass.state.m, pass.state.v);
+        if constexpr (!kKind.padded && !kKind.absorb) PrefetchAhead(first + j, pass.state.p);
+        const auto gradient = G::Load(d, pass.gradient + first + j);
+        auto p = hn::LoadU(d, pass.state.p + first + j);
+        auto m = hn::LoadU(d, pass.state.m + first + j);
+        auto v = hn::LoadU(d, pass.state.v + first + j);
+        Update(d, pass.publish, gradient, p, m, v);
+        hn::Store(p, d, published + j);
+        AddSquares(gradient, j - i, lanes0, lanes1, lanes2, lanes3);
+      }
+    }
+  }
+  if constexpr (kKind.theta) {
+    const float* const from = kKind.publish ? published : pass.state.p + first;
+    const bool stream = !kKind.padded && reinterpret_cast<uintptr_t>(pass.theta) % kStreamAlignment == 0;
+    for (size_t i = 0; i < n; i += vector) T::Store(d, hn::LoadU(d, from + i), pass.theta + first + i, stream);
+  }
 }
 
-template <Kind kKind, class G, class T>
-HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
+// The last `n` elements, fewer than a granule, through zero-padded copies.
+template <Kind kKind, class G, class T, class V>
+HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
   HWY_ALIGN float p[kMaxLanes] = {}, m[kMaxLanes] = {}, v[kMaxLanes] = {};
   HWY_ALIGN typename G::Element pending[kMaxLanes] = {}, gradient[kMaxLanes] = {};
   HWY_ALIGN typename T::Element theta[kMaxLanes] = {};
@@ -216,9 +277,9 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
     pass.undo->torn = TornGranule(first, n);
     KeepOrder();
   }
+  constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.theta, /*undo=*/false, /*padded=*/true};
   const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta, nullptr};
-  constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.theta, /*undo=*/false};
-  for (size_t i = 0; i < n; i += hn::Lanes(FloatTag())) RunVector<kPadded>(padded, i);
+  RunBlock<kPadded>(padded, 0, Granule(), lanes0, lanes1, lanes2, lanes3);
   if constexpr (kKind.absorb) {
     std::memcpy(pass.state.p + first, p, n * sizeof(float));
     std::memcpy(pass.state.m + first, m, n * sizeof(float));
@@ -227,38 +288,17 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n) {
   if constexpr (kKind.theta) std::memcpy(pass.theta + first, theta, n * sizeof(*theta));
 }
 
-template <class G, class V>
-HWY_INLINE void AddTailSquares(const typename G::Element* from, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
-  HWY_ALIGN typename G::Element padded[kMaxLanes] = {};
-  std::memcpy(padded, from, n * sizeof(*padded));
-  for (size_t i = 0; i < n; i += kNormLanes) AddSquares<G>(padded + i, lanes0, lanes1, lanes2, lanes3);
-}
-
 // The driver of every pass over state. Returns the sum of squares of the published gradient, 0 without one.
 template <Kind kKind, class G, class T>
-double Run(size_t n, const Pass<G, T>& pass) {
+double Run(size_t n, const Pass<G, T> pass) {
   const DoubleTag dd;
   auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
-  const size_t vector = hn::Lanes(FloatTag());
-  const size_t granule = vector > kNormLanes ? vector : kNormLanes;
-  size_t i = 0;
-  for (; i + granule <= n; i += granule) {
-    PrefetchAhead(pass.state.p, i);
-    PrefetchAhead(pass.state.m, i);
-    PrefetchAhead(pass.state.v, i);
-    if constexpr (kKind.absorb) PrefetchAhead(pass.pending, i);
-    if constexpr (kKind.publish) PrefetchAhead(pass.gradient, i);
-    for (size_t j = 0; j < granule; j += vector) RunVector<kKind>(pass, i + j);
-    if constexpr (kKind.publish) {
-      for (size_t j = 0; j < granule; j += kNormLanes) {
-        AddSquares<G>(pass.gradient + i + j, lanes0, lanes1, lanes2, lanes3);
-      }
-    }
+  const size_t whole = n / Granule() * Granule();
+  for (size_t i = 0; i < whole; i += kBlockElements) {
+    RunBlock<kKind>(pass, i, HWY_MIN(kBlockElements, whole - i), lanes0, lanes1, lanes2, lanes3);
   }
-  if (i < n) {
-    RunTail<kKind>(pass, i, n - i);
-    if constexpr (kKind.publish) AddTailSquares<G>(pass.gradient + i, n - i, lanes0, lanes1, lanes2, lanes3);
-  }
+  if (whole < n) RunTail<kKind>(pass, whole, n - whole, lanes0, lanes1, lanes2, lanes3);
+  hwy::FlushStream();  // before anybody is told that theta is there
   return SumLanes(lanes0, lanes1, lanes2, lanes3);
 }
 
@@ -285,12 +325,12 @@ HWY_INLINE typename T::Element* As(MutableElements elements) {
   return static_cast<typename T::Element*>(elements.data);
 }
 
-constexpr Kind kDeferred{.absorb = true, .publish = true, .theta = true, .undo = false};
+constexpr Kind kDeferred{.absorb = true, .publish = true, .theta = true};
 constexpr Kind kDeferredUndo{.absorb = true, .publish = true, .theta = true, .undo = true};
-constexpr Kind kRepublish{.absorb = false, .publish = true, .theta = true, .undo = false};
-constexpr Kind kSettle{.absorb = true, .publish = false, .theta = false, .undo = false};
-constexpr Kind kSettleUndo{.absorb = true, .publish = false, .theta = false, .undo = true};
-constexpr Kind kPlain{.absorb = true, .publish = false, .theta = true, .undo = false};
+constexpr Kind kRepublish{.publish = true, .theta = true};
+constexpr Kind kSettle{.absorb = true};
+constexpr Kind kSettleUndo{.absorb = true, .undo = true};
+constexpr Kind kPlain{.absorb = true, .theta = true};
 
 double VectorDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
                       ConstElements gradient, MutableElements theta, UndoSlot* undo) {
@@ -298,7 +338,7 @@ double VectorDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstEl
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      const Pass<G, T> pass{state, &absorb, As<G>(pending), &publish, As<G>(gradient), As<T>(theta), undo};
+      const Pass<G, T> pass{state, absorb, As<G>(pending), publish, As<G>(gradient), As<T>(theta), undo};
       return undo == nullptr ? Run<kDeferred>(n, pass) : Run<kDeferredUndo>(n, pass);
     });
   });
@@ -310,7 +350,7 @@ double VectorRepublish(size_t n, AdamState state, const AdamStep& publish, Const
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      return Run<kRepublish>(n, Pass<G, T>{state, nullptr, nullptr, &publish, As<G>(gradient), As<T>(theta), nullptr});
+      return Run<kRepublish>(n, Pass<G, T>{state, {}, nullptr, publish, As<G>(gradient), As<T>(theta), nullptr});
     });
   });
 }
@@ -318,7 +358,7 @@ double VectorRepublish(size_t n, AdamState state, const AdamStep& publish, Const
 void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
   WithCodec(pending.dtype, [&](auto g) {
     using G = decltype(g);
-    const Pass<G, Float32> pass{state, &absorb, As<G>(pending), nullptr, nullptr, nullptr, undo};
+    const Pass<G, Float32> pass{state, absorb, As<G>(pending), {}, nullptr, nullptr, undo};
     return undo == nullptr ? Run<kSettle>(n, pass) : Run<kSettleUndo>(n, pass);
   });
 }
@@ -328,7 +368,7 @@ void VectorPlain(size_t n, AdamState state, const AdamStep& absorb, ConstElement
     return WithCodec(theta.dtype, [&](auto t) {
       using G = decltype(g);
       using T = decltype(t);
-      return Run<kPlain>(n, Pass<G, T>{state, &absorb, As<G>(pending), nullptr, nullptr, As<T>(theta), nullptr});
+      return Run<kPlain>(n, Pass<G, T>{state, absorb, As<G>(pending), {}, nullptr, As<T>(theta), nullptr});
     });
   });
 }
@@ -366,14 +406,24 @@ double VectorSumOfSquares(size_t n, ConstElements gradient) {
   return WithCodec(gradient.dtype, [&](auto g) {
     using G = decltype(g);
     const typename G::Element* from = As<G>(gradient);
+    const FloatTag d;
     const DoubleTag dd;
     auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
+    const size_t granule = Granule();
     size_t i = 0;
-    for (; i + kNormLanes <= n; i += kNormLanes) {
-      PrefetchAhead(from, i);
-      AddSquares<G>(from + i, lanes0, lanes1, lanes2, lanes3);
+    for (; i + granule <= n; i += granule) {
+      PrefetchAhead(i, from);
+      for (size_t j = 0; j < granule; j += hn::Lanes(d)) {
+        AddSquares(G::Load(d, from + i + j), j, lanes0, lanes1, lanes2, lanes3);
+      }
     }
-    if (i < n) AddTailSquares<G>(from + i, n - i, lanes0, lanes1, lanes2, lanes3);
+    if (i < n) {
+      HWY_ALIGN typename G::Element padded[kMaxLanes] = {};
+      std::memcpy(padded, from + i, (n - i) * sizeof(*padded));
+      for (size_t j = 0; j < n - i; j += hn::Lanes(d)) {
+        AddSquares(G::Load(d, padded + j), j, lanes0, lanes1, lanes2, lanes3);
+      }
+    }
     return SumLanes(lanes0, lanes1, lanes2, lanes3);
   });
 }

@@ -24,7 +24,7 @@ namespace superoffload::kernels {
 
 // Old values kept. Recovery needs the last granule only, but stores that hit the same lines again and again cost more
 // than a slot that stays in the first-level cache (kernels/bench/README.md has the measurement).
-inline constexpr size_t kUndoElements = 1024;
+inline constexpr size_t kUndoElements = 64;
 
 struct alignas(64) UndoSlot {
   uint64_t run;   // the owner's name for the run that is being updated; 0: none
