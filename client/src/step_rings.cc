@@ -16,8 +16,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A completion that is on its way arrives within these pauses; sleeping costs ten times as much.
-constexpr int kSpins = 200;
+// A completion that is about to come arrives within this time; to sleep and be woken takes longer.
+constexpr std::chrono::microseconds kSpinTime{20};
 
 // A daemon that is killed wakes nobody: look after it this often.
 constexpr std::chrono::milliseconds kSlice{100};
@@ -92,10 +92,11 @@ Status StepRings::WaitSubmit(const superoffload_ring_entry& entry) {
 }
 
 Status StepRings::WaitCompletion(const Deadline& deadline, superoffload_ring_entry* entry) {
-  for (int spins = 0; !Pop(entry); ++spins) {
+  const auto spin_end = steady_clock::now() + kSpinTime;
+  while (!Pop(entry)) {
     const auto now = steady_clock::now();
     if (deadline && now >= *deadline) return Error(Code::kDeadlineExceeded, "the daemon has not finished the step yet");
-    if (spins < kSpins) {
+    if (now < spin_end) {
       Pause();
       continue;
     }

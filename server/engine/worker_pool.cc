@@ -3,8 +3,15 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace superoffload::engine {
+namespace {
+
+// The next bucket of a burst comes within this time; to park and be woken takes longer.
+constexpr std::chrono::microseconds kSpinTime{20};
+
+}  // namespace
 
 WorkerPool::WorkerPool(size_t threads) {
   threads_.reserve(threads);
@@ -29,6 +36,13 @@ void WorkerPool::Submit(ChunkJob* job, size_t chunks) {
   job->workers_ = 0;
   job->queued_ = true;
   queue_.push_back(job);
+  submissions_.fetch_add(1, std::memory_order_release);
+}
+
+void WorkerPool::SpinForWork(uint64_t seen) const {
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  while (submissions_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < end) {
+  }
 }
 
 void WorkerPool::RunWorker() {
@@ -44,7 +58,8 @@ void WorkerPool::RunWorker() {
     for (size_t chunk; (chunk = job->next_chunk_.fetch_add(1, std::memory_order_relaxed)) < job->chunks_;) {
       job->RunChunk(chunk);
     }
-    bool last;
+    bool last, idle;
+    uint64_t seen;
     {
       absl::MutexLock lock(&mu_);
       if (job->queued_) {
@@ -52,8 +67,11 @@ void WorkerPool::RunWorker() {
         job->queued_ = false;
       }
       last = --job->workers_ == 0;
+      idle = queue_.empty();
+      seen = submissions_.load(std::memory_order_relaxed);
     }
     if (last) job->Done();
+    if (idle) SpinForWork(seen);
   }
 }
 

@@ -32,7 +32,8 @@ class ChunkJob {
   bool queued_ = false;  // guarded by the pool's mutex
 };
 
-// Thread-safe. Jobs run in the order of submission, several at once when the first has no chunk left to start.
+// Thread-safe. Jobs run in the order of submission, several at once when the first has no chunk left to start. Workers
+// without work spin for a moment, because buckets come in bursts, then park.
 class WorkerPool {
  public:
   explicit WorkerPool(size_t threads);
@@ -47,8 +48,10 @@ class WorkerPool {
 
  private:
   void RunWorker();
+  void SpinForWork(uint64_t seen) const;
   bool WorkAvailable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); }
 
+  std::atomic<uint64_t> submissions_{0};  // lets idle workers look for work without the mutex
   absl::Mutex mu_;
   std::deque<ChunkJob*> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -18,8 +19,8 @@ std::atomic_ref<T> Shared(T& word) {
 
 uint32_t RingEntries(size_t needed) { return std::bit_ceil(static_cast<uint32_t>(std::max<size_t>(needed, 64))); }
 
-// Cache misses to the other process cost about this many pauses; sleeping costs ten times as much.
-constexpr int kSpins = 200;
+// An entry that follows closely arrives within this time; to sleep and be woken takes longer.
+constexpr std::chrono::microseconds kSpinTime{20};
 
 void Pause() {
 #if defined(__x86_64__)
@@ -62,9 +63,10 @@ RingMemory::RingMemory(memory::SharedMemory memory, uint32_t submission_entries,
 
 absl::StatusOr<superoffload_ring_entry> RingMemory::WaitPop(const std::atomic<bool>& stop) {
   auto tail = Shared(header()->submission_tail);
-  for (int spins = 0; tail.load(std::memory_order_acquire) == submission_head_; ++spins) {
+  const auto spin_end = std::chrono::steady_clock::now() + kSpinTime;
+  while (tail.load(std::memory_order_acquire) == submission_head_) {
     if (stop.load(std::memory_order_acquire)) return absl::CancelledError("the attachment has ended");
-    if (spins < kSpins) {
+    if (std::chrono::steady_clock::now() < spin_end) {
       Pause();
       continue;
     }
