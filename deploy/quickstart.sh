@@ -25,5 +25,6 @@ Look further:
   build/release/server/superoffloadd                       # a daemon that stays
   SUPEROFFLOAD_LIBRARY=$SUPEROFFLOAD_LIBRARY \\
     $venv/bin/python client/examples/finetune_llama.py --endpoint unix:/run/superoffloadd/control.sock
+  build/release/client/superoffloadctl watch               # its steps, live; also info, list, describe NAME
   curl -s 127.0.0.1:9470/metrics                           # its metrics
 NEXT

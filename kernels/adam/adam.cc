@@ -4,6 +4,7 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 #include "kernels/adam/adam_kernels.h"
@@ -16,6 +17,7 @@ extern const AdamKernels kAvx512Kernels;
 #elif defined(__aarch64__)
 extern const AdamKernels kNeonKernels;
 extern const AdamKernels kSve2Kernels;
+extern const AdamKernels kSve2Fixed128Kernels;  // for vectors of exactly 128 bits, as on Grace: fewer instructions
 #endif
 
 const std::vector<const AdamKernels*>& SupportedAdamKernels() {
@@ -31,7 +33,11 @@ const std::vector<const AdamKernels*>& SupportedAdamKernels() {
       kernels.push_back(&kAvx2Kernels);
     }
 #elif defined(__aarch64__)
-    if (::getauxval(AT_HWCAP2) & HWCAP2_SVE2) kernels.push_back(&kSve2Kernels);
+    if (::getauxval(AT_HWCAP2) & HWCAP2_SVE2) {
+      constexpr int kFixedBytes = 16;
+      if ((::prctl(PR_SVE_GET_VL) & PR_SVE_VL_LEN_MASK) == kFixedBytes) kernels.push_back(&kSve2Fixed128Kernels);
+      kernels.push_back(&kSve2Kernels);
+    }
     kernels.push_back(&kNeonKernels);
 #endif
     kernels.push_back(&kScalarKernels);

@@ -114,7 +114,7 @@ void Widen(size_t n, ConstElements theta, float* p);
 // order. Finite exactly when every element is.
 double SumOfSquares(size_t n, ConstElements gradient);
 
-// The instruction set chosen at run time, as Highway names it ("AVX3_ZEN4", "SVE2_128", ...).
+// The instruction set chosen at run time: "AVX512", "AVX2", "SVE2FIXED128", "SVE2", "NEON" or "SCALAR".
 std::string_view KernelTarget();
 
 }  // namespace superoffload::kernels
