@@ -13,10 +13,10 @@ constexpr std::chrono::microseconds kSpinTime{20};
 
 }  // namespace
 
-WorkerPool::WorkerPool(size_t threads) {
+WorkerPool::WorkerPool(size_t threads) : thread_count_(threads) {
   threads_.reserve(threads);
   for (size_t i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] { RunWorker(); });
+    threads_.emplace_back([this, i] { RunWorker(i); });
     pthread_setname_np(threads_.back().native_handle(), "so-worker");
   }
 }
@@ -31,12 +31,23 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::Submit(ChunkJob* job, size_t chunks) {
   absl::MutexLock lock(&mu_);
-  job->next_chunk_.store(0, std::memory_order_relaxed);  // the mutex publishes it
-  job->chunks_ = chunks;
+  if (job->shares_ == nullptr) job->shares_ = std::make_unique<ChunkJob::Share[]>(thread_count_);
+  for (size_t i = 0; i < thread_count_; ++i) {
+    ChunkJob::Share& share = job->shares_[i];
+    share.next.store(chunks * i / thread_count_, std::memory_order_relaxed);  // the mutex publishes it
+    share.end = chunks * (i + 1) / thread_count_;
+  }
   job->workers_ = 0;
   job->queued_ = true;
   queue_.push_back(job);
   submissions_.fetch_add(1, std::memory_order_release);
+}
+
+void WorkerPool::RunShares(ChunkJob& job, size_t worker) const {
+  for (size_t i = 0; i < thread_count_; ++i) {
+    ChunkJob::Share& share = job.shares_[(worker + i) % thread_count_];
+    for (size_t chunk; (chunk = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) job.RunChunk(chunk);
+  }
 }
 
 void WorkerPool::SpinForWork(uint64_t seen) const {
@@ -45,7 +56,7 @@ void WorkerPool::SpinForWork(uint64_t seen) const {
   }
 }
 
-void WorkerPool::RunWorker() {
+void WorkerPool::RunWorker(size_t worker) {
   while (true) {
     ChunkJob* job = nullptr;
     {
@@ -55,9 +66,7 @@ void WorkerPool::RunWorker() {
       job = queue_.front();
       ++job->workers_;
     }
-    for (size_t chunk; (chunk = job->next_chunk_.fetch_add(1, std::memory_order_relaxed)) < job->chunks_;) {
-      job->RunChunk(chunk);
-    }
+    RunShares(*job, worker);
     bool last, idle;
     uint64_t seen;
     {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <deque>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -26,14 +27,21 @@ class ChunkJob {
 
  private:
   friend class WorkerPool;
-  std::atomic<size_t> next_chunk_{0};
-  size_t chunks_ = 0;
-  size_t workers_ = 0;   // inside the job; guarded by the pool's mutex
-  bool queued_ = false;  // guarded by the pool's mutex
+
+  // A worker's part of the chunks, from which others help themselves when theirs are done. A cache line each.
+  struct alignas(64) Share {
+    std::atomic<size_t> next{0};
+    size_t end = 0;
+  };
+  std::unique_ptr<Share[]> shares_;  // one per worker, from the first submission on
+  size_t workers_ = 0;               // inside the job; guarded by the pool's mutex
+  bool queued_ = false;              // guarded by the pool's mutex
 };
 
-// Thread-safe. Jobs run in the order of submission, several at once when the first has no chunk left to start. Workers
-// without work spin for a moment, because buckets come in bursts, then park.
+// Thread-safe. Jobs run in the order of submission, several at once when the first has no chunk left to start, so an
+// optimizer that submits a few jobs at a time gets its turn among others. A worker begins with the same chunks of a job
+// every time, so that it meets its pages and caches again, and then helps the others. Workers without work spin for a
+// moment, because buckets come in bursts, then park. Per chunk there is neither a lock nor an allocation.
 class WorkerPool {
  public:
   explicit WorkerPool(size_t threads);
@@ -44,10 +52,11 @@ class WorkerPool {
   // `job` must live until Done, have at least one chunk, and not be submitted twice at a time.
   void Submit(ChunkJob* job, size_t chunks);
 
-  size_t thread_count() const { return threads_.size(); }
+  size_t thread_count() const { return thread_count_; }
 
  private:
-  void RunWorker();
+  void RunWorker(size_t worker);
+  void RunShares(ChunkJob& job, size_t worker) const;
   void SpinForWork(uint64_t seen) const;
   bool WorkAvailable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); }
 
@@ -55,6 +64,7 @@ class WorkerPool {
   absl::Mutex mu_;
   std::deque<ChunkJob*> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  const size_t thread_count_;
   std::vector<std::thread> threads_;
 };
 

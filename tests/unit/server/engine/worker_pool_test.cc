@@ -47,6 +47,35 @@ TEST(WorkerPoolTest, EveryChunkRunsOncePerSubmission) {
   }
 }
 
+// Blocks until told to go on, and tells which jobs ran before it ended.
+class RecordingJob final : public ChunkJob {
+ public:
+  RecordingJob(int name, std::vector<int>* order, absl::Notification* begin)
+      : name_(name), order_(order), begin_(begin) {}
+  void RunChunk(size_t) override { begin_->WaitForNotification(); }
+  void Done() override { order_->push_back(name_); }
+
+ private:
+  const int name_;
+  std::vector<int>* const order_;
+  absl::Notification* const begin_;
+};
+
+TEST(WorkerPoolTest, JobsOfManyOwnersTakeTurns) {
+  std::vector<int> order;
+  absl::Notification begin;
+  std::vector<std::unique_ptr<RecordingJob>> jobs;
+  {
+    WorkerPool pool(1);
+    for (int name : {1, 2, 1, 3, 2}) {
+      jobs.push_back(std::make_unique<RecordingJob>(name, &order, &begin));
+      pool.Submit(jobs.back().get(), 3);
+    }
+    begin.Notify();
+  }
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 1, 3, 2}));
+}
+
 TEST(WorkerPoolTest, DestructionRunsWhatWasSubmitted) {
   CountingJob job(nullptr, 50, 1);
   {
