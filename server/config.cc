@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/record.h"
 
 namespace superoffload {
 namespace {
 
-constexpr uint32_t kMaxWorkerThreads = 1024;
 constexpr uint64_t kMinMemoryBudgetBytes = 1 << 20;
 
 // Keeps the first error: the later ones are mostly its consequences.
@@ -81,9 +81,9 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
     return absl::InvalidArgumentError(
         absl::StrCat("runtime_directory is \"", config.runtime_directory(), "\" but must be an absolute path"));
   }
-  if (config.worker_threads() > kMaxWorkerThreads) {
+  if (config.worker_threads() > engine::kMaxWorkers) {
     return absl::InvalidArgumentError(
-        absl::StrCat("worker_threads is ", config.worker_threads(), " but must be at most ", kMaxWorkerThreads));
+        absl::StrCat("worker_threads is ", config.worker_threads(), " but must be at most ", engine::kMaxWorkers));
   }
   if (config.memory_budget_bytes() < kMinMemoryBudgetBytes) {
     return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", config.memory_budget_bytes(),

@@ -64,8 +64,8 @@ double Republish(size_t n, AdamState state, const AdamStep& publish, ConstElemen
   return Best().republish(n, state, publish, gradient, theta);
 }
 
-void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
-  Best().settle(n, state, absorb, pending, undo);
+void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo, size_t first) {
+  Best().settle(n, state, absorb, pending, undo, first);
 }
 
 void Plain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {

@@ -98,8 +98,9 @@ double Deferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements
 // Publishes theta for `gradient` without writing state; returns the sum of squares of `gradient` (unscaled).
 double Republish(size_t n, AdamState state, const AdamStep& publish, ConstElements gradient, MutableElements theta);
 
-// Absorbs `pending` into the state. `undo` as above.
-void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo);
+// Absorbs `pending` into the state, from element `first` on. `undo` as above; with the slot of a pass that was cut off
+// and with what RestoreTornBlock returned as `first`, it finishes that pass under the same protection.
+void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo, size_t first = 0);
 
 // Absorbs `pending` and publishes the result: the classic one-pass step.
 void Plain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta);

@@ -66,8 +66,9 @@ double ScalarSumOfSquares(size_t n, ConstElements gradient) {
   return sum;
 }
 
-void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
-  for (size_t i = 0; i < n; ++i) {
+void ScalarSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo,
+                  size_t first) {
+  for (size_t i = first; i < n; ++i) {
     const Element old{state.p[i], state.m[i], state.v[i]};
     if (undo != nullptr) {
       undo->p[i % kUndoElements] = old.p;
@@ -102,12 +103,12 @@ void ScalarWiden(size_t n, ConstElements theta, float* p) {
 
 double ScalarDeferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
                       ConstElements gradient, MutableElements theta, UndoSlot* undo) {
-  ScalarSettle(n, state, absorb, pending, undo);
+  ScalarSettle(n, state, absorb, pending, undo, 0);
   return ScalarRepublish(n, state, publish, gradient, theta);
 }
 
 void ScalarPlain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {
-  ScalarSettle(n, state, absorb, pending, nullptr);
+  ScalarSettle(n, state, absorb, pending, nullptr, 0);
   ScalarNarrow(n, state.p, theta);
 }
 

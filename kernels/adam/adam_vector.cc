@@ -290,11 +290,11 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n, V& lanes
 
 // The driver of every pass over state. Returns the sum of squares of the published gradient, 0 without one.
 template <Kind kKind, class G, class T>
-double Run(size_t n, const Pass<G, T> pass) {
+double Run(size_t n, const Pass<G, T> pass, size_t first = 0) {
   const DoubleTag dd;
   auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
-  const size_t whole = n / Granule() * Granule();
-  for (size_t i = 0; i < whole; i += kBlockElements) {
+  const size_t whole = first + (n - first) / Granule() * Granule();
+  for (size_t i = first; i < whole; i += kBlockElements) {
     RunBlock<kKind>(pass, i, HWY_MIN(kBlockElements, whole - i), lanes0, lanes1, lanes2, lanes3);
   }
   if (whole < n) RunTail<kKind>(pass, whole, n - whole, lanes0, lanes1, lanes2, lanes3);
@@ -355,11 +355,12 @@ double VectorRepublish(size_t n, AdamState state, const AdamStep& publish, Const
   });
 }
 
-void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo) {
+void VectorSettle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo,
+                  size_t first) {
   WithCodec(pending.dtype, [&](auto g) {
     using G = decltype(g);
     const Pass<G, Float32> pass{state, absorb, As<G>(pending), {}, nullptr, nullptr, undo};
-    return undo == nullptr ? Run<kSettle>(n, pass) : Run<kSettleUndo>(n, pass);
+    return undo == nullptr ? Run<kSettle>(n, pass, first) : Run<kSettleUndo>(n, pass, first);
   });
 }
 

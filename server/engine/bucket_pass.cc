@@ -29,7 +29,7 @@ const char* PassName(PassKind kind) {
   return "unknown";
 }
 
-BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory,
+BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory, Record* record,
                        std::function<void(uint32_t)> on_done)
     : bucket_(bucket),
       layout_(layout.buckets[bucket]),
@@ -38,8 +38,9 @@ BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMem
              reinterpret_cast<float*>(memory.state + layout.state_array_offsets[2]) + layout_.state_offset},
       parameters_(memory.parameters + layout_.parameters_offset),
       gradients_(memory.gradients),
+      record_(record),
       on_done_(std::move(on_done)),
-      chunk_sums_((layout_.elements + kChunkElements - 1) / kChunkElements) {}
+      chunk_sums_(layout_.chunks()) {}
 
 void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
   arguments_ = arguments;
@@ -47,7 +48,7 @@ void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
   pool.Submit(this, chunk_sums_.size());
 }
 
-void BucketPass::RunChunk(size_t index) {
+void BucketPass::RunChunk(size_t index, size_t worker) {
   const size_t first = index * kChunkElements;
   const size_t n = std::min<size_t>(kChunkElements, layout_.elements - first);
   const kernels::AdamState state{state_.p + first, state_.m + first, state_.v + first};
@@ -59,6 +60,8 @@ void BucketPass::RunChunk(size_t index) {
   };
   const PendingGradient& publish = arguments_.publish;
   const std::optional<PendingGradient>& absorb = arguments_.absorb;
+  const size_t chunk = layout_.first_chunk + index;
+  kernels::UndoSlot* const undo = absorb ? record_->BeginAbsorb(worker, chunk, absorb->t) : nullptr;
   switch (arguments_.kind) {
     case PassKind::kNorm:
       chunk_sums_[index] = kernels::SumOfSquares(n, gradient(publish.slot));
@@ -67,19 +70,20 @@ void BucketPass::RunChunk(size_t index) {
     case PassKind::kUpdate:
     case PassKind::kRepublish:
       chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradient(absorb->slot), publish.step,
-                                                      gradient(publish.slot), theta, nullptr)
+                                                      gradient(publish.slot), theta, undo)
                                   : kernels::Republish(n, state, publish.step, gradient(publish.slot), theta);
       break;
     case PassKind::kRestore:
       kernels::Narrow(n, state.p, theta);
       break;
     case PassKind::kSettle:
-      kernels::Settle(n, state, absorb->step, gradient(absorb->slot), nullptr);
+      kernels::Settle(n, state, absorb->step, gradient(absorb->slot), undo);
       break;
     case PassKind::kAdopt:
       kernels::Widen(n, {theta.data, theta.dtype}, state.p);
       break;
   }
+  if (absorb) record_->EndAbsorb(worker, chunk, absorb->t);
 }
 
 void BucketPass::Done() {

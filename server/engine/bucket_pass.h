@@ -9,6 +9,7 @@
 
 #include "kernels/adam/adam.h"
 #include "server/engine/layout.h"
+#include "server/engine/record.h"
 #include "server/engine/step_observer.h"
 #include "server/engine/worker_pool.h"
 
@@ -19,12 +20,14 @@ struct OptimizerMemory {
   std::byte* parameters = nullptr;
   std::byte* gradients = nullptr;
   std::byte* state = nullptr;
+  std::byte* record = nullptr;  // Record::Bytes(groups, chunks); zero when new
 };
 
 // A gradient that the state has yet to absorb, and how.
 struct PendingGradient {
   kernels::AdamStep step;
   uint32_t slot = 0;
+  uint64_t t = 0;  // the committed step it belongs to; 0 while it is only speculated on
 };
 
 struct PassArguments {
@@ -36,7 +39,7 @@ struct PassArguments {
 class BucketPass final : public ChunkJob {
  public:
   // `on_done(bucket)` is called by a worker after each pass.
-  BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory,
+  BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory, Record* record,
              std::function<void(uint32_t)> on_done);
 
   void Start(WorkerPool& pool, const PassArguments& arguments);
@@ -48,7 +51,7 @@ class BucketPass final : public ChunkJob {
 
   PassReport report() const;
 
-  void RunChunk(size_t index) override;
+  void RunChunk(size_t index, size_t worker) override;
   void Done() override;
 
  private:
@@ -57,6 +60,7 @@ class BucketPass final : public ChunkJob {
   const kernels::AdamState state_;
   std::byte* const parameters_;
   std::byte* const gradients_;
+  Record* const record_;
   const std::function<void(uint32_t)> on_done_;
   std::vector<double> chunk_sums_;
   PassArguments arguments_;

@@ -61,7 +61,11 @@ class Planner {
 
   Layout Finish() && {
     slot_bytes_ = RoundUp(slot_bytes_, kRegionAlignmentBytes);
-    for (BucketLayout& bucket : layout_.buckets) SetSlotOffsets(bucket.gradient_offsets);
+    for (BucketLayout& bucket : layout_.buckets) {
+      SetSlotOffsets(bucket.gradient_offsets);
+      bucket.first_chunk = layout_.chunks;
+      layout_.chunks += bucket.chunks();
+    }
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
     uint64_t offset = 0;

@@ -34,6 +34,9 @@ struct BucketLayout {
   uint64_t parameters_offset = 0;                           // bytes
   std::array<uint64_t, kGradientSlots> gradient_offsets{};  // bytes
   uint64_t state_offset = 0;                                // elements
+  uint64_t first_chunk = 0;                                 // of all chunks of the optimizer
+
+  uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
 };
 
 struct Placement {
@@ -52,6 +55,7 @@ struct Layout {
   uint64_t state_elements = 0;                    // of each of the three arrays
   std::array<uint64_t, 3> state_array_offsets{};  // bytes: master, exp_avg, exp_avg_sq
   uint64_t state_bytes = 0;
+  uint64_t chunks = 0;  // of all buckets
 };
 
 // INVALID_ARGUMENT naming the field when the spec is not valid.

@@ -1,5 +1,6 @@
 #include "server/engine/step_engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -23,6 +24,9 @@ constexpr double kMaxNorm = 0x1p63;
 // torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
+// Slots alternate between committed steps; a skipped step's slot is filled again.
+uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % kGradientSlots); }
+
 absl::Status CheckScale(double gradient_scale) {
   if (std::isfinite(gradient_scale) && gradient_scale != 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -36,6 +40,7 @@ StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparam
                        StepObserver* observer)
     : layout_(layout),
       memory_(memory),
+      record_(memory.record, groups.size(), layout->chunks),
       pool_(pool),
       observer_(observer),
       groups_(std::move(groups)),
@@ -43,8 +48,10 @@ StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparam
       buckets_(layout->buckets.size()) {
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     buckets_[i].pass =
-        std::make_unique<BucketPass>(i, *layout_, memory_, [this](uint32_t index) { OnPassDone(index); });
+        std::make_unique<BucketPass>(i, *layout_, memory_, &record_, [this](uint32_t index) { OnPassDone(index); });
   }
+  absl::MutexLock lock(&mu_);
+  if (record_.committed() > 0) Recover();
 }
 
 StepEngine::~StepEngine() { Detach(); }
@@ -239,6 +246,44 @@ std::vector<kernels::AdamStep> StepEngine::StepConstants(double gradient_scale) 
   return constants;
 }
 
+PendingGradient StepEngine::Committed(uint32_t bucket) const {
+  const uint64_t t = statistics_.committed_steps;
+  return {.step = record_.Constants(t, layout_->buckets[bucket].group), .slot = SlotOf(t), .t = t};
+}
+
+void StepEngine::Recover() {
+  const auto absorb = [this](const BucketLayout& bucket, size_t chunk, uint64_t t, size_t worker, bool torn) {
+    const size_t first = (chunk - bucket.first_chunk) * kernels::kChunkElements;
+    const size_t n = std::min<size_t>(kernels::kChunkElements, bucket.elements - first);
+    const auto array = [&](int i) {
+      return reinterpret_cast<float*>(memory_.state + layout_->state_array_offsets[i]) + bucket.state_offset + first;
+    };
+    const kernels::AdamState state{array(0), array(1), array(2)};
+    const size_t done = torn ? kernels::RestoreTornBlock(record_.slot(worker), n, state) : 0;
+    if (done > n) return;  // not written by BucketPass; nothing is known about it
+    kernels::UndoSlot* const undo = torn ? &record_.slot(worker) : record_.BeginAbsorb(worker, chunk, t);
+    const std::byte* const gradient =
+        memory_.gradients + bucket.gradient_offsets[SlotOf(t)] + first * kernels::DTypeBytes(bucket.gradient_dtype);
+    kernels::Settle(n, state, record_.Constants(t, bucket.group), {gradient, bucket.gradient_dtype}, undo, done);
+    record_.EndAbsorb(worker, chunk, t);
+  };
+  record_.ForEachTorn([&](const Record::Torn& torn) {
+    for (const BucketLayout& bucket : layout_->buckets) {
+      if (torn.chunk - bucket.first_chunk < bucket.chunks()) absorb(bucket, torn.chunk, torn.step, torn.worker, true);
+    }
+  });
+  const uint64_t committed = record_.committed();
+  for (const BucketLayout& bucket : layout_->buckets) {
+    for (size_t chunk = bucket.first_chunk; chunk < bucket.first_chunk + bucket.chunks(); ++chunk) {
+      while (record_.absorbed(chunk) < committed) absorb(bucket, chunk, record_.absorbed(chunk) + 1, 0, false);
+    }
+  }
+  statistics_.step = statistics_.committed_steps = committed;
+  statistics_.next_slot = SlotOf(committed + 1);
+  RunMaintenance(PassKind::kRestore);
+  maintenance_.reset();
+}
+
 void StepEngine::Abandon() {
   open_->abandoned = true;
   open_->ended = true;
@@ -265,17 +310,17 @@ void StepEngine::StartPass(uint32_t index) {
   } else if (bucket.phase == Phase::kUndoing) {
     const bool skip = transport::IsSkip(open_->verdict->verdict);
     arguments.kind = skip ? PassKind::kRestore : PassKind::kRepublish;
-    if (!skip) arguments.publish = {open_->applied[group], statistics_.next_slot ^ 1};
+    if (!skip) arguments.publish = {.step = open_->applied[group], .slot = statistics_.next_slot ^ 1, .t = 0};
   } else if (bucket.phase == Phase::kUpdating) {
     arguments.kind = PassKind::kUpdate;
     arguments.absorb = bucket.pending;
-    arguments.publish = {open_->applied[group], statistics_.next_slot ^ 1};
+    arguments.publish = {.step = open_->applied[group], .slot = statistics_.next_slot ^ 1, .t = 0};
   } else {
     const bool speculate = open_->speculate && !Hurry();
     bucket.phase = speculate ? Phase::kSpeculating : Phase::kNorming;
     arguments.kind = speculate ? PassKind::kSpeculate : PassKind::kNorm;
     if (speculate) arguments.absorb = bucket.pending;
-    arguments.publish = {open_->speculative[group], statistics_.next_slot};
+    arguments.publish = {.step = open_->speculative[group], .slot = statistics_.next_slot, .t = 0};
   }
   ++in_flight_;
   bucket.pass->Start(*pool_, arguments);
@@ -316,7 +361,7 @@ void StepEngine::FinishPass(uint32_t index) {
       Absorbed(index);
       [[fallthrough]];
     case PassKind::kRepublish:
-      bucket.pending = bucket.pass->arguments().publish;
+      bucket.pending = Committed(index);
       [[fallthrough]];
     case PassKind::kRestore:
       bucket.phase = Phase::kFinal;
@@ -410,15 +455,15 @@ void StepEngine::ApplyVerdict() {
   if (!skip) open_->applied = StepConstants(open_->gradient_scale * report.clip_coefficient);
   report.speculation_stands = !skip && open_->applied == open_->speculative;
   if (!open_->abandoned) predictor_.Learn(report.speculation_stands);
-  const uint32_t slot = statistics_.next_slot;
   if (!skip) {
+    record_.Commit(open_->applied);  // from here on the step outlives the daemon
     ++statistics_.committed_steps;
     statistics_.next_slot ^= 1;
   }
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     Bucket& bucket = buckets_[i];
     if (bucket.phase == Phase::kSpeculated && report.speculation_stands) {
-      bucket.pending = PendingGradient{open_->applied[layout_->buckets[i].group], slot};
+      bucket.pending = Committed(i);
       bucket.phase = Phase::kFinal;
     } else if (bucket.phase == Phase::kSpeculated) {
       bucket.phase = Phase::kUndoing;

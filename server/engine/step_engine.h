@@ -31,6 +31,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/engine/bucket_pass.h"
 #include "server/engine/layout.h"
+#include "server/engine/record.h"
 #include "server/engine/spec.h"
 #include "server/engine/speculation.h"
 #include "server/engine/step_observer.h"
@@ -54,7 +55,8 @@ struct StepStatistics {
 };
 
 // Thread-safe. `layout`, `pool` and `observer` must outlive it; so must the memory, which nobody else writes but for
-// the gradient slot of the open step.
+// the gradient slot of the open step. Memory that an engine of the same layout left behind, however its process ended,
+// is brought to its last committed step first: state settled, parameters published.
 class StepEngine final : public transport::StepHandler {
  public:
   StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparameters> groups, const OptimizerMemory& memory,
@@ -140,6 +142,8 @@ class StepEngine final : public transport::StepHandler {
   absl::Status CheckNoStepOpen(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<kernels::AdamStep> StepConstants(double gradient_scale) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  void Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  PendingGradient Committed(uint32_t bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Starts passes while the pool should have more from this optimizer.
@@ -165,6 +169,7 @@ class StepEngine final : public transport::StepHandler {
 
   const Layout* const layout_;
   const OptimizerMemory memory_;
+  Record record_;  // the workers write their parts of it; Commit is called with the lock held
   WorkerPool* const pool_;
   StepObserver* const observer_;
 

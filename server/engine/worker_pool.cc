@@ -46,7 +46,8 @@ void WorkerPool::Submit(ChunkJob* job, size_t chunks) {
 void WorkerPool::RunShares(ChunkJob& job, size_t worker) const {
   for (size_t i = 0; i < thread_count_; ++i) {
     ChunkJob::Share& share = job.shares_[(worker + i) % thread_count_];
-    for (size_t chunk; (chunk = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) job.RunChunk(chunk);
+    for (size_t chunk; (chunk = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+      job.RunChunk(chunk, worker);
   }
 }
 

@@ -19,8 +19,8 @@ class ChunkJob {
  public:
   virtual ~ChunkJob() = default;
 
-  // Runs chunk `index`; called once for each index below the count, concurrently.
-  virtual void RunChunk(size_t index) = 0;
+  // Runs chunk `index` on thread `worker` of the pool; called once for each index below the count, concurrently.
+  virtual void RunChunk(size_t index, size_t worker) = 0;
 
   // All chunks have run and no worker touches the job any more; it may be submitted again from here.
   virtual void Done() = 0;

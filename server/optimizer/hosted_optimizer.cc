@@ -41,7 +41,9 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(Optimiz
   const std::pair<memory::SharedMemory*, std::pair<const char*, uint64_t>> parts[] = {
       {&optimizer->parameters_, {"superoffload-parameters", optimizer->layout_.parameters_bytes}},
       {&optimizer->gradients_, {"superoffload-gradients", optimizer->layout_.gradients_bytes}},
-      {&optimizer->state_, {"superoffload-state", optimizer->layout_.state_bytes}}};
+      {&optimizer->state_, {"superoffload-state", optimizer->layout_.state_bytes}},
+      {&optimizer->record_,
+       {"superoffload-record", engine::Record::Bytes(optimizer->spec_.groups.size(), optimizer->layout_.chunks)}}};
   for (const auto& [memory, name_and_bytes] : parts) {
     absl::StatusOr<memory::SharedMemory> created =
         memory::SharedMemory::Create(name_and_bytes.first, name_and_bytes.second);
@@ -51,7 +53,8 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(Optimiz
   engine::StepObserver* const step_observer = optimizer.get();  // a private base: only visible here
   optimizer->engine_ = std::make_unique<engine::StepEngine>(
       &optimizer->layout_, optimizer->spec_.groups,
-      engine::OptimizerMemory{optimizer->parameters_.data(), optimizer->gradients_.data(), optimizer->state_.data()},
+      engine::OptimizerMemory{optimizer->parameters_.data(), optimizer->gradients_.data(), optimizer->state_.data(),
+                              optimizer->record_.data()},
       policy, pool, step_observer);
   return optimizer;
 }

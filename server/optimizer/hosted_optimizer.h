@@ -91,6 +91,7 @@ class HostedOptimizer final : private engine::StepObserver {
   memory::SharedMemory parameters_;
   memory::SharedMemory gradients_;
   memory::SharedMemory state_;
+  memory::SharedMemory record_;
   std::unique_ptr<engine::StepEngine> engine_;
 
   mutable absl::Mutex mu_;

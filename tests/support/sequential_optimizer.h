@@ -11,15 +11,22 @@
 #include "kernels/adam/adam_kernels.h"
 #include "server/engine/bucket_pass.h"
 #include "server/engine/layout.h"
+#include "server/engine/record.h"
 #include "server/transport/transport.h"
 
 namespace superoffload::test {
 
 struct Memory {
   explicit Memory(const engine::Layout& layout)
-      : parameters(layout.parameters_bytes), gradients(layout.gradients_bytes), state(layout.state_bytes + 4096) {}
-  engine::OptimizerMemory view() { return {parameters.data(), gradients.data(), state.data()}; }
+      : parameters(layout.parameters_bytes),
+        gradients(layout.gradients_bytes),
+        state(layout.state_bytes + 4096),
+        record_bytes(engine::Record::Bytes(engine::kMaxGroups, layout.chunks) / sizeof(kernels::UndoSlot) + 1) {}
+  engine::OptimizerMemory view() {
+    return {parameters.data(), gradients.data(), state.data(), reinterpret_cast<std::byte*>(record_bytes.data())};
+  }
   std::vector<std::byte> parameters, gradients, state;
+  std::vector<kernels::UndoSlot> record_bytes;  // aligned as a record is
 };
 
 // One pass per step after the verdict, no pending gradients, one thread.

@@ -192,7 +192,7 @@ TEST_P(EveryTargetTest, SavingOldStateChangesNothing) {
     const double sum = k.deferred(a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), slot.get());
     EXPECT_EQ((slot->torn >> 16) + (slot->torn & 0xffff), a.n);
     BeginUndo(*slot, 2);
-    k.settle(a.n, a.state(), publish, a.Gradient(), slot.get());
+    k.settle(a.n, a.state(), publish, a.Gradient(), slot.get(), 0);
     return sum;
   });
 }
@@ -205,7 +205,7 @@ TEST_P(EveryTargetTest, Republish) {
 
 TEST_P(EveryTargetTest, Settle) {
   Compare([](const AdamKernels& k, const Arrays& a, const AdamStep& absorb, const AdamStep&) {
-    k.settle(a.n, a.state(), absorb, a.Pending(), nullptr);
+    k.settle(a.n, a.state(), absorb, a.Pending(), nullptr, 0);
     return 0.0;
   });
 }
@@ -272,7 +272,7 @@ TEST_P(EveryTargetTest, DeferredCommitEqualsPlainSteps) {
       std::memcpy(deferred.pending.data(), deferred.gradient.data(), n * DTypeBytes(dtype));
       has_pending = true;
     }
-    if (has_pending) k.settle(n, deferred.state(), absorb, deferred.Pending(), nullptr);
+    if (has_pending) k.settle(n, deferred.state(), absorb, deferred.Pending(), nullptr, 0);
     deferred.ExpectSameAs(plain);
   }
 }
@@ -284,7 +284,7 @@ TEST_P(EveryTargetTest, MomentsWithoutGradientsReachZero) {
   generator.FillState(arrays, false);
   std::memset(arrays.pending.data(), 0, arrays.n * 4);
   for (uint64_t t = 1; t <= 3000; ++t) {
-    GetParam()->settle(arrays.n, arrays.state(), MakeAdamStep({.beta2 = 0.95}, t, 1), arrays.Pending(), nullptr);
+    GetParam()->settle(arrays.n, arrays.state(), MakeAdamStep({.beta2 = 0.95}, t, 1), arrays.Pending(), nullptr, 0);
   }
   for (size_t i = 0; i < arrays.n; ++i) {
     EXPECT_EQ(arrays.m.floats()[i], 0.0f);

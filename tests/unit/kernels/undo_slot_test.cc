@@ -82,7 +82,7 @@ TEST_P(UndoSlotTest, EveryInstructionIsASafePlaceToDie) {
     shared->FillRandomly(random);
     const auto initial = std::make_unique<SmallMemory>(*shared);
     const auto expected = std::make_unique<SmallMemory>(*shared);
-    kernels.settle(n, expected->state(), kAbsorb, expected->Pending(), nullptr);
+    kernels.settle(n, expected->state(), kAbsorb, expected->Pending(), nullptr, 0);
 
     const pid_t child = ::fork();
     if (child == 0) {
@@ -108,7 +108,7 @@ TEST_P(UndoSlotTest, EveryInstructionIsASafePlaceToDie) {
         const size_t done = RestoreTornBlock(left->slot, n, left->state());
         ASSERT_LT(done, n);
         torn += done > 0;
-        kernels.settle(n - done, left->state(done), kAbsorb, left->Pending(done), nullptr);
+        kernels.settle(n, left->state(), kAbsorb, left->Pending(), &left->slot, done);
         ASSERT_TRUE(left->SameState(*expected, n)) << "after " << instructions << " instructions";
       }
       ASSERT_EQ(::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr), 0);
@@ -157,8 +157,7 @@ TEST_P(UndoSlotTest, KilledAgainAndAgain) {
     const size_t done = RestoreTornBlock(shared->slot, kRunElements, shared->state(first));
     ASSERT_LT(done, kRunElements);
     torn += done > 0;
-    kernels.settle(kRunElements - done, shared->state(first + done), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1),
-                   shared->Pending(first + done), nullptr);
+    kernels.settle(kRunElements, shared->state(first), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1), shared->Pending(first), &shared->slot, done);
     EndUndo(shared->slot);
     shared->completed = index + 1;
   }

@@ -15,7 +15,7 @@ class CountingJob final : public ChunkJob {
  public:
   CountingJob(WorkerPool* pool, size_t chunks, int rounds) : pool_(pool), counts_(chunks), rounds_(rounds) {}
 
-  void RunChunk(size_t index) override { counts_[index].fetch_add(1, std::memory_order_relaxed); }
+  void RunChunk(size_t index, size_t) override { counts_[index].fetch_add(1, std::memory_order_relaxed); }
   void Done() override {
     if (--rounds_ == 0) {
       finished_.Notify();
@@ -52,7 +52,7 @@ class RecordingJob final : public ChunkJob {
  public:
   RecordingJob(int name, std::vector<int>* order, absl::Notification* begin)
       : name_(name), order_(order), begin_(begin) {}
-  void RunChunk(size_t) override { begin_->WaitForNotification(); }
+  void RunChunk(size_t, size_t) override { begin_->WaitForNotification(); }
   void Done() override { order_->push_back(name_); }
 
  private:

@@ -1,0 +1,90 @@
+// What outlives the daemon besides state and gradients: how far every chunk's state has come, the constants of the last
+// two committed steps, and the workers' undo slots. With it a daemon that was killed at any instruction can bring an
+// optimizer to its last committed step.
+//
+// In memory that survives the process (fixed little-endian layout, no pointers):
+//
+//   RecordHeader | AdamStep[2][groups] | uint64_t absorbed[chunks] | UndoSlot[kMaxWorkers]
+//
+// `committed` is the number t of the last committed step. Its gradient lies in slot (t-1) mod 2, that of the step
+// before in the other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left
+// to do for a chunk is to absorb the gradients of steps k+1 to t, whose constants are here.
+//
+// A chunk is updated under an undo slot (kernels/adam/undo_slot.h) that names the chunk and the step; `absorbed` is set
+// when the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after
+// its constants were written. Program order of each thread is all that a killed process needs.
+#ifndef SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
+#define SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/adam/adam.h"
+#include "kernels/adam/undo_slot.h"
+
+namespace superoffload::engine {
+
+// Also the most threads that a WorkerPool may have.
+inline constexpr size_t kMaxWorkers = 1024;
+
+// The view of a record; does not own it.
+class Record {
+ public:
+  // Of memory for so many groups and chunks (of all buckets together).
+  static size_t Bytes(size_t groups, size_t chunks);
+
+  // `memory` is zero, for a new optimizer, or a record of the same numbers; aligned to 64 bytes.
+  Record(std::byte* memory, size_t groups, size_t chunks);
+
+  // Whether `memory` is a record of these numbers. FAILED_PRECONDITION says what differs.
+  absl::Status Check() const;
+
+  uint64_t committed() const;
+
+  // Step committed() + 1 is committed, with these constants per group.
+  void Commit(std::span<const kernels::AdamStep> constants);
+
+  // Of step `t`, the last committed or the one before.
+  const kernels::AdamStep& Constants(uint64_t t, uint32_t group) const;
+
+  uint64_t absorbed(size_t chunk) const { return absorbed_[chunk]; }
+
+  // Around an update of `chunk` that absorbs the gradient of step `t`, by `worker`; the kernel gets the slot.
+  kernels::UndoSlot* BeginAbsorb(size_t worker, size_t chunk, uint64_t t);
+  void EndAbsorb(size_t worker, size_t chunk, uint64_t t);
+
+  // A chunk whose update was cut off, and how far it had come.
+  struct Torn {
+    size_t worker;
+    size_t chunk;
+    uint64_t step;
+  };
+
+  // Calls `repair` for each.
+  template <typename Repair>
+  void ForEachTorn(Repair repair) {
+    for (size_t worker = 0; worker < kMaxWorkers; ++worker) {
+      const uint64_t run = slots_[worker].run;
+      if (run == 0) continue;
+      const Torn torn{worker, (run & 0xffffffff) - 1, run >> 32};
+      if (torn.chunk < chunks_ && absorbed_[torn.chunk] < torn.step) repair(torn);
+      kernels::EndUndo(slots_[worker]);
+    }
+  }
+  kernels::UndoSlot& slot(size_t worker) { return slots_[worker]; }
+
+ private:
+  struct Header;
+  Header* const header_;
+  const size_t groups_;
+  const size_t chunks_;
+  kernels::AdamStep* const constants_;
+  uint64_t* const absorbed_;
+  kernels::UndoSlot* const slots_;
+};
+
+}  // namespace superoffload::engine
+
+#endif  // SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_

@@ -1,0 +1,182 @@
+// What an engine leaves in memory when its process is killed, a new engine brings to the last committed step: training
+// goes on as if nothing had happened, bit for bit.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <random>
+#include <thread>
+#include <tuple>
+
+#include "server/engine/step_engine.h"
+#include "tests/support/sequential_optimizer.h"
+
+namespace superoffload::engine {
+namespace {
+
+constexpr uint64_t kSteps = 120;
+constexpr size_t kKills = 60;
+constexpr double kMaxGradNorm = 0.4;
+
+OptimizerSpec Spec() {
+  OptimizerSpec spec;
+  spec.groups = {{.lr = 1e-2, .weight_decay = 0.1}, {.lr = 3e-3, .weight_decay = 0}};
+  const std::vector<std::vector<uint64_t>> shapes = {{37, 19}, {37}, {70000}, {64, 64}, {300, 700}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    spec.parameters.push_back(
+        {.name = "layer" + std::to_string(i), .shape = shapes[i], .group = static_cast<uint32_t>(i % 2)});
+  }
+  spec.bucket_bytes = 1 << 18;
+  return spec;
+}
+
+// The same gradients for a step in every life of the trainer.
+void FillGradients(const Layout& layout, std::byte* gradients, uint32_t slot, uint64_t t, bool bad) {
+  std::minstd_rand random(static_cast<uint32_t>(t));
+  const float size = 1e-3f * static_cast<float>(1 + t % 3);
+  for (const BucketLayout& bucket : layout.buckets) {
+    for (size_t i = 0; i < bucket.elements; ++i) {
+      const float value = size * (static_cast<float>(random() % 2001) / 1000 - 1);
+      test::StoreElement(gradients + bucket.gradient_offsets[slot], i, bucket.gradient_dtype, value);
+    }
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  if (bad) test::StoreElement(gradients + layout.buckets[1].gradient_offsets[slot], 5, kernels::DType::kBFloat16, nan);
+}
+
+class StepSink final : public transport::CompletionSink {
+ public:
+  explicit StepSink(uint32_t buckets) : buckets_(buckets) {}
+  void SlotFree(uint64_t, uint32_t) override {}
+  void NormMeasured(uint64_t, double) override {}
+  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
+    absl::MutexLock lock(&mu_);
+    if (!speculative) ++final_;
+  }
+  void VerdictReached(const transport::VerdictReport& report) override {
+    absl::MutexLock lock(&mu_);
+    const bool skip = transport::IsSkip(report.verdict);
+    expected_ =
+        skip ? report.republished_buckets : buckets_ - (report.speculation_stands ? report.speculated_buckets : 0);
+  }
+  void WaitFinal() {
+    absl::MutexLock lock(&mu_);
+    auto done = [&] {
+      mu_.AssertHeld();
+      return final_ == expected_;
+    };
+    mu_.Await(absl::Condition(&done));
+    final_ = 0;
+    expected_ = ~0u;
+  }
+
+ private:
+  const uint32_t buckets_;
+  absl::Mutex mu_;
+  uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
+  uint32_t expected_ ABSL_GUARDED_BY(mu_) = ~0u;
+};
+
+class NullObserver final : public StepObserver {
+  void OnPass(const PassReport&) override {}
+  void OnStep(const StepReport&) override {}
+};
+
+using Parameter = std::tuple<SpeculationPolicy, size_t>;
+
+class RecoveryTest : public ::testing::TestWithParam<Parameter> {
+ protected:
+  RecoveryTest() : layout_(*PlanLayout(Spec())) {
+    sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096,
+              Record::Bytes(Spec().groups.size(), layout_.chunks)};
+    std::byte* mapped[4];
+    for (int i = 0; i < 4; ++i) {
+      mapped[i] = static_cast<std::byte*>(
+          ::mmap(nullptr, sizes_[i], PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    }
+    memory_ = {mapped[0], mapped[1], mapped[2], mapped[3]};
+  }
+  ~RecoveryTest() override {
+    std::byte* const mapped[] = {memory_.parameters, memory_.gradients, memory_.state, memory_.record};
+    for (int i = 0; i < 4; ++i) ::munmap(mapped[i], sizes_[i]);
+  }
+
+  // A life of daemon and trainer: recovers, then trains to the end.
+  void Live() {
+    const auto& [policy, threads] = GetParam();
+    NullObserver observer;
+    WorkerPool pool(threads);
+    StepEngine engine(&layout_, Spec().groups, memory_, policy, &pool, &observer);
+    const uint32_t buckets = static_cast<uint32_t>(layout_.buckets.size());
+    StepSink sink(buckets);
+    engine.Attach(&sink);
+    bool bad_tried = false;
+    while (engine.statistics().committed_steps < kSteps) {
+      const StepStatistics now = engine.statistics();
+      const uint64_t t = now.committed_steps + 1;
+      const bool bad = t % 7 == 0 && !std::exchange(bad_tried, t % 7 == 0 && !bad_tried);
+      FillGradients(layout_, memory_.gradients, now.next_slot, t, bad);
+      if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(2);
+      for (uint32_t i = 0; i < buckets; ++i) {
+        if (!engine.GradientReady(now.step + 1, (i + t) % buckets).ok()) ::_exit(3);
+      }
+      if (!engine.EndStep(now.step + 1, 1, kMaxGradNorm).ok()) ::_exit(4);
+      sink.WaitFinal();
+    }
+    if (!engine.WaitSettled().ok()) ::_exit(5);
+  }
+
+  const Layout layout_;
+  std::array<size_t, 4> sizes_;
+  OptimizerMemory memory_;
+};
+
+TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  float* const masters = reinterpret_cast<float*>(memory_.state);
+  for (size_t i = 0; i < layout_.state_elements; ++i) masters[i] = static_cast<float>(i % 1000) * 1e-3f;
+  test::SequentialOptimizer reference(layout_, memory_, Spec().groups, *kernels::SupportedAdamKernels().front());
+
+  size_t kills = 0;
+  for (int status = -1; !(WIFEXITED(status) && WEXITSTATUS(status) == 0);) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Live();
+      ::_exit(0);
+    }
+    if (kills < kKills) {
+      std::this_thread::sleep_for(std::chrono::microseconds(1000 + random() % 20000));
+      ::kill(child, SIGKILL);
+      ++kills;
+    }
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << "exit " << WEXITSTATUS(status);
+  }
+
+  test::Memory gradients(layout_);
+  for (uint64_t t = 1; t <= kSteps; ++t) {
+    FillGradients(layout_, gradients.gradients.data(), 0, t, false);
+    reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm);
+  }
+  EXPECT_EQ(std::memcmp(memory_.parameters, reference.memory().parameters.data(), layout_.parameters_bytes), 0);
+  for (const uint64_t offset : layout_.state_array_offsets) {
+    EXPECT_EQ(std::memcmp(memory_.state + offset, reference.memory().state.data() + offset,
+                          layout_.state_elements * sizeof(float)),
+              0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
+                         ::testing::Combine(::testing::Values(SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
+                                                              SpeculationPolicy::kAdaptive),
+                                            ::testing::Values(1, 3)));
+
+}  // namespace
+}  // namespace superoffload::engine
