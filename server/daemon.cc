@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "kernels/adam/adam.h"
 #include "server/log.h"
+#include "server/rpc/durable.h"
 
 namespace superoffload {
 namespace {
@@ -61,7 +62,9 @@ void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) { metrics_->O
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
+  daemon->AdoptOptimizers();
   if (absl::Status status = daemon->Serve(); !status.ok()) return status;
+  daemon->service_manager_.Ready();
   return daemon;
 }
 
@@ -75,7 +78,7 @@ Daemon::Daemon(const v1::DaemonConfig& config)
                 .worker_threads = config.worker_threads(),
                 .memory_budget_bytes = config.memory_budget_bytes()}),
       observers_(&metrics_, &hub_),
-      table_(&budget_, &pool_, &observers_) {}
+      table_(&budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::LockRuntimeDirectory() {
   const std::string& directory = config_.runtime_directory();
@@ -92,6 +95,18 @@ absl::Status Daemon::LockRuntimeDirectory() {
   ::unlink(PathOf("control.sock").c_str());  // left by a daemon that was killed
   ::unlink(PathOf("descriptors.sock").c_str());
   return absl::OkStatus();
+}
+
+void Daemon::AdoptOptimizers() {
+  for (auto& [name, fds] : service_manager_.TakeDescriptors()) {
+    absl::StatusOr<std::string> adopted = rpc::Adopt(table_, std::move(fds));
+    if (adopted.ok()) {
+      LogInfo(absl::StrCat("recovered optimizer \"", *adopted, "\" at its last committed step"));
+    } else {
+      LogError(absl::StrCat("cannot recover ", name,
+                            ", its memory stays in the descriptor store: ", adopted.status().message()));
+    }
+  }
 }
 
 absl::Status Daemon::Serve() {
@@ -133,6 +148,7 @@ absl::Status Daemon::Serve() {
 
 Daemon::~Daemon() {
   if (server_ != nullptr) {
+    service_manager_.Stopping();
     server_->GetHealthCheckService()->SetServingStatus(false);
     table_.Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);

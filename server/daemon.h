@@ -16,6 +16,7 @@
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
 #include "server/rpc/services.h"
+#include "server/service_manager.h"
 #include "server/transport/descriptor_server.h"
 #include "superoffload/v1/config.pb.h"
 
@@ -46,6 +47,7 @@ class Daemon {
 
   explicit Daemon(const v1::DaemonConfig& config);
   absl::Status LockRuntimeDirectory();
+  void AdoptOptimizers();
   absl::Status Serve();
   v1::ServerInfo Info() const;
   std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
@@ -58,6 +60,7 @@ class Daemon {
   metrics::Metrics metrics_;
   optimizer::StepReportHub hub_;
   Observers observers_;
+  ServiceManager service_manager_;
   optimizer::OptimizerTable table_;
   std::string metrics_address_;
   std::unique_ptr<transport::DescriptorServer> descriptors_;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/config.h"
 #include "server/daemon.h"
+#include "server/keeper.h"
 #include "server/log.h"
 
 ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
@@ -23,6 +24,9 @@ ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets
 ABSL_FLAG(uint64_t, memory_budget_bytes, 0, "memory that all optimizers together may take");
 ABSL_FLAG(uint32_t, worker_threads, 0, "threads that run the optimizer kernels");
 ABSL_FLAG(std::string, metrics_address, "", "host:port of the Prometheus exposer, or \"off\"");
+ABSL_FLAG(bool, keeper, false,
+          "start the daemon as a child, keep its optimizers' memory while it is dead and start it again; for places "
+          "without systemd");
 ABSL_FLAG(bool, exit_on_stdin_eof, false, "stop when standard input ends, as a trainer's private daemon does");
 
 namespace superoffload {
@@ -90,6 +94,12 @@ int main(int argc, char** argv) {
   if (const std::vector<char*> rest = absl::ParseCommandLine(argc, argv); rest.size() > 1) {
     std::fprintf(stderr, "superoffloadd takes flags only, not \"%s\"; see --help\n", rest[1]);
     return 2;
+  }
+  if (absl::GetFlag(FLAGS_keeper)) {
+    std::vector<std::string> command{"/proc/self/exe"};
+    for (int i = 1; i < argc; ++i) command.push_back(argv[i]);
+    command.push_back("--nokeeper");  // the last word wins
+    return superoffload::RunKeeper(command);
   }
   return superoffload::Run();
 }

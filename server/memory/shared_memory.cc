@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace superoffload::memory {
 namespace {
@@ -86,6 +87,27 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
   memory.data_ = static_cast<std::byte*>(data);
   memory.bytes_ = bytes;
   return memory;
+}
+
+absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDescriptor fd) {
+  constexpr absl::string_view kPrefix = "/memfd:";
+  constexpr absl::string_view kSuffix = " (deleted)";
+  constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+  char link[256];
+  const ssize_t length = ::readlink(absl::StrCat("/proc/self/fd/", fd.get()).c_str(), link, sizeof(link));
+  absl::string_view name(link, length < 0 ? 0 : static_cast<size_t>(length));
+  struct stat file {};
+  if (!absl::ConsumePrefix(&name, kPrefix) || !absl::ConsumeSuffix(&name, kSuffix) || ::fstat(fd.get(), &file) != 0 ||
+      (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
+    return absl::DataLossError("a descriptor is not memory that a daemon created");
+  }
+  SharedMemory memory;
+  memory.bytes_ = static_cast<size_t>(file.st_size);
+  void* data = ::mmap(nullptr, memory.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", name));
+  memory.data_ = static_cast<std::byte*>(data);
+  memory.fd_ = std::move(fd);
+  return std::pair(std::string(name), std::move(memory));
 }
 
 absl::StatusOr<FileDescriptor> SharedMemory::OpenReadOnly() const {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -33,6 +34,10 @@ class SharedMemory {
   // `name` shows in /proc/PID/maps. `bytes` is rounded up to whole pages. RESOURCE_EXHAUSTED when the kernel has
   // no memory for it.
   static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes);
+
+  // Maps what another process created, and returns its name with it. DATA_LOSS when the descriptor is of no sealed
+  // memfd.
+  static absl::StatusOr<std::pair<std::string, SharedMemory>> Open(FileDescriptor fd);
 
   SharedMemory() = default;
   SharedMemory(SharedMemory&& other) noexcept;

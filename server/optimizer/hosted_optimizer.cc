@@ -24,49 +24,52 @@ uint32_t Crc32(const std::byte* data, size_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(OptimizerId id, engine::OptimizerSpec spec,
-                                                                         engine::SpeculationPolicy policy,
-                                                                         memory::MemoryBudget* budget,
-                                                                         engine::WorkerPool* pool,
-                                                                         OptimizerObserver* observer) {
+absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
+    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, const std::string& description,
+    memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
   if (!layout.ok()) return layout.status();
   absl::StatusOr<memory::MemoryReservation> reservation =
-      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), {.state_bytes = layout->state_bytes,
-                                                                    .gradients_bytes = layout->gradients_bytes,
-                                                                    .parameters_bytes = layout->parameters_bytes});
+      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), HostedMemory::Use(*layout, spec.groups.size()));
   if (!reservation.ok()) return reservation.status();
-  auto optimizer = std::unique_ptr<HostedOptimizer>(
-      new HostedOptimizer(std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), observer));
-  const std::pair<memory::SharedMemory*, std::pair<const char*, uint64_t>> parts[] = {
-      {&optimizer->parameters_, {"superoffload-parameters", optimizer->layout_.parameters_bytes}},
-      {&optimizer->gradients_, {"superoffload-gradients", optimizer->layout_.gradients_bytes}},
-      {&optimizer->state_, {"superoffload-state", optimizer->layout_.state_bytes}},
-      {&optimizer->record_,
-       {"superoffload-record", engine::Record::Bytes(optimizer->spec_.groups.size(), optimizer->layout_.chunks)}}};
-  for (const auto& [memory, name_and_bytes] : parts) {
-    absl::StatusOr<memory::SharedMemory> created =
-        memory::SharedMemory::Create(name_and_bytes.first, name_and_bytes.second);
-    if (!created.ok()) return created.status();
-    *memory = *std::move(created);
-  }
-  engine::StepObserver* const step_observer = optimizer.get();  // a private base: only visible here
-  optimizer->engine_ = std::make_unique<engine::StepEngine>(
-      &optimizer->layout_, optimizer->spec_.groups,
-      engine::OptimizerMemory{optimizer->parameters_.data(), optimizer->gradients_.data(), optimizer->state_.data(),
-                              optimizer->record_.data()},
-      policy, pool, step_observer);
+  absl::StatusOr<HostedMemory> memory = HostedMemory::Create(*layout, spec.groups.size(), description);
+  if (!memory.ok()) return memory.status();
+  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(
+      std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
+  optimizer->StartEngine(policy, pool);
   return optimizer;
 }
 
+absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
+    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory memory,
+    memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
+  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
+  if (!layout.ok()) return layout.status();
+  if (absl::Status status = memory.Check(*layout, spec.groups.size()); !status.ok()) return status;
+  absl::StatusOr<memory::MemoryReservation> reservation =
+      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), HostedMemory::Use(*layout, spec.groups.size()));
+  if (!reservation.ok()) return reservation.status();
+  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(std::move(id), std::move(spec), *std::move(layout),
+                                                                 *std::move(reservation), std::move(memory), observer));
+  optimizer->StartEngine(policy, pool);
+  return optimizer;
+}
+
+void HostedOptimizer::StartEngine(engine::SpeculationPolicy policy, engine::WorkerPool* pool) {
+  engine::StepObserver* const step_observer = this;  // a private base: only visible here
+  engine_ = std::make_unique<engine::StepEngine>(&layout_, spec_.groups, memory_.view(), policy, pool, step_observer);
+}
+
 HostedOptimizer::HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
-                                 memory::MemoryReservation reservation, OptimizerObserver* observer)
+                                 memory::MemoryReservation reservation, HostedMemory memory,
+                                 OptimizerObserver* observer)
     : id_(std::move(id)),
       spec_(std::move(spec)),
       layout_(std::move(layout)),
       reservation_(std::move(reservation)),
       create_time_(absl::Now()),
-      observer_(observer) {}
+      observer_(observer),
+      memory_(std::move(memory)) {}
 
 HostedOptimizer::~HostedOptimizer() {
   const uint64_t epoch = attachment().epoch;
@@ -145,7 +148,8 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
   for (size_t i = 0; i < spec_.parameters.size(); ++i) {
     const engine::ParameterSpec& parameter = spec_.parameters[i];
     const size_t bytes = engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-    if (Crc32(parameters_.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i]) continue;
+    if (Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i])
+      continue;
     if (different++ == 0) first = &parameter.name;
   }
   if (different == 0) return absl::OkStatus();
@@ -180,14 +184,15 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
   if (attachment_.epoch != epoch || transport_ == nullptr) {
     return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
   }
-  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(transport_->ring_memory()), Duplicate(parameters_),
-                                                  Duplicate(gradients_), state_.OpenReadOnly()};
+  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(transport_->ring_memory()), Duplicate(memory_.parameters),
+                                                  Duplicate(memory_.gradients), memory_.state.OpenReadOnly()};
   transport::AttachmentDescriptors descriptors;
   for (size_t i = 0; i < descriptors.fds.size(); ++i) {
     if (!fds[i].ok()) return fds[i].status();
     descriptors.fds[i] = *std::move(fds[i]);
   }
-  descriptors.bytes = {transport_->ring_memory().bytes(), parameters_.bytes(), gradients_.bytes(), state_.bytes()};
+  descriptors.bytes = {transport_->ring_memory().bytes(), memory_.parameters.bytes(), memory_.gradients.bytes(),
+                       memory_.state.bytes()};
   return descriptors;
 }
 

@@ -18,6 +18,7 @@
 #include "server/engine/step_engine.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
+#include "server/optimizer/hosted_memory.h"
 #include "server/optimizer/optimizer_observer.h"
 #include "server/transport/descriptor_server.h"
 #include "server/transport/host_transport.h"
@@ -35,11 +36,20 @@ struct AttachmentInfo {
 // Thread-safe.
 class HostedOptimizer final : private engine::StepObserver {
  public:
-  // Plans, reserves and allocates. `budget`, `pool` and `observer` must outlive it.
+  // Plans, reserves and allocates. `description` is kept with the memory, for whoever finds it. `budget`, `pool` and
+  // `observer` must outlive the optimizer.
   static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Create(OptimizerId id, engine::OptimizerSpec spec,
                                                                  engine::SpeculationPolicy policy,
+                                                                 const std::string& description,
                                                                  memory::MemoryBudget* budget, engine::WorkerPool* pool,
                                                                  OptimizerObserver* observer);
+
+  // The same with the memory of an optimizer of this spec that another daemon hosted: it is brought to its last
+  // committed step. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec, and stays as it is.
+  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Adopt(OptimizerId id, engine::OptimizerSpec spec,
+                                                                engine::SpeculationPolicy policy, HostedMemory memory,
+                                                                memory::MemoryBudget* budget, engine::WorkerPool* pool,
+                                                                OptimizerObserver* observer);
 
   // Ends the attachment and waits for it.
   ~HostedOptimizer() override;
@@ -67,12 +77,15 @@ class HostedOptimizer final : private engine::StepObserver {
   const OptimizerId& id() const { return id_; }
   const engine::OptimizerSpec& spec() const { return spec_; }
   const engine::Layout& layout() const { return layout_; }
+  const HostedMemory& memory() const { return memory_; }
   uint64_t memory_bytes() const { return reservation_.use().total_bytes(); }
   absl::Time create_time() const { return create_time_; }
 
  private:
   HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
-                  memory::MemoryReservation reservation, OptimizerObserver* observer);
+                  memory::MemoryReservation reservation, HostedMemory memory, OptimizerObserver* observer);
+
+  void StartEngine(engine::SpeculationPolicy policy, engine::WorkerPool* pool);
 
   void OnPass(const engine::PassReport& report) override { observer_->OnPass(id_, report); }
   void OnStep(const engine::StepReport& report) override { observer_->OnStep(id_, report); }
@@ -88,10 +101,7 @@ class HostedOptimizer final : private engine::StepObserver {
   const memory::MemoryReservation reservation_;
   const absl::Time create_time_;
   OptimizerObserver* const observer_;
-  memory::SharedMemory parameters_;
-  memory::SharedMemory gradients_;
-  memory::SharedMemory state_;
-  memory::SharedMemory record_;
+  const HostedMemory memory_;
   std::unique_ptr<engine::StepEngine> engine_;
 
   mutable absl::Mutex mu_;

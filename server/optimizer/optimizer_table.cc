@@ -20,6 +20,8 @@ absl::Status ValidateName(const std::string& name) {
       absl::StrCat("name: an optimizer's name has 1 to ", kMaxNameBytes, " characters out of A-Z a-z 0-9 . _ -"));
 }
 
+std::string StoreName(const OptimizerId& id) { return absl::StrCat("optimizer-", id.uid, "-", id.name); }
+
 absl::Status ShuttingDown() {
   return absl::UnavailableError("the daemon is shutting down; connect again once it is back");
 }
@@ -27,7 +29,8 @@ absl::Status ShuttingDown() {
 }  // namespace
 
 absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer, const std::string& name,
-                                                    engine::OptimizerSpec spec, engine::SpeculationPolicy policy) {
+                                                    engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+                                                    const std::string& description) {
   if (absl::Status status = ValidateName(name); !status.ok()) return status;
   const OptimizerId id{peer.uid, name};
   {
@@ -40,13 +43,24 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
   }
   // Allocating takes long: the name is reserved, the table is not locked.
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> created =
-      HostedOptimizer::Create(id, std::move(spec), policy, budget_, pool_, observer_);
+      HostedOptimizer::Create(id, std::move(spec), policy, description, budget_, pool_, observer_);
   absl::MutexLock lock(&mu_);
   if (!created.ok()) {
     optimizers_.erase(id);
     return created.status();
   }
+  store_->Keep(StoreName(id), (*created)->memory().fds());
   return optimizers_[id] = *std::move(created);
+}
+
+absl::Status OptimizerTable::Adopt(const OptimizerId& id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+                                   HostedMemory memory) {
+  absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
+      HostedOptimizer::Adopt(id, std::move(spec), policy, std::move(memory), budget_, pool_, observer_);
+  if (!adopted.ok()) return adopted.status();
+  absl::MutexLock lock(&mu_);
+  optimizers_[id] = *std::move(adopted);
+  return absl::OkStatus();
 }
 
 bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
@@ -77,6 +91,7 @@ absl::Status OptimizerTable::Delete(const transport::Peer& peer, const std::stri
     return absl::FailedPreconditionError(absl::StrCat("optimizer \"", name, "\" is attached to process ",
                                                       attachment.peer.pid, "; end that trainer first"));
   }
+  store_->Drop(StoreName((*optimizer)->id()));
   optimizers_.erase((*optimizer)->id());
   observer_->OnDelete((*optimizer)->id());
   return absl::OkStatus();

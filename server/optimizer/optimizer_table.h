@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/optimizer/descriptor_store.h"
 #include "server/optimizer/hosted_optimizer.h"
 
 namespace superoffload::optimizer {
@@ -24,12 +25,17 @@ using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
 class OptimizerTable {
  public:
   // All must outlive the table.
-  OptimizerTable(memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer)
-      : budget_(budget), pool_(pool), observer_(observer) {}
+  OptimizerTable(memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer,
+                 DescriptorStore* store)
+      : budget_(budget), pool_(pool), observer_(observer), store_(store) {}
 
   // INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE after Shutdown.
   absl::StatusOr<OptimizerPtr> Create(const transport::Peer& peer, const std::string& name, engine::OptimizerSpec spec,
-                                      engine::SpeculationPolicy policy);
+                                      engine::SpeculationPolicy policy, const std::string& description);
+
+  // Hosts an optimizer whose memory a predecessor left in the descriptor store. See HostedOptimizer::Adopt.
+  absl::Status Adopt(const OptimizerId& id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+                     HostedMemory memory);
 
   // NOT_FOUND.
   absl::StatusOr<OptimizerPtr> Get(const transport::Peer& peer, const std::string& name) const;
@@ -61,6 +67,7 @@ class OptimizerTable {
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;
   OptimizerObserver* const observer_;
+  DescriptorStore* const store_;
   mutable absl::Mutex mu_;
   std::map<OptimizerId, OptimizerPtr> optimizers_ ABSL_GUARDED_BY(mu_);  // null while being created
   uint64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;

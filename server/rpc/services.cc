@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/attach_reactor.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/durable.h"
 #include "server/rpc/watch_reactor.h"
 
 namespace superoffload::rpc {
@@ -55,7 +56,8 @@ grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
   if (!spec.ok()) return ToGrpc(spec.status());
   absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(request->policies());
   if (!policy.ok()) return ToGrpc(policy.status());
-  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Create(*peer, request->name(), *std::move(spec), *policy);
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer =
+      table_->Create(*peer, request->name(), *std::move(spec), *policy, Describe(peer->uid, *request));
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   *response = ToProto(**optimizer, /*details=*/true);
   return grpc::Status::OK;

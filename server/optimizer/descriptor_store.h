@@ -1,0 +1,20 @@
+// Keeps descriptors of memory beyond the life of the daemon.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_DESCRIPTOR_STORE_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_DESCRIPTOR_STORE_H_
+
+#include <string>
+#include <vector>
+
+namespace superoffload::optimizer {
+
+// Thread-safe. Names are unique; the descriptors of a name are kept and dropped together.
+class DescriptorStore {
+ public:
+  virtual ~DescriptorStore() = default;
+  virtual void Keep(const std::string& name, const std::vector<int>& fds) = 0;
+  virtual void Drop(const std::string& name) = 0;
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_DESCRIPTOR_STORE_H_

@@ -1,0 +1,46 @@
+// The memory of one optimizer: all that it is. Each part is a memfd of its own, whose name tells what it is, so that a
+// restarted daemon recognises what its predecessor left in the descriptor store.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_MEMORY_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_MEMORY_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/bucket_pass.h"
+#include "server/engine/layout.h"
+#include "server/memory/memory_budget.h"
+#include "server/memory/shared_memory.h"
+
+namespace superoffload::optimizer {
+
+struct HostedMemory {
+  memory::SharedMemory parameters;
+  memory::SharedMemory gradients;
+  memory::SharedMemory state;
+  memory::SharedMemory record;
+  memory::SharedMemory description;  // how it was created: an opaque string with its length and CRC-32 before it
+
+  // What a layout needs, without the description.
+  static memory::MemoryUse Use(const engine::Layout& layout, size_t groups);
+
+  // RESOURCE_EXHAUSTED.
+  static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, size_t groups,
+                                             const std::string& description);
+
+  // Recognises the parts by their names. DATA_LOSS: one is missing or damaged.
+  static absl::StatusOr<HostedMemory> Open(std::vector<memory::FileDescriptor> fds);
+
+  // DATA_LOSS: not what Create wrote.
+  absl::StatusOr<std::string> Description() const;
+
+  // Whether the parts are as large as the layout needs. DATA_LOSS.
+  absl::Status Check(const engine::Layout& layout, size_t groups) const;
+
+  std::vector<int> fds() const { return {parameters.fd(), gradients.fd(), state.fd(), record.fd(), description.fd()}; }
+  engine::OptimizerMemory view() const { return {parameters.data(), gradients.data(), state.data(), record.data()}; }
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_MEMORY_H_
