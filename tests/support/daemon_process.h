@@ -71,6 +71,7 @@ class DaemonProcess {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
+  pid_t pid() const { return pid_; }
   std::string endpoint() const { return "unix:" + directory_ + "/control.sock"; }
   std::string descriptor_socket() const { return directory_ + "/descriptors.sock"; }
 

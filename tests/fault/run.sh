@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Trains a real small model while killing trainer and daemon at random instants, and demands the weights of an undisturbed
+# run, bit for bit. Ends with one line "kills=N mismatches=M".
+# Usage: tests/fault/run.sh [--kills N] [--seed S] [--long]   --long: thousands of kills
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build="${SUPEROFFLOAD_BUILD:-build/test}"
+kills=200 seed=0
+while (($#)); do
+  case "$1" in
+    --kills) kills="$2"; shift 2 ;;
+    --seed) seed="$2"; shift 2 ;;
+    --long) kills=5000; shift ;;
+    *) echo "usage: tests/fault/run.sh [--kills N] [--seed S] [--long]" >&2; exit 2 ;;
+  esac
+done
+if [[ ! -e "$build/build.ninja" ]]; then
+  deploy/install-dependencies.sh --tests >&2
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+fi
+ninja -C "$build" --quiet kill_driver >&2
+text="$(python3 -c 'import pydoc_data.topics; print(pydoc_data.topics.__file__)')"
+unset SUPEROFFLOAD_DAEMON
+exec "$build/tests/fault/kill_driver" --kills="$kills" --seed="$seed" --text="$text" 2>"$build/fault.log" </dev/null
