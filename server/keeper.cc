@@ -51,6 +51,7 @@ class Keeper {
       if (child < 0) return 1;
       const int status = Watch(child);
       if (WIFEXITED(status)) return WEXITSTATUS(status);
+      if (stopping_) return WTERMSIG(status) == SIGTERM ? 0 : 1;  // SIGTERM met it before it could listen to it
       LogWarning(absl::StrCat("the daemon was killed by signal ", WTERMSIG(status), "; starting it again with ",
                               kept_.size(), " descriptors kept"));
       if (absl::Now() - start < kShortLife) absl::SleepFor(kPause);
@@ -113,7 +114,8 @@ class Keeper {
       signalfd_siginfo info;
       if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) continue;
       if (info.ssi_signo != SIGCHLD) {
-        ::kill(child, static_cast<int>(info.ssi_signo));
+        stopping_ = true;
+        ::kill(child, SIGTERM);
         continue;
       }
       int status = 0;
@@ -179,6 +181,7 @@ class Keeper {
   FileDescriptor notify_, signals_;
   sigset_t old_signals_;
   std::vector<Kept> kept_;
+  bool stopping_ = false;
 };
 
 }  // namespace

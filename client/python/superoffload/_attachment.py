@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import enum
+import math
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
 _WAIT_SLICE_MILLISECONDS = 500
+_RECONNECT_SECONDS = 60.0
 _DETACH_TIMEOUT_SECONDS = 30  # a daemon that hangs must not hang its trainer's exit
 _DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
@@ -40,7 +42,9 @@ class StepResult:
     kind: VerdictKind
     step: int  # attempts so far, skipped ones included
     committed_steps: int
-    global_norm: float  # L2 norm of the unscaled gradients before clipping; NaN when abandoned
+    # L2 norm of the unscaled gradients before clipping; NaN when abandoned, or when the daemon died between committing
+    # the step and saying so. Likewise clip_coefficient.
+    global_norm: float
     clip_coefficient: float
     speculated_buckets: int
     republished_buckets: int
@@ -48,27 +52,83 @@ class StepResult:
 
 
 class Attachment:
-    """Owns the mappings; views of them keep it alive."""
+    """Owns the mappings; views of them keep it alive.
 
-    def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+    When the daemon dies inside a call and its successor recovers the optimizer, the call attaches anew and submits
+    again what the open step had submitted: the gradients are still in the memory that trainer and daemon share. A step
+    that had been committed before the daemon died is not submitted again.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: optimizer_pb2.AttachOptimizerRequest,
+        reconnect_seconds: float = _RECONNECT_SECONDS,
+    ) -> None:
         self._connection = connection
-        self._stream, response = connection.attach(request)
+        self._reconnect_seconds = reconnect_seconds
+        self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
+        self._submitted: list[tuple[Any, ...]] = []  # since the last step was over: function and arguments
+        self._attach(request)
+        self.committed_steps: int = self.optimizer.committed_steps
+
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+        self._stream, response = self._connection.attach(request)
         self.optimizer = response.optimizer
         self.next_slot: int = response.next_slot
-        self._handle = ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         _library.call(
             "attach",
-            connection.handle,
+            self._connection.handle,
             response.attachment_epoch,
             response.optimizer.step,
             len(response.optimizer.layout.buckets),
-            ctypes.byref(self._handle),
+            ctypes.byref(handle),
         )
-        self._gradient_ready = _library.function("gradient_ready")
+        self._handles.append(handle)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and getattr(self, "_handle", None):
-            _library.function("detach")(self._handle)
+        if not sys.is_finalizing():
+            for handle in getattr(self, "_handles", []):
+                _library.function("detach")(handle)
+
+    @property
+    def _handle(self) -> ctypes.c_void_p:
+        return self._handles[-1]
+
+    def _submit(self, *call: Any) -> None:
+        """Calls a function of the library, now and again whenever the open step has to be submitted anew."""
+        self._submitted.append(call)
+        try:
+            _library.call(call[0], self._handle, *call[1:])
+        except Error as error:
+            if error.code != grpc.StatusCode.UNAVAILABLE:
+                self._submitted.pop()
+            self._recover(error)
+
+    def _recover(self, error: Error) -> bool:
+        """After UNAVAILABLE: attaches to the daemon's successor.
+
+        Returns whether the open step is committed already; if it is not, it has been submitted again. Raises the error
+        when it is another one, or when there is no successor that knows the optimizer.
+        """
+        if error.code != grpc.StatusCode.UNAVAILABLE:
+            raise error
+        while True:
+            self._connection.wait_reopened(self._reconnect_seconds)
+            request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL)
+            try:
+                self._attach(request)
+                if self.optimizer.committed_steps > self.committed_steps:
+                    return True
+                for call in self._submitted:
+                    _library.call(call[0], self._handle, *call[1:])
+                return False
+            except Error as again:
+                if again.code == grpc.StatusCode.NOT_FOUND:
+                    raise error from None
+                if again.code != grpc.StatusCode.UNAVAILABLE:  # else it died again
+                    raise
 
     def end(self) -> None:
         """Ends the attachment and waits for it; the mappings stay until the last view of them is gone."""
@@ -104,31 +164,43 @@ class Attachment:
         _library.check(code)
 
     def set_group(self, group: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> None:
-        _library.call("set_group", self._handle, group, lr, beta1, beta2, eps, weight_decay)
+        self._submit("set_group", group, lr, beta1, beta2, eps, weight_decay)
 
     def begin_step(self, gradient_scale: float) -> None:
-        _library.call("begin_step", self._handle, gradient_scale)
+        self._submit("begin_step", gradient_scale)
 
     def gradient_ready(self, bucket: int) -> None:
-        _library.check(self._gradient_ready(self._handle, bucket))
+        self._submit("gradient_ready", bucket)
 
     def wait_norm(self, gradient_scale: float) -> float:
-        _library.call("measure_norm", self._handle, gradient_scale)
         norm = ctypes.c_double()
-        self._wait("wait_norm", ctypes.byref(norm))
-        return norm.value
+        while True:
+            try:
+                _library.call("measure_norm", self._handle, gradient_scale)
+                self._wait("wait_norm", ctypes.byref(norm))
+                return norm.value
+            except Error as error:
+                self._recover(error)
 
     def end_step(self, gradient_scale: float, max_grad_norm: float) -> None:
-        _library.call("end_step", self._handle, gradient_scale, max_grad_norm)
+        self._submit("end_step", gradient_scale, max_grad_norm)
 
     def abandon_step(self) -> None:
-        _library.call("abandon_step", self._handle)
+        self._submit("abandon_step")
 
     def wait_step(self) -> StepResult:
         """Waits until the parameters of the step that was ended last are final."""
         verdict = _library.Verdict()
-        self._wait("wait_step", ctypes.byref(verdict))
+        while True:
+            try:
+                self._wait("wait_step", ctypes.byref(verdict))
+                break
+            except Error as error:
+                if self._recover(error):
+                    return self._committed_unseen()
+        self._submitted.clear()
         self.next_slot = verdict.next_slot
+        self.committed_steps = verdict.committed_steps
         return StepResult(
             kind=VerdictKind(verdict.kind),
             step=verdict.step,
@@ -138,4 +210,19 @@ class Attachment:
             speculated_buckets=verdict.speculated_buckets,
             republished_buckets=verdict.republished_buckets,
             consecutive_skips=verdict.consecutive_skips,
+        )
+
+    def _committed_unseen(self) -> StepResult:
+        """The step was committed, and the daemon died before it could say so: what it was is not known."""
+        self._submitted.clear()
+        self.committed_steps = self.optimizer.committed_steps
+        return StepResult(
+            kind=VerdictKind.COMMIT,
+            step=self.optimizer.step,
+            committed_steps=self.committed_steps,
+            global_norm=math.nan,
+            clip_coefficient=math.nan,
+            speculated_buckets=0,
+            republished_buckets=0,
+            consecutive_skips=0,
         )
