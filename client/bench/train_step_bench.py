@@ -2,7 +2,8 @@
 
 Both train the same bf16 Llama-architecture model of transformers on random tokens, step by step in turn, in one
 process; the in-process optimizer holds fp32 masters (bf16 parameters are cast from them after each step), as the
-daemon does. Prints medians of the whole step and of its optimizer part (from the end of backward to usable parameters), and ratios.
+daemon does. Prints medians of the whole step and of its optimizer part (from the end of backward to usable
+parameters), and ratios.
 
     python client/bench/train_step_bench.py [--endpoint unix:/path] [--steps 20] [--hidden 512] [--layers 6]
 """

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -130,15 +131,20 @@ void DescriptorServer::Run() {
     polled.push_back({stop_event_.get(), POLLIN, 0});
     // A full house leaves newcomers in the backlog.
     if (connections_.size() < kMaxConnections) polled.push_back({listener_.get(), POLLIN, 0});
-    for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
+    for (const auto& [fd, connection] : connections_) {
+      polled.push_back({fd, POLLIN, 0});
+      polled.push_back({connection.process.get(), POLLIN, 0});  // ignored when it is -1
+    }
     if (::poll(polled.data(), polled.size(), -1) < 0) continue;
     if (polled[0].revents != 0) break;
-    for (const pollfd& entry : polled) {
-      if (entry.revents == 0) continue;
-      if (entry.fd == listener_.get()) {
+    for (size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      if (polled[i].fd == listener_.get()) {
         Accept();
-      } else if (const auto it = connections_.find(entry.fd); it != connections_.end() && !Serve(it->second)) {
-        Drop(entry.fd);
+      } else if (const auto it = connections_.find(polled[i].fd); it != connections_.end()) {
+        if (!Serve(it->second)) Drop(polled[i].fd);
+      } else if (connections_.contains(polled[i - 1].fd)) {
+        Drop(polled[i - 1].fd);  // the process that belongs to the connection before it has died
       }
     }
   }
@@ -159,7 +165,8 @@ void DescriptorServer::Accept() {
     peers_[*token] = peer;
   }
   const int key = fd.get();
-  connections_.emplace(key, Connection{std::move(fd), peer, *std::move(token)});
+  memory::FileDescriptor process(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
+  connections_.emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token)});
 }
 
 bool DescriptorServer::Serve(const Connection& connection) {

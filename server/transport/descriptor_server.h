@@ -56,6 +56,9 @@ class DescriptorServer {
  private:
   struct Connection {
     memory::FileDescriptor fd;
+    // Tells of the peer's death at once, even when its forks (data loaders) keep the socket open. Invalid where the
+    // kernel has no pidfds for it.
+    memory::FileDescriptor process;
     Peer peer;
     std::string token;
   };

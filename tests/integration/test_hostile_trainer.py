@@ -288,6 +288,35 @@ print("handed over", flush=True)
 time.sleep(600)
 """
 
+FORKING = """
+import os, sys, time, torch, superoffload.torch
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = superoffload.torch.AdamW([weight], endpoint=sys.argv[1], name="forking")
+if os.fork() == 0:  # as a data loader's worker does; it keeps every socket open
+    time.sleep(DEADLINE)
+    os._exit(0)
+print("attached", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_death_of_a_trainer_is_noticed_though_its_forks_live(daemon):
+    code = FORKING.replace("DEADLINE", str(2 * DEADLINE_SECONDS))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, daemon.endpoint], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout.readline() == "attached\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        connection = Connection(daemon.endpoint)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while connection.call("GetOptimizer", pb.GetOptimizerRequest(name="forking")).attached:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
 
 def test_a_trainer_killed_inside_a_step_leaves_its_optimizer_at_the_step_before(daemon, bystander):
     process = subprocess.Popen([sys.executable, "-c", VANISHING, daemon.endpoint], stdout=subprocess.PIPE, text=True)
