@@ -69,6 +69,7 @@ class Attachment:
         self._reconnect_seconds = reconnect_seconds
         self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
         self._submitted: list[tuple[Any, ...]] = []  # since the last step was over: function and arguments
+        self._groups: dict[int, tuple[Any, ...]] = {}  # the last set_group of each group before that
         self._attach(request)
         self.committed_steps: int = self.optimizer.committed_steps
 
@@ -120,8 +121,12 @@ class Attachment:
             try:
                 self._attach(request)
                 if self.optimizer.committed_steps > self.committed_steps:
+                    self._step_over()
+                    for call in self._groups.values():
+                        _library.call(call[0], self._handle, *call[1:])
                     return True
-                for call in self._submitted:
+                # The successor knows the hyper-parameters of the optimizer's creation only.
+                for call in [*self._groups.values(), *self._submitted]:
                     _library.call(call[0], self._handle, *call[1:])
                 return False
             except Error as again:
@@ -198,7 +203,7 @@ class Attachment:
             except Error as error:
                 if self._recover(error):
                     return self._committed_unseen()
-        self._submitted.clear()
+        self._step_over()
         self.next_slot = verdict.next_slot
         self.committed_steps = verdict.committed_steps
         return StepResult(
@@ -212,9 +217,12 @@ class Attachment:
             consecutive_skips=verdict.consecutive_skips,
         )
 
+    def _step_over(self) -> None:
+        self._groups |= {call[1]: call for call in self._submitted if call[0] == "set_group"}
+        self._submitted.clear()
+
     def _committed_unseen(self) -> StepResult:
         """The step was committed, and the daemon died before it could say so: what it was is not known."""
-        self._submitted.clear()
         self.committed_steps = self.optimizer.committed_steps
         return StepResult(
             kind=VerdictKind.COMMIT,
