@@ -62,7 +62,8 @@ class Attachment {
     return Span<T>(gradients_ + Place(index).gradient_offsets(slot_), index);
   }
 
-  // For the steps that follow, or, inside a step, revised for it.
+  // For the steps that follow, or, inside a step, revised for it. A daemon that was restarted knows the
+  // hyper-parameters of the creation only: set changed ones again after an attach.
   absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters);
 
   // `gradient_scale` is what EndStep is expected to get: 1 without loss scaling, else its inverse.
