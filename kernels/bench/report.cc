@@ -53,7 +53,7 @@ std::string Report::JsonLines() const {
   std::string text;
   for (const Result& r : Results()) {
     absl::StrAppendFormat(&text,
-                          "{\"kernel\": \"%s\", \"threads\": %d, \"elements\": %d, \"bytes_per_element\": %g, "
+                          "{\"name\": \"%s\", \"threads\": %d, \"elements\": %d, \"bytes_per_element\": %g, "
                           "\"ns_per_element\": %.4f, \"gb_per_s\": %.2f, \"ratio_to_limit\": %.4f, "
                           "\"speedup_over_peer\": %.4f}\n",
                           r.kernel.name, threads_, elements_, r.kernel.bytes_per_element, r.ns_per_element, r.gb_per_s,

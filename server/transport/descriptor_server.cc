@@ -69,6 +69,14 @@ bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescri
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
 }
 
+// The time it takes tells nothing about where two tokens differ.
+bool EqualInConstantTime(const std::string& a, const std::string& b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path,
@@ -115,13 +123,14 @@ DescriptorServer::~DescriptorServer() {
 
 absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) const {
   absl::MutexLock lock(&mu_);
-  const auto it = peers_.find(token);
-  if (it == peers_.end()) {
-    return absl::UnauthenticatedError(absl::StrCat("no valid token in the metadata \"" SUPEROFFLOAD_TOKEN_METADATA_KEY
-                                                   "\"; say HELLO on the descriptor socket ",
-                                                   path_, " and keep that connection open"));
+  const Peer* found = nullptr;
+  for (const auto& [known, peer] : peers_) {
+    if (EqualInConstantTime(known, token)) found = &peer;
   }
-  return it->second;
+  if (found != nullptr) return *found;
+  return absl::UnauthenticatedError(absl::StrCat("no valid token in the metadata \"" SUPEROFFLOAD_TOKEN_METADATA_KEY
+                                                 "\"; say HELLO on the descriptor socket ",
+                                                 path_, " and keep that connection open"));
 }
 
 void DescriptorServer::Run() {
