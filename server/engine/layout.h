@@ -26,6 +26,10 @@ inline constexpr uint64_t kAlignmentElements = 64;
 inline constexpr uint32_t kGradientSlots = 2;
 inline constexpr uint64_t kMaxBuckets = 1u << 20;
 
+// The slot that holds the gradient of committed step `t`, counted from 1: slots alternate between committed steps, and
+// a skipped step's slot is filled again.
+constexpr uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % kGradientSlots); }
+
 struct BucketLayout {
   uint32_t group = 0;
   kernels::DType dtype = kernels::DType::kBFloat16;

@@ -1,12 +1,12 @@
 #include "server/engine/step_engine.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/recovery.h"
 
 namespace superoffload::engine {
 
@@ -23,9 +23,6 @@ constexpr double kMaxNorm = 0x1p63;
 
 // torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
-
-// Slots alternate between committed steps; a skipped step's slot is filled again.
-uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % kGradientSlots); }
 
 absl::Status CheckScale(double gradient_scale) {
   if (std::isfinite(gradient_scale) && gradient_scale != 0) return absl::OkStatus();
@@ -252,34 +249,9 @@ PendingGradient StepEngine::Committed(uint32_t bucket) const {
 }
 
 void StepEngine::Recover() {
-  const auto absorb = [this](const BucketLayout& bucket, size_t chunk, uint64_t t, size_t worker, bool torn) {
-    const size_t first = (chunk - bucket.first_chunk) * kernels::kChunkElements;
-    const size_t n = std::min<size_t>(kernels::kChunkElements, bucket.elements - first);
-    const auto array = [&](int i) {
-      return reinterpret_cast<float*>(memory_.state + layout_->state_array_offsets[i]) + bucket.state_offset + first;
-    };
-    const kernels::AdamState state{array(0), array(1), array(2)};
-    const size_t done = torn ? kernels::RestoreTornBlock(record_.slot(worker), n, state) : 0;
-    if (done > n) return;  // not written by BucketPass; nothing is known about it
-    kernels::UndoSlot* const undo = torn ? &record_.slot(worker) : record_.BeginAbsorb(worker, chunk, t);
-    const std::byte* const gradient =
-        memory_.gradients + bucket.gradient_offsets[SlotOf(t)] + first * kernels::DTypeBytes(bucket.gradient_dtype);
-    kernels::Settle(n, state, record_.Constants(t, bucket.group), {gradient, bucket.gradient_dtype}, undo, done);
-    record_.EndAbsorb(worker, chunk, t);
-  };
-  record_.ForEachTorn([&](const Record::Torn& torn) {
-    for (const BucketLayout& bucket : layout_->buckets) {
-      if (torn.chunk - bucket.first_chunk < bucket.chunks()) absorb(bucket, torn.chunk, torn.step, torn.worker, true);
-    }
-  });
-  const uint64_t committed = record_.committed();
-  for (const BucketLayout& bucket : layout_->buckets) {
-    for (size_t chunk = bucket.first_chunk; chunk < bucket.first_chunk + bucket.chunks(); ++chunk) {
-      while (record_.absorbed(chunk) < committed) absorb(bucket, chunk, record_.absorbed(chunk) + 1, 0, false);
-    }
-  }
-  statistics_.step = statistics_.committed_steps = committed;
-  statistics_.next_slot = SlotOf(committed + 1);
+  AbsorbCommitted(*layout_, memory_, record_);
+  statistics_.step = statistics_.committed_steps = record_.committed();
+  statistics_.next_slot = SlotOf(record_.committed() + 1);
   RunMaintenance(PassKind::kRestore);
   maintenance_.reset();
 }

@@ -2,8 +2,8 @@
 //
 // The distribution's abseil is compiled without instrumentation, so that ThreadSanitizer sees neither the locking nor
 // the order it creates and reports every access under a mutex as a race. The linker's --wrap (tests/support/CMakeLists)
-// sends our calls through the functions below, which say it. Conditions are evaluated by whichever thread unlocks, after
-// it has told ThreadSanitizer that it does: their reads are left out.
+// sends our calls through the functions below, which say it. Conditions are evaluated by whichever thread unlocks,
+// after it has told ThreadSanitizer that it does: their reads are left out.
 #include <sanitizer/tsan_interface.h>
 
 #include "absl/synchronization/mutex.h"

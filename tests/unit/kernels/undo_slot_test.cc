@@ -157,7 +157,8 @@ TEST_P(UndoSlotTest, KilledAgainAndAgain) {
     const size_t done = RestoreTornBlock(shared->slot, kRunElements, shared->state(first));
     ASSERT_LT(done, kRunElements);
     torn += done > 0;
-    kernels.settle(kRunElements, shared->state(first), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1), shared->Pending(first), &shared->slot, done);
+    kernels.settle(kRunElements, shared->state(first), MakeAdamStep({.lr = 1e-2}, index / kRuns + 1, 1),
+                   shared->Pending(first), &shared->slot, done);
     EndUndo(shared->slot);
     shared->completed = index + 1;
   }
