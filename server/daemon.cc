@@ -92,8 +92,6 @@ absl::Status Daemon::LockRuntimeDirectory() {
     return absl::FailedPreconditionError(
         absl::StrCat("another superoffloadd serves ", directory, "; stop it or choose another runtime_directory"));
   }
-  ::unlink(PathOf("control.sock").c_str());  // left by a daemon that was killed
-  ::unlink(PathOf("descriptors.sock").c_str());
   return absl::OkStatus();
 }
 
@@ -110,6 +108,9 @@ void Daemon::AdoptOptimizers() {
 }
 
 absl::Status Daemon::Serve() {
+  // Left by a daemon that was killed; as long as they are there, its trainers know that a successor is on its way.
+  ::unlink(PathOf("control.sock").c_str());
+  ::unlink(PathOf("descriptors.sock").c_str());
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
       PathOf("descriptors.sock"),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },

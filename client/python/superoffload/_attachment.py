@@ -16,7 +16,7 @@ from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
 _WAIT_SLICE_MILLISECONDS = 500
-_RECONNECT_SECONDS = 60.0
+_RECONNECT_SECONDS = 300.0  # a daemon that recovers large optimizers takes its time
 _DETACH_TIMEOUT_SECONDS = 30  # a daemon that hangs must not hang its trainer's exit
 _DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
