@@ -10,7 +10,7 @@
 namespace superoffload {
 
 // Runs `command` until it exits by itself, and returns its exit status. SIGTERM and SIGINT are passed on to it. A
-// command that is killed or crashes is started again, at once the first time, later after a pause.
+// command that is killed or crashes is started again, after a short pause when it had only just started.
 int RunKeeper(const std::vector<std::string>& command);
 
 }  // namespace superoffload

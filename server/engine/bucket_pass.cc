@@ -1,13 +1,10 @@
 #include "server/engine/bucket_pass.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
 
 namespace superoffload::engine {
-
-using kernels::kChunkElements;
 
 const char* PassName(PassKind kind) {
   switch (kind) {
@@ -32,15 +29,12 @@ const char* PassName(PassKind kind) {
 BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory, Record* record,
                        std::function<void(uint32_t)> on_done)
     : bucket_(bucket),
-      layout_(layout.buckets[bucket]),
-      state_{reinterpret_cast<float*>(memory.state + layout.state_array_offsets[0]) + layout_.state_offset,
-             reinterpret_cast<float*>(memory.state + layout.state_array_offsets[1]) + layout_.state_offset,
-             reinterpret_cast<float*>(memory.state + layout.state_array_offsets[2]) + layout_.state_offset},
-      parameters_(memory.parameters + layout_.parameters_offset),
-      gradients_(memory.gradients),
+      layout_(layout),
+      bucket_layout_(layout.buckets[bucket]),
+      memory_(memory),
       record_(record),
       on_done_(std::move(on_done)),
-      chunk_sums_(layout_.chunks()) {}
+      chunk_sums_(bucket_layout_.chunks()) {}
 
 void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
   arguments_ = arguments;
@@ -49,35 +43,27 @@ void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
 }
 
 void BucketPass::RunChunk(size_t index, size_t worker) {
-  const size_t first = index * kChunkElements;
-  const size_t n = std::min<size_t>(kChunkElements, layout_.elements - first);
-  const kernels::AdamState state{state_.p + first, state_.m + first, state_.v + first};
-  const kernels::MutableElements theta{parameters_ + first * kernels::DTypeBytes(layout_.dtype), layout_.dtype};
-  const auto gradient = [&](uint32_t slot) {
-    return kernels::ConstElements{
-        gradients_ + layout_.gradient_offsets[slot] + first * kernels::DTypeBytes(layout_.gradient_dtype),
-        layout_.gradient_dtype};
-  };
+  const auto [n, state, theta, gradients] = ViewChunk(layout_, memory_, bucket_layout_, index);
   const PendingGradient& publish = arguments_.publish;
   const std::optional<PendingGradient>& absorb = arguments_.absorb;
-  const size_t chunk = layout_.first_chunk + index;
+  const size_t chunk = bucket_layout_.first_chunk + index;
   kernels::UndoSlot* const undo = absorb ? record_->BeginAbsorb(worker, chunk, absorb->t) : nullptr;
   switch (arguments_.kind) {
     case PassKind::kNorm:
-      chunk_sums_[index] = kernels::SumOfSquares(n, gradient(publish.slot));
+      chunk_sums_[index] = kernels::SumOfSquares(n, gradients[publish.slot]);
       break;
     case PassKind::kSpeculate:
     case PassKind::kUpdate:
     case PassKind::kRepublish:
-      chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradient(absorb->slot), publish.step,
-                                                      gradient(publish.slot), theta, undo)
-                                  : kernels::Republish(n, state, publish.step, gradient(publish.slot), theta);
+      chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradients[absorb->slot], publish.step,
+                                                      gradients[publish.slot], theta, undo)
+                                  : kernels::Republish(n, state, publish.step, gradients[publish.slot], theta);
       break;
     case PassKind::kRestore:
       kernels::Narrow(n, state.p, theta);
       break;
     case PassKind::kSettle:
-      kernels::Settle(n, state, absorb->step, gradient(absorb->slot), undo);
+      kernels::Settle(n, state, absorb->step, gradients[absorb->slot], undo);
       break;
     case PassKind::kAdopt:
       kernels::Widen(n, {theta.data, theta.dtype}, state.p);
@@ -94,8 +80,8 @@ void BucketPass::Done() {
 }
 
 PassReport BucketPass::report() const {
-  const uint64_t gradient = kernels::DTypeBytes(layout_.gradient_dtype);
-  const uint64_t theta = kernels::DTypeBytes(layout_.dtype);
+  const uint64_t gradient = kernels::DTypeBytes(bucket_layout_.gradient_dtype);
+  const uint64_t theta = kernels::DTypeBytes(bucket_layout_.dtype);
   constexpr uint64_t kStateBytes = 3 * sizeof(float);
   uint64_t per_element = 0;
   switch (arguments_.kind) {
@@ -115,7 +101,7 @@ PassReport BucketPass::report() const {
       per_element = 2 * kStateBytes + gradient;
       break;
   }
-  return PassReport{arguments_.kind, per_element * layout_.elements, duration_};
+  return PassReport{arguments_.kind, per_element * bucket_layout_.elements, duration_};
 }
 
 }  // namespace superoffload::engine

@@ -8,20 +8,13 @@
 #include <vector>
 
 #include "kernels/adam/adam.h"
+#include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
 #include "server/engine/step_observer.h"
 #include "server/engine/worker_pool.h"
 
 namespace superoffload::engine {
-
-// Base addresses of an optimizer's memory, as Layout describes it. Not owned.
-struct OptimizerMemory {
-  std::byte* parameters = nullptr;
-  std::byte* gradients = nullptr;
-  std::byte* state = nullptr;
-  std::byte* record = nullptr;  // Record::Bytes(groups, chunks); zero when new
-};
 
 // A gradient that the state has yet to absorb, and how.
 struct PendingGradient {
@@ -56,10 +49,9 @@ class BucketPass final : public ChunkJob {
 
  private:
   const uint32_t bucket_;
-  const BucketLayout& layout_;
-  const kernels::AdamState state_;
-  std::byte* const parameters_;
-  std::byte* const gradients_;
+  const Layout& layout_;
+  const BucketLayout& bucket_layout_;
+  const OptimizerMemory memory_;
   Record* const record_;
   const std::function<void(uint32_t)> on_done_;
   std::vector<double> chunk_sums_;

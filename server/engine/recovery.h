@@ -2,7 +2,7 @@
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_RECOVERY_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_RECOVERY_H_
 
-#include "server/engine/bucket_pass.h"
+#include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
 

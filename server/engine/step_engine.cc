@@ -251,7 +251,6 @@ PendingGradient StepEngine::Committed(uint32_t bucket) const {
 void StepEngine::Recover() {
   AbsorbCommitted(*layout_, memory_, record_);
   statistics_.step = statistics_.committed_steps = record_.committed();
-  statistics_.next_slot = SlotOf(record_.committed() + 1);
   RunMaintenance(PassKind::kRestore);
   maintenance_.reset();
 }
@@ -282,17 +281,17 @@ void StepEngine::StartPass(uint32_t index) {
   } else if (bucket.phase == Phase::kUndoing) {
     const bool skip = transport::IsSkip(open_->verdict->verdict);
     arguments.kind = skip ? PassKind::kRestore : PassKind::kRepublish;
-    if (!skip) arguments.publish = {.step = open_->applied[group], .slot = statistics_.next_slot ^ 1, .t = 0};
+    if (!skip) arguments.publish = {.step = open_->applied[group], .slot = SlotOf(statistics_.committed_steps), .t = 0};
   } else if (bucket.phase == Phase::kUpdating) {
     arguments.kind = PassKind::kUpdate;
     arguments.absorb = bucket.pending;
-    arguments.publish = {.step = open_->applied[group], .slot = statistics_.next_slot ^ 1, .t = 0};
+    arguments.publish = {.step = open_->applied[group], .slot = SlotOf(statistics_.committed_steps), .t = 0};
   } else {
     const bool speculate = open_->speculate && !Hurry();
     bucket.phase = speculate ? Phase::kSpeculating : Phase::kNorming;
     arguments.kind = speculate ? PassKind::kSpeculate : PassKind::kNorm;
     if (speculate) arguments.absorb = bucket.pending;
-    arguments.publish = {.step = open_->speculative[group], .slot = statistics_.next_slot, .t = 0};
+    arguments.publish = {.step = open_->speculative[group], .slot = statistics_.next_slot(), .t = 0};
   }
   ++in_flight_;
   bucket.pass->Start(*pool_, arguments);
@@ -430,7 +429,6 @@ void StepEngine::ApplyVerdict() {
   if (!skip) {
     record_.Commit(open_->applied);  // from here on the step outlives the daemon
     ++statistics_.committed_steps;
-    statistics_.next_slot ^= 1;
   }
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     Bucket& bucket = buckets_[i];
@@ -450,7 +448,7 @@ void StepEngine::ApplyVerdict() {
   statistics_.speculated_buckets += report.speculated_buckets;
   statistics_.republished_buckets += report.republished_buckets;
   report.committed_steps = statistics_.committed_steps;
-  report.next_slot = statistics_.next_slot;
+  report.next_slot = statistics_.next_slot();
   report.consecutive_skips = statistics_.consecutive_skips;
   if (sink_ != nullptr) sink_->VerdictReached(report);
   Advance();

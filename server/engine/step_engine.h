@@ -1,10 +1,11 @@
 // The steps of one optimizer: exact speculation by deferred commit.
 //
 //   at rest after step t-1:  state S(t-2), pending gradient g(t-1) with the verdict of t-1 applied
-//   bucket of step t:        S(t-1) = Adam(S(t-2), g(t-1)) is written, Adam(S(t-1), g(t)).p is published, g(t) is
-//   pending verdict COMMIT:          nothing to do for buckets that speculated verdict CLIP(c):         Adam(S(t-1),
-//   c*g(t)).p is published instead; state is only read verdict SKIP:            S(t-1).p is published instead; g(t) is
-//   dropped
+//   bucket of step t:        S(t-1) = Adam(S(t-2), g(t-1)) is written,
+//                            Adam(S(t-1), g(t)).p is published, g(t) is pending
+//   verdict COMMIT:          nothing to do for buckets that speculated
+//   verdict CLIP(c):         Adam(S(t-1), c*g(t)).p is published instead; state is only read
+//   verdict SKIP:            S(t-1).p is published instead; g(t) is dropped
 //
 // Every bucket is in one of these phases while a step is open:
 //
@@ -51,7 +52,9 @@ struct StepStatistics {
   uint64_t speculated_buckets = 0;
   uint64_t republished_buckets = 0;
   uint32_t consecutive_skips = 0;
-  uint32_t next_slot = 0;  // gradient slot that the next step fills
+
+  // Gradient slot that the next step fills.
+  uint32_t next_slot() const { return SlotOf(committed_steps + 1); }
 };
 
 // Thread-safe. `layout`, `pool` and `observer` must outlive it; so must the memory, which nobody else writes but for

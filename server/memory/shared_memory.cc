@@ -18,6 +18,8 @@
 namespace superoffload::memory {
 namespace {
 
+constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+
 // MemAvailable of /proc/meminfo; no limit where that is missing.
 size_t AvailableBytes() {
   std::ifstream meminfo("/proc/meminfo");
@@ -79,20 +81,24 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
     return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes for ", name, ": ",
                                                      std::strerror(errno), "; free memory or offload a smaller model"));
   }
-  if (::fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
+  if (::fcntl(memory.fd(), F_ADD_SEALS, kSeals) != 0) {
     return absl::ErrnoToStatus(errno, "sealing a memfd");
   }
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd(), 0);
-  if (data == MAP_FAILED) return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", name));
-  memory.data_ = static_cast<std::byte*>(data);
-  memory.bytes_ = bytes;
+  if (absl::Status status = memory.Map(name, bytes); !status.ok()) return status;
   return memory;
+}
+
+absl::Status SharedMemory::Map(const std::string& name, size_t bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
+  if (data == MAP_FAILED) return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", name));
+  data_ = static_cast<std::byte*>(data);
+  bytes_ = bytes;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDescriptor fd) {
   constexpr absl::string_view kPrefix = "/memfd:";
   constexpr absl::string_view kSuffix = " (deleted)";
-  constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
   char link[256];
   const ssize_t length = ::readlink(absl::StrCat("/proc/self/fd/", fd.get()).c_str(), link, sizeof(link));
   absl::string_view name(link, length < 0 ? 0 : static_cast<size_t>(length));
@@ -102,11 +108,10 @@ absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDesc
     return absl::DataLossError("a descriptor is not memory that a daemon created");
   }
   SharedMemory memory;
-  memory.bytes_ = static_cast<size_t>(file.st_size);
-  void* data = ::mmap(nullptr, memory.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (data == MAP_FAILED) return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", name));
-  memory.data_ = static_cast<std::byte*>(data);
   memory.fd_ = std::move(fd);
+  if (absl::Status status = memory.Map(std::string(name), static_cast<size_t>(file.st_size)); !status.ok()) {
+    return status;
+  }
   return std::pair(std::string(name), std::move(memory));
 }
 

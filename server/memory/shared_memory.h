@@ -54,6 +54,8 @@ class SharedMemory {
   absl::StatusOr<FileDescriptor> OpenReadOnly() const;
 
  private:
+  absl::Status Map(const std::string& name, size_t bytes);
+
   FileDescriptor fd_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;

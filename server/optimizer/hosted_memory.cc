@@ -1,11 +1,11 @@
 #include "server/optimizer/hosted_memory.h"
 
-#include <zlib.h>
-
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/record.h"
+#include "server/memory/crc32.h"
 
 namespace superoffload::optimizer {
 namespace {
@@ -26,8 +26,6 @@ struct DescriptionHeader {
   uint64_t crc32;
 };
 
-uint64_t Crc32(const char* data, size_t bytes) { return ::crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes); }
-
 }  // namespace
 
 memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, size_t groups) {
@@ -46,7 +44,7 @@ absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, 
     if (!created.ok()) return created.status();
     hosted.*kParts[i].memory = *std::move(created);
   }
-  const DescriptionHeader header{description.size(), Crc32(description.data(), description.size())};
+  const DescriptionHeader header{description.size(), memory::Crc32(description.data(), description.size())};
   std::memcpy(hosted.description.data(), &header, sizeof(header));
   std::memcpy(hosted.description.data() + sizeof(header), description.data(), description.size());
   return hosted;
@@ -73,7 +71,7 @@ absl::StatusOr<std::string> HostedMemory::Description() const {
   DescriptionHeader header;
   std::memcpy(&header, description.data(), sizeof(header));
   const char* const text = reinterpret_cast<const char*>(description.data()) + sizeof(header);
-  if (header.bytes > description.bytes() - sizeof(header) || header.crc32 != Crc32(text, header.bytes)) {
+  if (header.bytes > description.bytes() - sizeof(header) || header.crc32 != memory::Crc32(text, header.bytes)) {
     return absl::DataLossError("the description of the optimizer is damaged");
   }
   return std::string(text, header.bytes);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/engine/bucket_pass.h"
+#include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"

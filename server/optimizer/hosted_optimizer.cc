@@ -1,13 +1,13 @@
 #include "server/optimizer/hosted_optimizer.h"
 
 #include <fcntl.h>
-#include <zlib.h>
 
 #include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/memory/crc32.h"
 
 namespace superoffload::optimizer {
 namespace {
@@ -18,39 +18,42 @@ absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& mem
   return fd;
 }
 
-uint32_t Crc32(const std::byte* data, size_t bytes) {
-  return static_cast<uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
     OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, const std::string& description,
     memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
-  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
-  if (!layout.ok()) return layout.status();
-  absl::StatusOr<memory::MemoryReservation> reservation =
-      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), HostedMemory::Use(*layout, spec.groups.size()));
-  if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<HostedMemory> memory = HostedMemory::Create(*layout, spec.groups.size(), description);
-  if (!memory.ok()) return memory.status();
-  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(
-      std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
-  optimizer->StartEngine(policy, pool);
-  return optimizer;
+  const size_t groups = spec.groups.size();
+  return Build(
+      std::move(id), std::move(spec), policy,
+      [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description); }, budget, pool,
+      observer);
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
     OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory memory,
     memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
+  const size_t groups = spec.groups.size();
+  const auto checked = [&](const engine::Layout& layout) -> absl::StatusOr<HostedMemory> {
+    if (absl::Status status = memory.Check(layout, groups); !status.ok()) return status;
+    return std::move(memory);
+  };
+  return Build(std::move(id), std::move(spec), policy, checked, budget, pool, observer);
+}
+
+absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
+    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+    const std::function<absl::StatusOr<HostedMemory>(const engine::Layout&)>& provide, memory::MemoryBudget* budget,
+    engine::WorkerPool* pool, OptimizerObserver* observer) {
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
   if (!layout.ok()) return layout.status();
-  if (absl::Status status = memory.Check(*layout, spec.groups.size()); !status.ok()) return status;
   absl::StatusOr<memory::MemoryReservation> reservation =
       budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), HostedMemory::Use(*layout, spec.groups.size()));
   if (!reservation.ok()) return reservation.status();
-  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(std::move(id), std::move(spec), *std::move(layout),
-                                                                 *std::move(reservation), std::move(memory), observer));
+  absl::StatusOr<HostedMemory> memory = provide(*layout);
+  if (!memory.ok()) return memory.status();
+  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(
+      std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
   optimizer->StartEngine(policy, pool);
   return optimizer;
 }
@@ -148,7 +151,7 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
   for (size_t i = 0; i < spec_.parameters.size(); ++i) {
     const engine::ParameterSpec& parameter = spec_.parameters[i];
     const size_t bytes = engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-    if (Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i])
+    if (memory::Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i])
       continue;
     if (different++ == 0) first = &parameter.name;
   }

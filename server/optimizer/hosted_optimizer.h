@@ -85,6 +85,12 @@ class HostedOptimizer final : private engine::StepObserver {
   HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
                   memory::MemoryReservation reservation, HostedMemory memory, OptimizerObserver* observer);
 
+  // `provide` makes or finds the memory for the layout that was planned.
+  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Build(
+      OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+      const std::function<absl::StatusOr<HostedMemory>(const engine::Layout&)>& provide, memory::MemoryBudget* budget,
+      engine::WorkerPool* pool, OptimizerObserver* observer);
+
   void StartEngine(engine::SpeculationPolicy policy, engine::WorkerPool* pool);
 
   void OnPass(const engine::PassReport& report) override { observer_->OnPass(id_, report); }

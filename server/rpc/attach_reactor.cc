@@ -15,7 +15,7 @@ AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const transport::
   }
   response_.set_attachment_epoch(epoch_);
   *response_.mutable_optimizer() = ToProto(*optimizer_, /*details=*/true);
-  response_.set_next_slot(optimizer_->engine().statistics().next_slot);
+  response_.set_next_slot(optimizer_->engine().statistics().next_slot());
   StartWrite(&response_);
 }
 

@@ -57,10 +57,30 @@ _HANDLE = "superoffload"  # key of the light handle in state_dict()
 _WARN_AFTER_SKIPS = 4
 
 
-class _DaemonOptimizer(torch.optim.Optimizer):
-    """What AdamW and Adam share; see AdamW for the arguments."""
+class AdamW(torch.optim.Optimizer):
+    """AdamW as torch.optim.AdamW defines it, in the daemon, on fp32 masters.
 
-    _algorithm: int
+    Args:
+        params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
+            not require gradients are left alone; tied ones are updated once.
+        lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
+        max_grad_norm: clip the global 2-norm of the gradients to this; None does not clip.
+        endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places
+            ($XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd, /tmp/superoffloadd-UID), else a private one that ends
+            with this process.
+        name: the optimizer's name in the daemon. With a name it outlives this process, and building an optimizer of
+            that name attaches to it again. Without one it is deleted in the end.
+        sync: when attaching to an existing optimizer: "check" that the model's parameters are the published ones,
+            "push_params" (the model wins) or "pull_params" (the daemon wins).
+        speculation: "adaptive", "always" or "never"; never changes results.
+        bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
+        overlap: hand gradients over during backward; False hands all over in step().
+
+    Raises:
+        Error: what the daemon or the adapter refuses, with a canonical code and a sentence.
+    """
+
+    _algorithm = optimizer_pb2.ALGORITHM_ADAMW
 
     # torch.amp.GradScaler then leaves unscaling and the decision to skip to step().
     _step_supports_amp_scaling = True
@@ -68,17 +88,18 @@ class _DaemonOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        max_grad_norm: float | None,
-        endpoint: str | None,
-        name: str | None,
-        sync: Sync,
-        speculation: Speculation,
-        bucket_bytes: int,
-        overlap: bool,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_grad_norm: float | None = None,
+        endpoint: str | None = None,
+        name: str | None = None,
+        sync: Sync = "check",
+        speculation: Speculation = "adaptive",
+        bucket_bytes: int = 0,
+        overlap: bool = True,
     ) -> None:
         if sync not in _SYNC:
             raise ValueError(f"sync is {sync!r} but must be one of {', '.join(map(repr, _SYNC))}")
@@ -329,64 +350,7 @@ class _DaemonOptimizer(torch.optim.Optimizer):
         raise TypeError("a superoffload optimizer cannot be pickled; save state_dict() instead")
 
 
-class AdamW(_DaemonOptimizer):
-    """AdamW as torch.optim.AdamW defines it, in the daemon, on fp32 masters.
-
-    Args:
-        params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
-            not require gradients are left alone; tied ones are updated once.
-        lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
-        max_grad_norm: clip the global 2-norm of the gradients to this; None does not clip.
-        endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places
-            ($XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd, /tmp/superoffloadd-UID), else a private one that ends
-            with this process.
-        name: the optimizer's name in the daemon. With a name it outlives this process, and building an optimizer of
-            that name attaches to it again. Without one it is deleted in the end.
-        sync: when attaching to an existing optimizer: "check" that the model's parameters are the published ones,
-            "push_params" (the model wins) or "pull_params" (the daemon wins).
-        speculation: "adaptive", "always" or "never"; never changes results.
-        bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
-        overlap: hand gradients over during backward; False hands all over in step().
-
-    Raises:
-        Error: what the daemon or the adapter refuses, with a canonical code and a sentence.
-    """
-
-    _algorithm = optimizer_pb2.ALGORITHM_ADAMW
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        max_grad_norm: float | None = None,
-        endpoint: str | None = None,
-        name: str | None = None,
-        sync: Sync = "check",
-        speculation: Speculation = "adaptive",
-        bucket_bytes: int = 0,
-        overlap: bool = True,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            max_grad_norm,
-            endpoint,
-            name,
-            sync,
-            speculation,
-            bucket_bytes,
-            overlap,
-        )
-
-
-class Adam(_DaemonOptimizer):
+class Adam(AdamW):
     """Adam as torch.optim.Adam defines it (weight decay as an L2 term); arguments as for AdamW."""
 
     _algorithm = optimizer_pb2.ALGORITHM_ADAM
@@ -398,29 +362,9 @@ class Adam(_DaemonOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        *,
-        max_grad_norm: float | None = None,
-        endpoint: str | None = None,
-        name: str | None = None,
-        sync: Sync = "check",
-        speculation: Speculation = "adaptive",
-        bucket_bytes: int = 0,
-        overlap: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            max_grad_norm,
-            endpoint,
-            name,
-            sync,
-            speculation,
-            bucket_bytes,
-            overlap,
-        )
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
 
 
 def _hyperparameters(group: dict[str, Any]) -> tuple[float, float, float, float, float]:

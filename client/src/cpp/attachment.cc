@@ -9,6 +9,8 @@
 namespace superoffload {
 namespace {
 
+using Stub = v1::OptimizerService::Stub;
+
 // A daemon that hangs must not hang its trainer's exit.
 constexpr std::chrono::seconds kDetachTimeout{30};
 
@@ -36,10 +38,9 @@ Attachment::~Attachment() {
   if (handle_ == nullptr) return;  // the attach failed; the end of the stream cleans up
   CallContext context(token_);
   context.set_deadline(std::chrono::system_clock::now() + kDetachTimeout);
-  v1::DetachOptimizerRequest request;
-  request.set_name(optimizer_.name());
   v1::DetachOptimizerResponse response;
-  stub_->DetachOptimizer(&context, request, &response);  // fails when the daemon has ended it already
+  stub_->DetachOptimizer(&context, Named<v1::DetachOptimizerRequest>(optimizer_.name()),
+                         &response);  // fails when the daemon has ended it already
   superoffload_detach(handle_);
 }
 
@@ -111,19 +112,11 @@ absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout
 }
 
 absl::Status Attachment::PushParameters() {
-  CallContext context(token_);
-  v1::PushParametersRequest request;
-  request.set_name(optimizer_.name());
-  v1::PushParametersResponse response;
-  return FromGrpc(stub_->PushParameters(&context, request, &response));
+  return Call(*stub_, &Stub::PushParameters, token_, Named<v1::PushParametersRequest>(optimizer_.name())).status();
 }
 
 absl::Status Attachment::PullParameters() {
-  CallContext context(token_);
-  v1::PullParametersRequest request;
-  request.set_name(optimizer_.name());
-  v1::PullParametersResponse response;
-  return FromGrpc(stub_->PullParameters(&context, request, &response));
+  return Call(*stub_, &Stub::PullParameters, token_, Named<v1::PullParametersRequest>(optimizer_.name())).status();
 }
 
 }  // namespace superoffload

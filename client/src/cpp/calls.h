@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "superoffload/superoffload.h"
 #include "superoffload/v1/descriptor_socket.h"
 
@@ -21,6 +22,24 @@ struct CallContext : grpc::ClientContext {
 
 inline absl::Status FromGrpc(const grpc::Status& status) {
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
+// One unary call of `stub`, e.g. Call(stub, &Stub::GetOptimizer, token, request).
+template <typename Stub, typename Request, typename Response>
+absl::StatusOr<Response> Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                              const std::string& token, const Request& request) {
+  CallContext context(token);
+  Response response;
+  if (grpc::Status status = (stub.*method)(&context, request, &response); !status.ok()) return FromGrpc(status);
+  return response;
+}
+
+// A request that holds nothing but the name of an optimizer.
+template <typename Request>
+Request Named(const std::string& name) {
+  Request request;
+  request.set_name(name);
+  return request;
 }
 
 // `code` was returned by the last call of superoffload.h in this thread.

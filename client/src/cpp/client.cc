@@ -13,6 +13,8 @@
 namespace superoffload {
 namespace {
 
+using Stub = v1::OptimizerService::Stub;
+
 constexpr std::chrono::seconds kConnectTimeout{10};
 
 std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint) {
@@ -61,60 +63,37 @@ absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
 }
 
 absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerRequest& request) {
-  CallContext context(token_);
-  v1::Optimizer optimizer;
-  if (auto status = optimizers_->CreateOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
-  return optimizer;
+  return Call(*optimizers_, &Stub::CreateOptimizer, token_, request);
 }
 
 absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name) {
-  CallContext context(token_);
-  v1::GetOptimizerRequest request;
-  request.set_name(name);
-  v1::Optimizer optimizer;
-  if (auto status = optimizers_->GetOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
-  return optimizer;
+  return Call(*optimizers_, &Stub::GetOptimizer, token_, Named<v1::GetOptimizerRequest>(name));
 }
 
 absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
-  CallContext context(token_);
-  v1::ListOptimizersResponse response;
-  if (auto status = optimizers_->ListOptimizers(&context, {}, &response); !status.ok()) return FromGrpc(status);
-  return std::vector<v1::Optimizer>(response.optimizers().begin(), response.optimizers().end());
+  absl::StatusOr<v1::ListOptimizersResponse> response =
+      Call(*optimizers_, &Stub::ListOptimizers, token_, v1::ListOptimizersRequest());
+  if (!response.ok()) return response.status();
+  return std::vector<v1::Optimizer>(response->optimizers().begin(), response->optimizers().end());
 }
 
 absl::Status Client::DeleteOptimizer(const std::string& name) {
-  CallContext context(token_);
-  v1::DeleteOptimizerRequest request;
-  request.set_name(name);
-  v1::DeleteOptimizerResponse response;
-  return FromGrpc(optimizers_->DeleteOptimizer(&context, request, &response));
+  return Call(*optimizers_, &Stub::DeleteOptimizer, token_, Named<v1::DeleteOptimizerRequest>(name)).status();
 }
 
 absl::StatusOr<v1::Optimizer> Client::SettleOptimizer(const std::string& name) {
-  CallContext context(token_);
-  v1::SettleOptimizerRequest request;
-  request.set_name(name);
-  v1::Optimizer optimizer;
-  if (auto status = optimizers_->SettleOptimizer(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
-  return optimizer;
+  return Call(*optimizers_, &Stub::SettleOptimizer, token_, Named<v1::SettleOptimizerRequest>(name));
 }
 
 absl::StatusOr<v1::Optimizer> Client::UpdatePolicies(const std::string& name, const v1::Policies& policies) {
-  CallContext context(token_);
-  v1::UpdatePoliciesRequest request;
-  request.set_name(name);
+  auto request = Named<v1::UpdatePoliciesRequest>(name);
   *request.mutable_policies() = policies;
-  v1::Optimizer optimizer;
-  if (auto status = optimizers_->UpdatePolicies(&context, request, &optimizer); !status.ok()) return FromGrpc(status);
-  return optimizer;
+  return Call(*optimizers_, &Stub::UpdatePolicies, token_, request);
 }
 
 absl::Status Client::WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report) {
   CallContext context(token_);
-  v1::WatchStepsRequest request;
-  request.set_name(name);
-  const auto reader = optimizers_->WatchSteps(&context, request);
+  const auto reader = optimizers_->WatchSteps(&context, Named<v1::WatchStepsRequest>(name));
   for (v1::StepReport report; reader->Read(&report);) {
     if (on_report(report)) continue;
     context.TryCancel();

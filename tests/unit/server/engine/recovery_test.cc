@@ -120,7 +120,7 @@ class RecoveryTest : public ::testing::TestWithParam<Parameter> {
       const StepStatistics now = engine.statistics();
       const uint64_t t = now.committed_steps + 1;
       const bool bad = t % 7 == 0 && !std::exchange(bad_tried, t % 7 == 0 && !bad_tried);
-      FillGradients(layout_, memory_.gradients, now.next_slot, t, bad);
+      FillGradients(layout_, memory_.gradients, now.next_slot(), t, bad);
       if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(2);
       for (uint32_t i = 0; i < buckets; ++i) {
         if (!engine.GradientReady(now.step + 1, (i + t) % buckets).ok()) ::_exit(3);

@@ -195,7 +195,7 @@ class TrainingRun {
   }
 
   void OneStep() {
-    const uint32_t slot = engine_.statistics().next_slot;
+    const uint32_t slot = engine_.statistics().next_slot();
     FillGradients(slot);
     std::vector<uint32_t> order(layout_.buckets.size());
     std::iota(order.begin(), order.end(), 0);

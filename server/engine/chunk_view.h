@@ -1,0 +1,51 @@
+// Where the kernels find a chunk of a bucket.
+#ifndef SUPEROFFLOAD_SERVER_ENGINE_CHUNK_VIEW_H_
+#define SUPEROFFLOAD_SERVER_ENGINE_CHUNK_VIEW_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/adam/adam.h"
+#include "server/engine/layout.h"
+
+namespace superoffload::engine {
+
+// Base addresses of an optimizer's memory, as Layout describes it. Not owned.
+struct OptimizerMemory {
+  std::byte* parameters = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* state = nullptr;
+  std::byte* record = nullptr;  // Record::Bytes(groups, chunks); zero when new
+};
+
+struct ChunkView {
+  size_t elements;
+  kernels::AdamState state;
+  kernels::MutableElements parameters;
+  std::array<kernels::ConstElements, kGradientSlots> gradients;
+};
+
+// Chunk `index` of `bucket`, counted within the bucket.
+inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, const BucketLayout& bucket,
+                           size_t index) {
+  const size_t first = index * kernels::kChunkElements;
+  const auto state = [&](int array) {
+    return reinterpret_cast<float*>(memory.state + layout.state_array_offsets[array]) + bucket.state_offset + first;
+  };
+  const auto gradient = [&](int slot) {
+    return kernels::ConstElements{
+        memory.gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
+        bucket.gradient_dtype};
+  };
+  return {.elements = std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
+          .state = {state(0), state(1), state(2)},
+          .parameters = {memory.parameters + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
+                         bucket.dtype},
+          .gradients = {gradient(0), gradient(1)}};
+}
+
+}  // namespace superoffload::engine
+
+#endif  // SUPEROFFLOAD_SERVER_ENGINE_CHUNK_VIEW_H_
