@@ -57,7 +57,22 @@ void Daemon::Observers::OnStep(const optimizer::OptimizerId& id, const engine::S
   }
 }
 
-void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) { metrics_->OnDelete(id); }
+void Daemon::Observers::OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) {
+  metrics_->OnCheckpoint(id, report);
+  if (report.status.ok()) {
+    LogInfo(absl::StrFormat("optimizer \"%s\": checkpoint of step %d in %s, %.1f MB in %.2f s", id.name,
+                            report.committed_steps, report.directory, static_cast<double>(report.bytes) / 1e6,
+                            absl::ToDoubleSeconds(report.duration)));
+  } else {
+    LogWarning(absl::StrCat("optimizer \"", id.name, "\": no checkpoint in ", report.directory, ": ",
+                            report.status.message()));
+  }
+}
+
+void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) {
+  scheduler_->Forget(id);
+  metrics_->OnDelete(id);
+}
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
   std::unique_ptr<Daemon> daemon(new Daemon(config));
@@ -77,7 +92,8 @@ Daemon::Daemon(const v1::DaemonConfig& config)
                 .kernel_target = std::string(kernels::KernelTarget()),
                 .worker_threads = config.worker_threads(),
                 .memory_budget_bytes = config.memory_budget_bytes()}),
-      observers_(&metrics_, &hub_),
+      scheduler_(&observers_),
+      observers_(&metrics_, &hub_, &scheduler_),
       table_(&budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::LockRuntimeDirectory() {
@@ -97,7 +113,7 @@ absl::Status Daemon::LockRuntimeDirectory() {
 
 void Daemon::AdoptOptimizers() {
   for (auto& [name, fds] : service_manager_.TakeDescriptors()) {
-    absl::StatusOr<std::string> adopted = rpc::Adopt(table_, std::move(fds));
+    absl::StatusOr<std::string> adopted = rpc::Adopt(table_, scheduler_, std::move(fds));
     if (adopted.ok()) {
       LogInfo(absl::StrCat("recovered optimizer \"", *adopted, "\" at its last committed step"));
     } else {
@@ -125,7 +141,8 @@ absl::Status Daemon::Serve() {
     metrics_address_ = *bound;
   }
   server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); });
-  optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(&table_, &hub_, descriptors_.get());
+  optimizer_service_ =
+      std::make_unique<rpc::OptimizerServiceImpl>(&table_, &scheduler_, &hub_, &observers_, descriptors_.get());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -151,6 +168,8 @@ Daemon::~Daemon() {
   if (server_ != nullptr) {
     service_manager_.Stopping();
     server_->GetHealthCheckService()->SetServingStatus(false);
+    optimizer_service_->CancelCheckpoints();
+    scheduler_.Shutdown();
     table_.Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
     server_->Wait();

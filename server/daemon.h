@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/checkpoint/scheduler.h"
 #include "server/engine/worker_pool.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
@@ -32,17 +33,20 @@ class Daemon {
   ~Daemon();
 
  private:
-  // One event for two listeners.
+  // One event for several listeners.
   class Observers final : public optimizer::OptimizerObserver {
    public:
-    Observers(metrics::Metrics* metrics, optimizer::StepReportHub* hub) : metrics_(metrics), hub_(hub) {}
+    Observers(metrics::Metrics* metrics, optimizer::StepReportHub* hub, checkpoint::Scheduler* scheduler)
+        : metrics_(metrics), hub_(hub), scheduler_(scheduler) {}
     void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
     void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
+    void OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) override;
     void OnDelete(const optimizer::OptimizerId& id) override;
 
    private:
     metrics::Metrics* const metrics_;
     optimizer::StepReportHub* const hub_;
+    checkpoint::Scheduler* const scheduler_;
   };
 
   explicit Daemon(const v1::DaemonConfig& config);
@@ -59,6 +63,7 @@ class Daemon {
   engine::WorkerPool pool_;
   metrics::Metrics metrics_;
   optimizer::StepReportHub hub_;
+  checkpoint::Scheduler scheduler_;
   Observers observers_;
   ServiceManager service_manager_;
   optimizer::OptimizerTable table_;

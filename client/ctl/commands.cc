@@ -1,7 +1,11 @@
 #include "client/ctl/commands.h"
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include "client/ctl/text.h"
 
@@ -33,12 +37,12 @@ absl::Status List(Client& client, const Arguments& arguments) {
 }
 
 absl::Status Describe(Client& client, const Arguments& arguments) {
-  return PrintAnswer(client.GetOptimizer(arguments.name), arguments.json, &DescriptionText);
+  return PrintAnswer(client.GetOptimizer(arguments.name()), arguments.json, &DescriptionText);
 }
 
 absl::Status Watch(Client& client, const Arguments& arguments) {
   uint64_t seen = 0;
-  return client.WatchSteps(arguments.name, [&](const v1::StepReport& report) {
+  return client.WatchSteps(arguments.name(), [&](const v1::StepReport& report) {
     if (!arguments.json && seen % 20 == 0) Print(StepHeading());
     Print(arguments.json ? JsonLine(report) : StepText(report));
     return ++seen != arguments.count;
@@ -46,13 +50,44 @@ absl::Status Watch(Client& client, const Arguments& arguments) {
 }
 
 absl::Status Settle(Client& client, const Arguments& arguments) {
-  return PrintAnswer(client.SettleOptimizer(arguments.name), arguments.json, &SettledText);
+  return PrintAnswer(client.SettleOptimizer(arguments.name()), arguments.json, &SettledText);
 }
 
-absl::Status Delete(Client& client, const Arguments& arguments) { return client.DeleteOptimizer(arguments.name); }
+absl::Status Delete(Client& client, const Arguments& arguments) { return client.DeleteOptimizer(arguments.name()); }
 
-constexpr Command kCommands[] = {{"info", 0, 0, &Info},   {"list", 0, 0, &List},     {"describe", 1, 1, &Describe},
-                                 {"watch", 0, 1, &Watch}, {"settle", 1, 1, &Settle}, {"delete", 1, 1, &Delete}};
+// What the daemon gets: it has another working directory.
+std::string Absolute(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::absolute(path, error).lexically_normal();
+}
+
+absl::Status Checkpoint(Client& client, const Arguments& arguments) {
+  const bool live = !arguments.json && ::isatty(STDERR_FILENO) != 0;
+  absl::StatusOr<v1::CheckpointProgress> progress = client.CheckpointOptimizer(
+      arguments.name(), Absolute(arguments.operands[1]), [live](const v1::CheckpointProgress& now) {
+        if (live) std::fprintf(stderr, "\r%s", ProgressText(now).c_str());
+        return true;
+      });
+  if (live) std::fprintf(stderr, "\n");
+  return PrintAnswer(progress, arguments.json, &CheckpointText);
+}
+
+absl::Status Restore(Client& client, const Arguments& arguments) {
+  std::vector<std::string> directories;
+  for (size_t i = 1; i < arguments.operands.size(); ++i) directories.push_back(Absolute(arguments.operands[i]));
+  return PrintAnswer(client.RestoreOptimizer(arguments.name(), directories), arguments.json, &RestoredText);
+}
+
+constexpr size_t kMany = 1 << 20;
+
+constexpr Command kCommands[] = {{"info", "", 0, 0, &Info},
+                                 {"list", "", 0, 0, &List},
+                                 {"describe", "NAME", 1, 1, &Describe},
+                                 {"watch", "[NAME]", 0, 1, &Watch},
+                                 {"settle", "NAME", 1, 1, &Settle},
+                                 {"checkpoint", "NAME DIRECTORY", 2, 2, &Checkpoint},
+                                 {"restore", "NAME DIRECTORY...", 2, kMany, &Restore},
+                                 {"delete", "NAME", 1, 1, &Delete}};
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "superoffload/client.hpp"
@@ -13,13 +14,17 @@
 namespace superoffload::ctl {
 
 struct Arguments {
-  std::string name;  // of an optimizer; empty when it was not given
+  std::vector<std::string> operands;
   bool json = false;
   uint64_t count = 0;  // watch: steps after which it stops; 0 goes on
+
+  // The first operand, of an optimizer; empty when it was not given.
+  std::string name() const { return operands.empty() ? "" : operands.front(); }
 };
 
 struct Command {
   std::string_view name;
+  std::string_view operands;  // as the usage shows them
   size_t min_operands;
   size_t max_operands;
   absl::Status (*run)(Client& client, const Arguments& arguments);

@@ -28,6 +28,10 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
   superoffloadctl describe NAME    one optimizer: groups, buckets, parameters, statistics
   superoffloadctl watch [NAME]     one line per step, live
   superoffloadctl settle NAME      absorb pending gradients: masters and moments are those of the last step
+  superoffloadctl checkpoint NAME DIRECTORY
+                                   write a checkpoint (safetensors) while its trainer goes on
+  superoffloadctl restore NAME DIRECTORY...
+                                   load checkpoints, several for the ranks of a run, before a trainer attaches
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to
 
 Flags: --endpoint=unix:/path/control.sock --json --count=N (watch). Exit status: 0, 1 when the daemon refuses or cannot
@@ -43,16 +47,17 @@ int Run(const std::vector<std::string>& words) {
   const Command* command = FindCommand(words[0]);
   if (command == nullptr) return BadUsage(absl::StrCat("unknown command \"", words[0], "\""));
   const size_t operands = words.size() - 1;
-  if (operands < command->min_operands) return BadUsage(absl::StrCat(words[0], " needs the name of an optimizer"));
+  if (operands < command->min_operands)
+    return BadUsage(absl::StrCat(words[0], " needs ", std::string(command->operands)));
   if (operands > command->max_operands) {
     return BadUsage(absl::StrCat("\"", words[command->max_operands + 1], "\" is one word too many for ", words[0]));
   }
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(absl::GetFlag(FLAGS_endpoint));
   absl::Status status = client.status();
   if (status.ok()) {
-    status = command->run(
-        **client,
-        {.name = operands > 0 ? words[1] : "", .json = absl::GetFlag(FLAGS_json), .count = absl::GetFlag(FLAGS_count)});
+    status = command->run(**client, {.operands = {words.begin() + 1, words.end()},
+                                     .json = absl::GetFlag(FLAGS_json),
+                                     .count = absl::GetFlag(FLAGS_count)});
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),

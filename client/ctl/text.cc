@@ -53,6 +53,17 @@ std::string MillisecondsText(const google::protobuf::Duration& duration) {
   return absl::StrFormat("%.2f ms", static_cast<double>(duration.seconds()) * 1e3 + duration.nanos() * 1e-6);
 }
 
+std::string ScheduleText(const v1::Policies& policies) {
+  const v1::CheckpointSchedule& c = policies.checkpoint();
+  if (c.every_steps() == 0) return "by hand";
+  return absl::StrCat("every ", c.every_steps(), " steps in ", c.directory(),
+                      c.keep() == 0 ? "" : absl::StrCat(", the newest ", c.keep(), " are kept"));
+}
+
+std::string LeaseText(const v1::Policies& policies) {
+  return policies.has_lease() ? absl::FormatDuration(absl::Seconds(policies.lease().seconds())) : "until deleted";
+}
+
 std::vector<Row> StatisticsRows(const v1::StepStatistics& s) {
   return {{"commits", absl::StrCat(s.commits())},
           {"clips", absl::StrCat(s.clips())},
@@ -142,6 +153,8 @@ std::string DescriptionText(const v1::Optimizer& o) {
                         {"created", TimeText(o.create_time())},
                         {"trainer", TrainerText(o)},
                         {"speculation", Word(v1::Speculation_Name(o.policies().speculation()), "SPECULATION_")},
+                        {"checkpoints", ScheduleText(o.policies())},
+                        {"lease", LeaseText(o.policies())},
                         {"elements", absl::StrCat(o.element_count(), " in ", o.parameters_size(), " parameters, ",
                                                   o.layout().buckets_size(), " buckets")},
                         {"memory", BytesText(o.memory_bytes())},
@@ -153,6 +166,19 @@ std::string DescriptionText(const v1::Optimizer& o) {
 std::string SettledText(const v1::Optimizer& o) {
   return absl::StrFormat("optimizer \"%s\" is settled at step %d, %d of them committed\n", o.name(), o.step(),
                          o.committed_steps());
+}
+
+std::string RestoredText(const v1::Optimizer& o) {
+  return absl::StrFormat("optimizer \"%s\" is restored to step %d\n", o.name(), o.committed_steps());
+}
+
+std::string CheckpointText(const v1::CheckpointProgress& p) {
+  return absl::StrFormat("step %d, %s, in %s\n", p.committed_steps(), BytesText(p.bytes_written()), p.directory());
+}
+
+std::string ProgressText(const v1::CheckpointProgress& p) {
+  if (p.bytes_total() == 0) return "waiting for the end of the step";
+  return absl::StrFormat("%s of %s written", BytesText(p.bytes_written()), BytesText(p.bytes_total()));
 }
 
 std::string StepHeading() {

@@ -1,4 +1,4 @@
-// What superoffloadctl prints, as text for people and as JSON for programs. Every text ends with a newline.
+// What superoffloadctl prints, as text for people and as JSON for programs. Every text ends with a newline unless said.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_TEXT_H_
 #define SUPEROFFLOAD_CLIENT_CTL_TEXT_H_
 
@@ -13,6 +13,12 @@ std::string InfoText(const v1::ServerInfo& info);
 std::string ListText(const v1::ListOptimizersResponse& response);
 std::string DescriptionText(const v1::Optimizer& optimizer);
 std::string SettledText(const v1::Optimizer& optimizer);
+
+std::string RestoredText(const v1::Optimizer& optimizer);
+std::string CheckpointText(const v1::CheckpointProgress& progress);
+
+// Without a newline, to be written over.
+std::string ProgressText(const v1::CheckpointProgress& progress);
 
 // The columns of StepText.
 std::string StepHeading();

@@ -1,9 +1,10 @@
 #include "server/engine/record.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "server/memory/crc32.h"
 
 namespace superoffload::engine {
 
@@ -12,14 +13,16 @@ struct Record::Header {
   uint32_t version;
   uint32_t groups;
   uint64_t chunks;
+  uint32_t crc32;  // of what is above
+  uint32_t incomplete;
   uint64_t committed;
-  uint64_t reserved[4];
+  uint64_t reserved[3];
 };
 
 namespace {
 
 constexpr uint64_t kMagic = 0x3144524346464f53;  // "SOFFCRD1"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderBytes = 64;
 
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -47,6 +50,7 @@ Record::Record(std::byte* memory, size_t groups, size_t chunks)
   header_->chunks = chunks;
   kernels::KeepOrder();
   header_->magic = kMagic;
+  header_->crc32 = memory::Crc32(header_, offsetof(Header, crc32));
 }
 
 absl::Status Record::Check() const {
@@ -54,6 +58,9 @@ absl::Status Record::Check() const {
     return absl::FailedPreconditionError(absl::StrCat("the optimizer's record is of format version ", header_->version,
                                                       ", this daemon knows version ", kVersion,
                                                       "; recover it with a daemon of that version"));
+  }
+  if (header_->crc32 != memory::Crc32(header_, offsetof(Header, crc32))) {
+    return absl::DataLossError("the header of the optimizer's record is damaged; delete the optimizer");
   }
   if (header_->groups != groups_ || header_->chunks != chunks_) {
     return absl::FailedPreconditionError(absl::StrCat("the optimizer's record has ", header_->groups, " groups and ",
@@ -64,6 +71,20 @@ absl::Status Record::Check() const {
 }
 
 uint64_t Record::committed() const { return header_->committed; }
+
+bool Record::complete() const { return header_->incomplete == 0; }
+
+void Record::BeginRestore() {
+  header_->incomplete = 1;
+  kernels::KeepOrder();
+}
+
+void Record::EndRestore(uint64_t committed) {
+  header_->committed = committed;
+  std::fill_n(absorbed_, chunks_, committed);
+  kernels::KeepOrder();
+  header_->incomplete = 0;
+}
 
 void Record::Commit(std::span<const kernels::AdamStep> constants) {
   const uint64_t t = header_->committed + 1;

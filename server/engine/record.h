@@ -10,6 +10,8 @@
 // before in the other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left
 // to do for a chunk is to absorb the gradients of steps k+1 to t, whose constants are here.
 //
+// The header's fixed fields carry a CRC-32. `incomplete` is set while a checkpoint is loaded into the state.
+//
 // A chunk is updated under an undo slot (kernels/adam/undo_slot.h) that names the chunk and the step; `absorbed` is set
 // when the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after
 // its constants were written. Program order of each thread is all that a killed process needs.
@@ -38,10 +40,15 @@ class Record {
   // `memory` is zero, for a new optimizer, or a record of the same numbers; aligned to 64 bytes.
   Record(std::byte* memory, size_t groups, size_t chunks);
 
-  // Whether `memory` is a record of these numbers. FAILED_PRECONDITION says what differs.
+  // Whether `memory` is a record of these numbers. DATA_LOSS: it is damaged. FAILED_PRECONDITION says what differs.
   absl::Status Check() const;
 
   uint64_t committed() const;
+
+  // False from BeginRestore to EndRestore: the state is none that a step has left.
+  bool complete() const;
+  void BeginRestore();
+  void EndRestore(uint64_t committed);
 
   // Step committed() + 1 is committed, with these constants per group.
   void Commit(std::span<const kernels::AdamStep> constants);

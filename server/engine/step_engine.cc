@@ -24,6 +24,11 @@ constexpr double kMaxNorm = 0x1p63;
 // torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
+absl::Status Incomplete() {
+  return absl::DataLossError(
+      "restoring a checkpoint into the optimizer failed or was cut off; restore one, or delete the optimizer");
+}
+
 absl::Status CheckScale(double gradient_scale) {
   if (std::isfinite(gradient_scale) && gradient_scale != 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -48,7 +53,7 @@ StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparam
         std::make_unique<BucketPass>(i, *layout_, memory_, &record_, [this](uint32_t index) { OnPassDone(index); });
   }
   absl::MutexLock lock(&mu_);
-  if (record_.committed() > 0) Recover();
+  if (record_.committed() > 0 && record_.complete()) Recover();
 }
 
 StepEngine::~StepEngine() { Detach(); }
@@ -90,7 +95,7 @@ absl::Status StepEngine::SetGroup(uint32_t group, const transport::GroupUpdate& 
 
 absl::Status StepEngine::BeginStep(uint64_t step, double gradient_scale) {
   absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(this, &StepEngine::NotMaintained));
+  mu_.Await(absl::Condition(this, &StepEngine::MayBegin));
   if (absl::Status status = CheckNoStepOpen("BEGIN_STEP"); !status.ok()) return status;
   if (step != statistics_.step + 1) {
     return absl::FailedPreconditionError(absl::StrCat("BEGIN_STEP of step ", step, " but the next step is ",
@@ -185,6 +190,76 @@ void StepEngine::RunMaintenance(PassKind kind) {
   mu_.Await(absl::Condition(this, &StepEngine::Idle));
 }
 
+absl::StatusOr<StepEngine::Moment> StepEngine::WaitSnapshot(uint64_t committed_steps,
+                                                            const std::atomic<bool>& cancelled) {
+  absl::MutexLock lock(&mu_);
+  if (gate_.closed() || snapshot_due_) {
+    return absl::FailedPreconditionError("another checkpoint of the optimizer is being taken; wait for its end");
+  }
+  if (!record_.complete()) return Incomplete();
+  snapshot_due_ = committed_steps;
+  const auto due = [this, &cancelled] {
+    mu_.AssertHeld();
+    return cancelled || (SnapshotDue() && BetweenSteps());
+  };
+  mu_.Await(absl::Condition(&due));
+  snapshot_due_.reset();
+  if (cancelled) return absl::CancelledError("the checkpoint was cancelled");
+  RunMaintenance(PassKind::kSettle);
+  maintenance_.reset();
+  gate_.Close(static_cast<uint32_t>(buckets_.size()));
+  return Moment{statistics_, groups_};
+}
+
+std::optional<uint32_t> StepEngine::ClaimSnapshotBucket() {
+  absl::MutexLock lock(&mu_);
+  return gate_.Claim();
+}
+
+void StepEngine::BucketSaved(uint32_t bucket) {
+  absl::MutexLock lock(&mu_);
+  if (gate_.Saved(bucket)) ready_.push_front(bucket);
+  Advance();
+}
+
+void StepEngine::EndSnapshot() {
+  absl::MutexLock lock(&mu_);
+  for (const uint32_t bucket : gate_.Open()) ready_.push_back(bucket);
+  Advance();
+}
+
+void StepEngine::WakeSnapshot() {
+  absl::MutexLock lock(&mu_);  // whoever waits looks at its condition again when this is released
+}
+
+absl::Status StepEngine::WaitRestored(const Moment& moment, const std::function<absl::Status()>& load) {
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &StepEngine::BetweenSteps));
+  if (gate_.closed()) {
+    return absl::FailedPreconditionError("a checkpoint of the optimizer is being taken; wait for its end");
+  }
+  maintenance_ = PassKind::kRestore;
+  for (Bucket& bucket : buckets_) bucket.pending.reset();
+  record_.BeginRestore();
+  mu_.Unlock();  // loading takes long; nobody touches the state during maintenance
+  const absl::Status status = load();
+  mu_.Lock();
+  if (status.ok()) {
+    record_.EndRestore(moment.statistics.committed_steps);
+    groups_ = moment.groups;
+    statistics_ = {};
+    statistics_.step = statistics_.committed_steps = moment.statistics.committed_steps;
+    RunMaintenance(PassKind::kRestore);
+  }
+  maintenance_.reset();
+  return status;
+}
+
+absl::Status StepEngine::CheckComplete() const {
+  absl::MutexLock lock(&mu_);
+  return record_.complete() ? absl::OkStatus() : Incomplete();
+}
+
 void StepEngine::SetPolicy(SpeculationPolicy policy) {
   absl::MutexLock lock(&mu_);
   predictor_.set_policy(policy);
@@ -260,6 +335,7 @@ void StepEngine::Abandon() {
   open_->ended = true;
   open_->end_time = absl::Now();
   ready_.clear();
+  gate_.ForgetAwaited();
   MaybeDecide();
 }
 
@@ -267,8 +343,20 @@ void StepEngine::Advance() {
   while (!ready_.empty() && in_flight_ < kMaxPassesInFlight) {
     const uint32_t index = ready_.front();
     ready_.pop_front();
-    StartPass(index);
+    if (MustKeepState(index)) {
+      gate_.Await(index);
+    } else {
+      StartPass(index);
+    }
   }
+}
+
+// Whether the bucket's next pass might write state that a snapshot still has to save.
+bool StepEngine::MustKeepState(uint32_t index) const {
+  if (!gate_.Holds(index)) return false;
+  return maintenance_
+             ? *maintenance_ != PassKind::kRestore && (buckets_[index].pending || *maintenance_ == PassKind::kAdopt)
+             : buckets_[index].phase != Phase::kUndoing && buckets_[index].pending.has_value();
 }
 
 void StepEngine::StartPass(uint32_t index) {

@@ -21,8 +21,10 @@
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_STEP_ENGINE_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_STEP_ENGINE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,6 +35,7 @@
 #include "server/engine/bucket_pass.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
+#include "server/engine/snapshot_gate.h"
 #include "server/engine/spec.h"
 #include "server/engine/speculation.h"
 #include "server/engine/step_observer.h"
@@ -91,6 +94,28 @@ class StepEngine final : public transport::StepHandler {
 
   // Settles, then publishes the masters. FAILED_PRECONDITION while a step is open.
   absl::Status WaitPulled();
+
+  // A snapshot: waits for the first moment between steps with at least `committed_steps` committed, settles there, and
+  // returns what the engine then was. Steps go on, but no bucket's state is written before BucketSaved; until
+  // EndSnapshot, which must follow, there is one snapshot at a time. FAILED_PRECONDITION: there is one. CANCELLED:
+  // `cancelled` was set; call WakeSnapshot after setting it. DATA_LOSS: the state is incomplete.
+  struct Moment {
+    StepStatistics statistics;
+    std::vector<kernels::AdamHyperparameters> groups;
+  };
+  absl::StatusOr<Moment> WaitSnapshot(uint64_t committed_steps, const std::atomic<bool>& cancelled);
+  std::optional<uint32_t> ClaimSnapshotBucket();  // the one to save next; by any thread
+  void BucketSaved(uint32_t bucket);
+  void EndSnapshot();
+  void WakeSnapshot();
+
+  // Has `load` overwrite the state with that of `moment`, and publishes it. When it fails, or the process ends in it,
+  // the state is incomplete until another restore succeeds. Only while detached. FAILED_PRECONDITION: during a
+  // snapshot.
+  absl::Status WaitRestored(const Moment& moment, const std::function<absl::Status()>& load);
+
+  // DATA_LOSS when a restore was cut off.
+  absl::Status CheckComplete() const;
 
   void SetPolicy(SpeculationPolicy policy);
   SpeculationPolicy policy() const;
@@ -155,6 +180,7 @@ class StepEngine final : public transport::StepHandler {
   void OnPassDone(uint32_t index) ABSL_LOCKS_EXCLUDED(mu_);
   void FinishPass(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Publish(uint32_t index, bool speculative) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MustKeepState(uint32_t index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Absorbed(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void MaybeDecide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -166,9 +192,15 @@ class StepEngine final : public transport::StepHandler {
   // Settles, then runs `then` on every bucket, between steps.
   absl::Status Maintain(const char* call, std::optional<PassKind> then);
   void RunMaintenance(PassKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return in_flight_ == 0 && ready_.empty(); }
+  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return in_flight_ == 0 && ready_.empty() && !gate_.anybody_waits();
+  }
   bool BetweenSteps() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !open_ && !maintenance_ && Idle(); }
   bool NotMaintained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !maintenance_; }
+  bool SnapshotDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return snapshot_due_ && statistics_.committed_steps >= *snapshot_due_;
+  }
+  bool MayBegin() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !maintenance_ && !SnapshotDue(); }
 
   const Layout* const layout_;
   const OptimizerMemory memory_;
@@ -184,7 +216,9 @@ class StepEngine final : public transport::StepHandler {
   std::deque<uint32_t> ready_ ABSL_GUARDED_BY(mu_);  // buckets with a pass to start, in order of arrival
   uint32_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<Step> open_ ABSL_GUARDED_BY(mu_);
-  std::optional<PassKind> maintenance_ ABSL_GUARDED_BY(mu_);  // what runs between steps; steps wait for its end
+  std::optional<PassKind> maintenance_ ABSL_GUARDED_BY(mu_);   // what runs between steps; steps wait for its end
+  std::optional<uint64_t> snapshot_due_ ABSL_GUARDED_BY(mu_);  // committed steps that a snapshot waits for
+  SnapshotGate gate_ ABSL_GUARDED_BY(mu_);
   StepStatistics statistics_ ABSL_GUARDED_BY(mu_);
 };
 

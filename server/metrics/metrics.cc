@@ -75,6 +75,13 @@ struct Metrics::Families {
         gradient_bytes(CounterFamily(r, "superoffload_gradient_bytes_total", "Gradient bytes handed over.")),
         parameter_bytes(CounterFamily(r, "superoffload_parameter_bytes_total", "Parameter bytes published.")),
         phase_seconds(HistogramFamily(r, "superoffload_step_phase_seconds", "Seconds of each phase of a step.")),
+        checkpoints(CounterFamily(r, "superoffload_checkpoints_total", "Checkpoints by result.")),
+        checkpoint_seconds(HistogramFamily(r, "superoffload_checkpoint_seconds", "Seconds of a checkpoint written.")),
+        checkpoint_bytes(GaugeFamily(r, "superoffload_checkpoint_bytes", "Size of the last checkpoint.")),
+        checkpoint_steps(
+            GaugeFamily(r, "superoffload_checkpoint_committed_steps", "Committed steps of the last checkpoint.")),
+        checkpoint_time(
+            GaugeFamily(r, "superoffload_checkpoint_timestamp_seconds", "Unix time of the last checkpoint.")),
         pass_seconds(HistogramFamily(r, "superoffload_pass_seconds", "Seconds of a kernel pass over one bucket.")),
         kernel_bytes(CounterFamily(r, "superoffload_kernel_bytes_total", "Bytes read and written by the kernels.")),
         kernel_seconds(CounterFamily(r, "superoffload_kernel_seconds_total", "Seconds in which the kernels ran.")),
@@ -88,6 +95,11 @@ struct Metrics::Families {
   Family<Counter>& gradient_bytes;
   Family<Counter>& parameter_bytes;
   Family<Histogram>& phase_seconds;
+  Family<Counter>& checkpoints;
+  Family<Histogram>& checkpoint_seconds;
+  Family<Gauge>& checkpoint_bytes;
+  Family<Gauge>& checkpoint_steps;
+  Family<Gauge>& checkpoint_time;
   Family<Histogram>& pass_seconds;
   Family<Counter>& kernel_bytes;
   Family<Counter>& kernel_seconds;
@@ -104,6 +116,12 @@ struct Metrics::OptimizerSeries {
   Counter* parameter_bytes;
   Histogram* receive_seconds;
   Histogram* exposed_seconds;
+  Counter* checkpoints_written;
+  Counter* checkpoints_failed;
+  Histogram* checkpoint_seconds;
+  Gauge* checkpoint_bytes;
+  Gauge* checkpoint_steps;
+  Gauge* checkpoint_time;
 };
 
 struct Metrics::PassSeries {
@@ -212,6 +230,15 @@ Metrics::OptimizerSeries& Metrics::SeriesOf(const optimizer::OptimizerId& id) {
   series->receive_seconds = &families_->phase_seconds.Add(with_phase, SecondsBoundaries());
   with_phase["phase"] = "exposed";
   series->exposed_seconds = &families_->phase_seconds.Add(with_phase, SecondsBoundaries());
+  prometheus::Labels with_result = labels;
+  with_result["result"] = "written";
+  series->checkpoints_written = &families_->checkpoints.Add(with_result);
+  with_result["result"] = "failed";
+  series->checkpoints_failed = &families_->checkpoints.Add(with_result);
+  series->checkpoint_seconds = &families_->checkpoint_seconds.Add(labels, SecondsBoundaries());
+  series->checkpoint_bytes = &families_->checkpoint_bytes.Add(labels);
+  series->checkpoint_steps = &families_->checkpoint_steps.Add(labels);
+  series->checkpoint_time = &families_->checkpoint_time.Add(labels);
   return *series;
 }
 
@@ -239,6 +266,20 @@ void Metrics::OnStep(const optimizer::OptimizerId& id, const engine::StepReport&
   series.exposed_seconds->Observe(absl::ToDoubleSeconds(report.exposed_duration));
 }
 
+void Metrics::OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) {
+  absl::MutexLock lock(&mu_);
+  const OptimizerSeries& series = SeriesOf(id);
+  if (!report.status.ok()) {
+    series.checkpoints_failed->Increment();
+    return;
+  }
+  series.checkpoints_written->Increment();
+  series.checkpoint_seconds->Observe(absl::ToDoubleSeconds(report.duration));
+  series.checkpoint_bytes->Set(static_cast<double>(report.bytes));
+  series.checkpoint_steps->Set(static_cast<double>(report.committed_steps));
+  series.checkpoint_time->SetToCurrentTime();
+}
+
 void Metrics::OnDelete(const optimizer::OptimizerId& id) {
   absl::MutexLock lock(&mu_);
   const auto it = series_.find(id);
@@ -253,6 +294,12 @@ void Metrics::OnDelete(const optimizer::OptimizerId& id) {
   families_->parameter_bytes.Remove(series.parameter_bytes);
   families_->phase_seconds.Remove(series.receive_seconds);
   families_->phase_seconds.Remove(series.exposed_seconds);
+  families_->checkpoints.Remove(series.checkpoints_written);
+  families_->checkpoints.Remove(series.checkpoints_failed);
+  families_->checkpoint_seconds.Remove(series.checkpoint_seconds);
+  families_->checkpoint_bytes.Remove(series.checkpoint_bytes);
+  families_->checkpoint_steps.Remove(series.checkpoint_steps);
+  families_->checkpoint_time.Remove(series.checkpoint_time);
   series_.erase(it);
 }
 

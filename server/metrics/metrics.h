@@ -11,6 +11,11 @@
 //   superoffload_step_phase_seconds{optimizer,uid,phase}                        histogram; receive: BEGIN_STEP to
 //   END_STEP, exposed: then to
 //                                                                      the last final parameters
+//   superoffload_checkpoints_total{optimizer,uid,result}               written, failed
+//   superoffload_checkpoint_seconds{optimizer,uid}                     histogram of those written
+//   superoffload_checkpoint_bytes{optimizer,uid}                       of the last one written
+//   superoffload_checkpoint_committed_steps{optimizer,uid}             likewise
+//   superoffload_checkpoint_timestamp_seconds{optimizer,uid}           likewise
 //   superoffload_pass_seconds{pass}                                    histogram of kernel passes over one bucket
 //   superoffload_kernel_bytes_total{pass}                              read and written by the kernels; over
 //   superoffload_kernel_seconds_total{pass}                            these seconds it is the kernels' bandwidth
@@ -66,6 +71,7 @@ class Metrics final : public optimizer::OptimizerObserver {
 
   void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
   void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
+  void OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) override;
   void OnDelete(const optimizer::OptimizerId& id) override;
 
  private:

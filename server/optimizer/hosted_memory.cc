@@ -1,5 +1,6 @@
 #include "server/optimizer/hosted_memory.h"
 
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -21,10 +22,41 @@ constexpr Part kParts[] = {{"superoffload-parameters", &HostedMemory::parameters
                            {"superoffload-record", &HostedMemory::record},
                            {"superoffload-description", &HostedMemory::description}};
 
+// Before the text of each of the two copies.
 struct DescriptionHeader {
+  uint64_t sequence;  // 0: never written
   uint64_t bytes;
-  uint64_t crc32;
+  uint64_t crc32;  // of what is above and of the text
 };
+
+// What a description may grow by.
+constexpr size_t kDescriptionRoom = 16 << 10;
+
+uint64_t DescriptionCrc32(const DescriptionHeader& header, const char* text) {
+  return memory::Crc32(text, header.bytes, memory::Crc32(&header, offsetof(DescriptionHeader, crc32)));
+}
+
+struct Copy {
+  DescriptionHeader header;
+  const char* text;
+  bool whole;
+};
+
+Copy CopyOf(const memory::SharedMemory& description, uint64_t index) {
+  const size_t bytes = description.bytes() / 2;
+  const std::byte* const at = description.data() + index * bytes;
+  Copy copy{{}, reinterpret_cast<const char*>(at) + sizeof(DescriptionHeader), false};
+  std::memcpy(&copy.header, at, sizeof(copy.header));
+  copy.whole = copy.header.sequence != 0 && copy.header.bytes <= bytes - sizeof(DescriptionHeader) &&
+               copy.header.crc32 == DescriptionCrc32(copy.header, copy.text);
+  return copy;
+}
+
+// The newer whole copy; one that is not whole when there is none.
+Copy Newest(const memory::SharedMemory& description) {
+  const Copy first = CopyOf(description, 0), second = CopyOf(description, 1);
+  return !first.whole || (second.whole && second.header.sequence > first.header.sequence) ? second : first;
+}
 
 }  // namespace
 
@@ -37,16 +69,15 @@ memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, size_t groups)
 absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, size_t groups,
                                                   const std::string& description) {
   const size_t bytes[] = {layout.parameters_bytes, layout.gradients_bytes, layout.state_bytes,
-                          engine::Record::Bytes(groups, layout.chunks), sizeof(DescriptionHeader) + description.size()};
+                          engine::Record::Bytes(groups, layout.chunks),
+                          2 * (sizeof(DescriptionHeader) + description.size() + kDescriptionRoom)};
   HostedMemory hosted;
   for (size_t i = 0; i < std::size(kParts); ++i) {
     absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i]);
     if (!created.ok()) return created.status();
     hosted.*kParts[i].memory = *std::move(created);
   }
-  const DescriptionHeader header{description.size(), memory::Crc32(description.data(), description.size())};
-  std::memcpy(hosted.description.data(), &header, sizeof(header));
-  std::memcpy(hosted.description.data() + sizeof(header), description.data(), description.size());
+  if (absl::Status status = hosted.Describe(description); !status.ok()) return status;
   return hosted;
 }
 
@@ -68,13 +99,23 @@ absl::StatusOr<HostedMemory> HostedMemory::Open(std::vector<memory::FileDescript
 }
 
 absl::StatusOr<std::string> HostedMemory::Description() const {
-  DescriptionHeader header;
-  std::memcpy(&header, description.data(), sizeof(header));
-  const char* const text = reinterpret_cast<const char*>(description.data()) + sizeof(header);
-  if (header.bytes > description.bytes() - sizeof(header) || header.crc32 != memory::Crc32(text, header.bytes)) {
-    return absl::DataLossError("the description of the optimizer is damaged");
+  const Copy newest = Newest(description);
+  if (!newest.whole) return absl::DataLossError("the description of the optimizer is damaged");
+  return std::string(newest.text, newest.header.bytes);
+}
+
+absl::Status HostedMemory::Describe(const std::string& text) const {
+  const size_t bytes = description.bytes() / 2;
+  if (text.size() > bytes - sizeof(DescriptionHeader)) {
+    return absl::ResourceExhaustedError("the optimizer's policies have grown too long; shorten their directory");
   }
-  return std::string(text, header.bytes);
+  const Copy newest = Newest(description);
+  DescriptionHeader header{newest.whole ? newest.header.sequence + 1 : 1, text.size(), 0};
+  header.crc32 = DescriptionCrc32(header, text.data());
+  std::byte* const at = description.data() + header.sequence % 2 * bytes;
+  std::memcpy(at + sizeof(header), text.data(), text.size());
+  std::memcpy(at, &header, sizeof(header));
+  return absl::OkStatus();
 }
 
 absl::Status HostedMemory::Check(const engine::Layout& layout, size_t groups) const {

@@ -19,7 +19,7 @@ struct HostedMemory {
   memory::SharedMemory gradients;
   memory::SharedMemory state;
   memory::SharedMemory record;
-  memory::SharedMemory description;  // how it was created: an opaque string with its length and CRC-32 before it
+  memory::SharedMemory description;  // an opaque string, in two copies of which the newer whole one counts
 
   // What a layout needs, without the description.
   static memory::MemoryUse Use(const engine::Layout& layout, size_t groups);
@@ -31,8 +31,12 @@ struct HostedMemory {
   // Recognises the parts by their names. DATA_LOSS: one is missing or damaged.
   static absl::StatusOr<HostedMemory> Open(std::vector<memory::FileDescriptor> fds);
 
-  // DATA_LOSS: not what Create wrote.
+  // DATA_LOSS: damaged.
   absl::StatusOr<std::string> Description() const;
+
+  // Replaces the description; killed meanwhile, the old one stays. RESOURCE_EXHAUSTED: longer than what Create has left
+  // room for.
+  absl::Status Describe(const std::string& text) const;
 
   // Whether the parts are as large as the layout needs. DATA_LOSS.
   absl::Status Check(const engine::Layout& layout, size_t groups) const;

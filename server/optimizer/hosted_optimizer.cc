@@ -88,6 +88,7 @@ HostedOptimizer::~HostedOptimizer() {
 absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
                                      const std::vector<uint32_t>& parameter_crc32,
                                      std::function<void(const absl::Status&)> on_end) {
+  if (absl::Status status = engine_->CheckComplete(); !status.ok()) return status;
   if (absl::Status status = Claim(info); !status.ok()) return status;
   absl::Status status = Synchronize(sync, parameter_crc32);
   absl::StatusOr<transport::RingMemory> ring =
@@ -112,6 +113,14 @@ absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
   }
   if (!status.ok()) transport->RequestEnd(status);
   return absl::OkStatus();
+}
+
+absl::Status HostedOptimizer::Restore(const AttachmentInfo& info, const engine::StepEngine::Moment& moment,
+                                      const std::function<absl::Status()>& load) {
+  if (absl::Status status = Claim(info); !status.ok()) return status;
+  const absl::Status status = engine_->WaitRestored(moment, load);
+  Release();
+  return status;
 }
 
 absl::Status HostedOptimizer::Claim(const AttachmentInfo& info) {
@@ -202,6 +211,16 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
 AttachmentInfo HostedOptimizer::attachment() const {
   absl::MutexLock lock(&mu_);
   return attachment_;
+}
+
+absl::Duration HostedOptimizer::lease() const {
+  absl::MutexLock lock(&mu_);
+  return lease_;
+}
+
+void HostedOptimizer::set_lease(absl::Duration lease) {
+  absl::MutexLock lock(&mu_);
+  lease_ = lease;
 }
 
 }  // namespace superoffload::optimizer

@@ -56,9 +56,15 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // Attaches the peer. After OK, `on_end(status)` is called once by another thread, possibly before Attach has
   // returned, when the attachment is over and its open step was abandoned or finished. FAILED_PRECONDITION: attached
-  // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'.
+  // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'. DATA_LOSS: a
+  // restore was cut off.
   absl::Status Attach(const AttachmentInfo& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
                       std::function<void(const absl::Status&)> on_end);
+
+  // Replaces the state, see StepEngine::WaitRestored; `info` counts as attached meanwhile. FAILED_PRECONDITION:
+  // somebody is attached.
+  absl::Status Restore(const AttachmentInfo& info, const engine::StepEngine::Moment& moment,
+                       const std::function<absl::Status()>& load);
 
   // Ends the attachment if it is still that one. Does not wait for its end.
   void RequestDetach(uint64_t epoch, const absl::Status& reason);
@@ -71,6 +77,10 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // The present attachment; epoch 0 when there is none.
   AttachmentInfo attachment() const;
+
+  // How long it stays without a trainer before the table deletes it.
+  absl::Duration lease() const;
+  void set_lease(absl::Duration lease);
 
   engine::StepEngine& engine() { return *engine_; }
   const engine::StepEngine& engine() const { return *engine_; }
@@ -111,6 +121,7 @@ class HostedOptimizer final : private engine::StepObserver {
   std::unique_ptr<engine::StepEngine> engine_;
 
   mutable absl::Mutex mu_;
+  absl::Duration lease_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   AttachmentInfo attachment_ ABSL_GUARDED_BY(mu_);
   absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not

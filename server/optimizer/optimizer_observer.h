@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "server/engine/step_observer.h"
 
 namespace superoffload::optimizer {
@@ -18,12 +20,24 @@ struct OptimizerId {
   auto operator<=>(const OptimizerId&) const = default;
 };
 
-// Called by worker threads under an engine's lock: must not block and not call back.
+// What became of a checkpoint.
+struct CheckpointReport {
+  absl::Status status;
+  std::string directory;  // where it is, or was to be
+  uint64_t committed_steps = 0;
+  uint64_t bytes = 0;
+  absl::Duration duration;  // from the moment it is of
+};
+
+// OnPass and OnStep are called by worker threads under an engine's lock: they must not block and not call back.
 class OptimizerObserver {
  public:
   virtual ~OptimizerObserver() = default;
   virtual void OnPass(const OptimizerId& id, const engine::PassReport& report) = 0;
   virtual void OnStep(const OptimizerId& id, const engine::StepReport& report) = 0;
+  virtual void OnCheckpoint(const OptimizerId& id, const CheckpointReport& report) = 0;
+
+  // The table does not know the optimizer any more.
   virtual void OnDelete(const OptimizerId& id) = 0;
 };
 

@@ -53,14 +53,30 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
   return optimizers_[id] = *std::move(created);
 }
 
-absl::Status OptimizerTable::Adopt(const OptimizerId& id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
-                                   HostedMemory memory) {
+void OptimizerTable::SetLease(const OptimizerPtr& optimizer, absl::Duration lease) {
+  optimizer->set_lease(lease);
+  if (optimizer->attachment().epoch == 0) leases_.Start(optimizer->id(), lease);
+}
+
+void OptimizerTable::Expire(const OptimizerId& id) {
+  OptimizerPtr optimizer;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = optimizers_.find(id);
+    if (shutting_down_ || found == optimizers_.end()) return;
+    optimizer = found->second;
+  }
+  // Fails when a trainer has attached at the last moment, as it should.
+  if (optimizer != nullptr) Erase(optimizer).IgnoreError();
+}
+
+absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
+                                                   engine::SpeculationPolicy policy, HostedMemory memory) {
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
       HostedOptimizer::Adopt(id, std::move(spec), policy, std::move(memory), budget_, pool_, observer_);
   if (!adopted.ok()) return adopted.status();
   absl::MutexLock lock(&mu_);
-  optimizers_[id] = *std::move(adopted);
-  return absl::OkStatus();
+  return optimizers_[id] = *std::move(adopted);
 }
 
 bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
@@ -86,30 +102,48 @@ std::vector<OptimizerPtr> OptimizerTable::List(const transport::Peer& peer) cons
 absl::Status OptimizerTable::Delete(const transport::Peer& peer, const std::string& name) {
   absl::StatusOr<OptimizerPtr> optimizer = Get(peer, name);
   if (!optimizer.ok()) return optimizer.status();
-  absl::MutexLock lock(&mu_);
-  if (const AttachmentInfo attachment = (*optimizer)->attachment(); attachment.epoch != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", name, "\" is attached to process ",
-                                                      attachment.peer.pid, "; end that trainer first"));
+  return Erase(*optimizer);
+}
+
+absl::Status OptimizerTable::Erase(const OptimizerPtr& optimizer) {
+  const OptimizerId& id = optimizer->id();
+  {
+    absl::MutexLock lock(&mu_);
+    if (const AttachmentInfo attachment = optimizer->attachment(); attachment.epoch != 0) {
+      return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id.name, "\" is attached to process ",
+                                                        attachment.peer.pid, "; end that trainer first"));
+    }
+    store_->Drop(StoreName(id));
+    optimizers_.erase(id);
   }
-  store_->Drop(StoreName((*optimizer)->id()));
-  optimizers_.erase((*optimizer)->id());
-  observer_->OnDelete((*optimizer)->id());
+  leases_.Stop(id);
+  observer_->OnDelete(id);
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> OptimizerTable::Attach(const transport::Peer& peer, const OptimizerPtr& optimizer, Sync sync,
                                                 const std::vector<uint32_t>& parameter_crc32,
                                                 std::function<void(const absl::Status&)> on_end) {
-  uint64_t epoch;
-  {
-    absl::MutexLock lock(&mu_);
-    if (shutting_down_) return ShuttingDown();
-    epoch = ++last_epoch_;
-  }
-  if (absl::Status status = optimizer->Attach({epoch, peer}, sync, parameter_crc32, std::move(on_end)); !status.ok()) {
+  const absl::StatusOr<uint64_t> epoch = NewEpoch();
+  if (!epoch.ok()) return epoch.status();
+  leases_.Stop(optimizer->id());
+  const auto start_lease = [this, &hosted = *optimizer] { leases_.Start(hosted.id(), hosted.lease()); };
+  absl::Status status = optimizer->Attach({*epoch, peer}, sync, parameter_crc32,
+                                          [start_lease, on_end = std::move(on_end)](const absl::Status& reason) {
+                                            start_lease();
+                                            on_end(reason);
+                                          });
+  if (!status.ok()) {
+    if (optimizer->attachment().epoch == 0) start_lease();
     return status;
   }
   return epoch;
+}
+
+absl::StatusOr<uint64_t> OptimizerTable::NewEpoch() {
+  absl::MutexLock lock(&mu_);
+  if (shutting_down_) return ShuttingDown();
+  return ++last_epoch_;
 }
 
 absl::StatusOr<transport::AttachmentDescriptors> OptimizerTable::Descriptors(const transport::Peer& peer,

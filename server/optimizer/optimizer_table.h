@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/optimizer/descriptor_store.h"
 #include "server/optimizer/hosted_optimizer.h"
+#include "server/optimizer/lease_keeper.h"
 
 namespace superoffload::optimizer {
 
@@ -27,15 +28,22 @@ class OptimizerTable {
   // All must outlive the table.
   OptimizerTable(memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer,
                  DescriptorStore* store)
-      : budget_(budget), pool_(pool), observer_(observer), store_(store) {}
+      : budget_(budget), pool_(pool), observer_(observer), store_(store), leases_([this](const OptimizerId& id) {
+          Expire(id);
+        }) {}
+
+  ~OptimizerTable() { Shutdown(); }
 
   // INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE after Shutdown.
   absl::StatusOr<OptimizerPtr> Create(const transport::Peer& peer, const std::string& name, engine::OptimizerSpec spec,
                                       engine::SpeculationPolicy policy, const std::string& description);
 
+  // Deletes the optimizer when no trainer has been attached to it for so long.
+  void SetLease(const OptimizerPtr& optimizer, absl::Duration lease);
+
   // Hosts an optimizer whose memory a predecessor left in the descriptor store. See HostedOptimizer::Adopt.
-  absl::Status Adopt(const OptimizerId& id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
-                     HostedMemory memory);
+  absl::StatusOr<OptimizerPtr> Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
+                                     engine::SpeculationPolicy policy, HostedMemory memory);
 
   // NOT_FOUND.
   absl::StatusOr<OptimizerPtr> Get(const transport::Peer& peer, const std::string& name) const;
@@ -51,6 +59,9 @@ class OptimizerTable {
                                   const std::vector<uint32_t>& parameter_crc32,
                                   std::function<void(const absl::Status&)> on_end);
 
+  // A name for an attachment. UNAVAILABLE after Shutdown.
+  absl::StatusOr<uint64_t> NewEpoch();
+
   // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
   void OnSessionEnd(const transport::Peer& peer);
@@ -63,6 +74,8 @@ class OptimizerTable {
 
  private:
   std::vector<OptimizerPtr> All() const;
+  void Expire(const OptimizerId& id);
+  absl::Status Erase(const OptimizerPtr& optimizer);
 
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;
@@ -72,6 +85,7 @@ class OptimizerTable {
   std::map<OptimizerId, OptimizerPtr> optimizers_ ABSL_GUARDED_BY(mu_);  // null while being created
   uint64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   bool shutting_down_ ABSL_GUARDED_BY(mu_) = false;
+  LeaseKeeper leases_;  // the last one: its thread uses the others
 };
 
 }  // namespace superoffload::optimizer

@@ -48,6 +48,7 @@ class StepReportHub final : public OptimizerObserver {
 
   void OnPass(const OptimizerId&, const engine::PassReport&) override {}
   void OnStep(const OptimizerId& id, const engine::StepReport& report) override;
+  void OnCheckpoint(const OptimizerId&, const CheckpointReport&) override {}
   void OnDelete(const OptimizerId&) override {}
 
  private:

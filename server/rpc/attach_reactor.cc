@@ -6,15 +6,15 @@
 
 namespace superoffload::rpc {
 
-AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const transport::Peer& peer,
-                             const v1::AttachOptimizerRequest& request)
+AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const checkpoint::Scheduler* scheduler,
+                             const transport::Peer& peer, const v1::AttachOptimizerRequest& request)
     : table_(table) {
   if (absl::Status status = Attach(peer, request); !status.ok()) {
     Finish(ToGrpc(status));
     return;
   }
   response_.set_attachment_epoch(epoch_);
-  *response_.mutable_optimizer() = ToProto(*optimizer_, /*details=*/true);
+  *response_.mutable_optimizer() = ToProto(*optimizer_, scheduler->Get(optimizer_->id()), /*details=*/true);
   response_.set_next_slot(optimizer_->engine().statistics().next_slot());
   StartWrite(&response_);
 }

@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "superoffload/v1/optimizer.pb.h"
 
@@ -17,7 +18,7 @@ namespace superoffload::rpc {
 class AttachReactor final : public grpc::ServerWriteReactor<v1::AttachOptimizerResponse> {
  public:
   // Attaches and writes the message, or finishes with the error.
-  AttachReactor(optimizer::OptimizerTable* table, const transport::Peer& peer,
+  AttachReactor(optimizer::OptimizerTable* table, const checkpoint::Scheduler* scheduler, const transport::Peer& peer,
                 const v1::AttachOptimizerRequest& request);
 
  private:

@@ -175,7 +175,7 @@ absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& r
   return spec;
 }
 
-absl::StatusOr<engine::SpeculationPolicy> ToPolicy(const v1::Policies& policies) {
+absl::StatusOr<engine::SpeculationPolicy> ToSpeculation(const v1::Policies& policies) {
   switch (policies.speculation()) {
     case v1::SPECULATION_ALWAYS:
       return engine::SpeculationPolicy::kAlways;
@@ -187,6 +187,21 @@ absl::StatusOr<engine::SpeculationPolicy> ToPolicy(const v1::Policies& policies)
     default:
       return Unknown("policies.speculation", policies.speculation());
   }
+}
+
+absl::StatusOr<checkpoint::Schedule> ToSchedule(const v1::Policies& policies) {
+  const v1::CheckpointSchedule& proto = policies.checkpoint();
+  checkpoint::Schedule schedule{proto.every_steps(), proto.keep(), proto.directory()};
+  if (absl::Status status = checkpoint::ValidateSchedule(schedule); !status.ok()) return status;
+  return schedule;
+}
+
+absl::StatusOr<absl::Duration> ToLease(const v1::Policies& policies) {
+  if (!policies.has_lease()) return absl::InfiniteDuration();
+  const absl::Duration lease = absl::Seconds(policies.lease().seconds()) + absl::Nanoseconds(policies.lease().nanos());
+  if (lease > absl::ZeroDuration()) return lease;
+  return absl::InvalidArgumentError(absl::StrCat("policies.lease is ", absl::FormatDuration(lease),
+                                                 " but must be positive; leave it out to keep the optimizer"));
 }
 
 absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync) {
@@ -203,7 +218,7 @@ absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync) {
   }
 }
 
-v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, bool details) {
+v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details) {
   v1::Optimizer proto;
   proto.set_name(optimizer.id().name);
   proto.set_uid(optimizer.id().uid);
@@ -217,6 +232,15 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, bool details)
     out->set_weight_decay(group.weight_decay);
   }
   proto.mutable_policies()->set_speculation(ToProto(optimizer.engine().policy()));
+  if (schedule.every_steps > 0) {
+    v1::CheckpointSchedule* out = proto.mutable_policies()->mutable_checkpoint();
+    out->set_every_steps(schedule.every_steps);
+    out->set_keep(schedule.keep);
+    out->set_directory(schedule.directory);
+  }
+  if (optimizer.lease() < absl::InfiniteDuration()) {
+    SetDuration(optimizer.lease(), proto.mutable_policies()->mutable_lease());
+  }
   SetTime(optimizer.create_time(), proto.mutable_create_time());
   SetStatistics(optimizer.engine().statistics(), &proto);
   const optimizer::AttachmentInfo attachment = optimizer.attachment();

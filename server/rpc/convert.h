@@ -6,6 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/checkpoint/scheduler.h"
 #include "server/engine/spec.h"
 #include "server/engine/speculation.h"
 #include "server/optimizer/hosted_optimizer.h"
@@ -18,11 +20,13 @@ grpc::Status ToGrpc(const absl::Status& status);
 
 // INVALID_ARGUMENT naming the field that holds an unknown enumerator. Ranges are checked by the engine.
 absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& request);
-absl::StatusOr<engine::SpeculationPolicy> ToPolicy(const v1::Policies& policies);
+absl::StatusOr<engine::SpeculationPolicy> ToSpeculation(const v1::Policies& policies);
+absl::StatusOr<checkpoint::Schedule> ToSchedule(const v1::Policies& policies);
+absl::StatusOr<absl::Duration> ToLease(const v1::Policies& policies);  // infinite when it is not set
 absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync);
 
 // With `details`, parameters and layout too.
-v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, bool details);
+v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details);
 v1::StepReport ToProto(const optimizer::WatchedStep& step);
 
 }  // namespace superoffload::rpc

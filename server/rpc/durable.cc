@@ -14,7 +14,33 @@ std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request) {
   return durable.SerializeAsString();
 }
 
-absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, std::vector<memory::FileDescriptor> fds) {
+absl::StatusOr<Policies> ToPolicies(const v1::Policies& policies) {
+  absl::StatusOr<engine::SpeculationPolicy> speculation = ToSpeculation(policies);
+  if (!speculation.ok()) return speculation.status();
+  absl::StatusOr<checkpoint::Schedule> schedule = ToSchedule(policies);
+  if (!schedule.ok()) return schedule.status();
+  absl::StatusOr<absl::Duration> lease = ToLease(policies);
+  if (!lease.ok()) return lease.status();
+  return Policies{*speculation, *std::move(schedule), *lease};
+}
+
+void ApplyPolicies(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
+                   const optimizer::OptimizerPtr& optimizer, const Policies& policies) {
+  scheduler.Set(optimizer, policies.schedule);
+  table.SetLease(optimizer, policies.lease);
+}
+
+absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const v1::Policies& policies) {
+  absl::StatusOr<std::string> description = optimizer.memory().Description();
+  if (!description.ok()) return description.status();
+  v1::DurableOptimizer durable;
+  if (!durable.ParseFromString(*description)) return absl::DataLossError("the description of the optimizer is damaged");
+  *durable.mutable_request()->mutable_policies() = policies;
+  return optimizer.memory().Describe(durable.SerializeAsString());
+}
+
+absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
+                                  std::vector<memory::FileDescriptor> fds) {
   absl::StatusOr<optimizer::HostedMemory> memory = optimizer::HostedMemory::Open(std::move(fds));
   if (!memory.ok()) return memory.status();
   absl::StatusOr<std::string> description = memory->Description();
@@ -23,10 +49,13 @@ absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, std::vector<
   if (!durable.ParseFromString(*description)) return absl::DataLossError("the description of the optimizer is damaged");
   absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(durable.request());
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(durable.request().policies());
-  if (!policy.ok()) return policy.status();
+  absl::StatusOr<Policies> policies = ToPolicies(durable.request().policies());
+  if (!policies.ok()) return policies.status();
   const optimizer::OptimizerId id{durable.uid(), durable.request().name()};
-  if (absl::Status status = table.Adopt(id, *std::move(spec), *policy, *std::move(memory)); !status.ok()) return status;
+  absl::StatusOr<optimizer::OptimizerPtr> adopted =
+      table.Adopt(id, *std::move(spec), policies->speculation, *std::move(memory));
+  if (!adopted.ok()) return adopted.status();
+  ApplyPolicies(table, scheduler, *adopted, *policies);
   return id.name;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "superoffload/v1/optimizer.pb.h"
 
@@ -16,9 +17,27 @@ namespace superoffload::rpc {
 // A serialized DurableOptimizer.
 std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request);
 
+// Policies as they are applied to an optimizer.
+struct Policies {
+  engine::SpeculationPolicy speculation;
+  checkpoint::Schedule schedule;
+  absl::Duration lease;
+};
+
+// INVALID_ARGUMENT names the field.
+absl::StatusOr<Policies> ToPolicies(const v1::Policies& policies);
+
+// What of them concerns others than the engine.
+void ApplyPolicies(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
+                   const optimizer::OptimizerPtr& optimizer, const Policies& policies);
+
+// Has a successor know the optimizer with these policies. RESOURCE_EXHAUSTED: they are too long.
+absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const v1::Policies& policies);
+
 // Hosts the optimizer whose memory `fds` are, and returns its name. DATA_LOSS, FAILED_PRECONDITION: the memory is
 // damaged or of another version, and stays as it is.
-absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, std::vector<memory::FileDescriptor> fds);
+absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
+                                  std::vector<memory::FileDescriptor> fds);
 
 }  // namespace superoffload::rpc
 

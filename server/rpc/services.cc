@@ -1,16 +1,23 @@
 #include "server/rpc/services.h"
 
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "server/checkpoint/act_as.h"
+#include "server/checkpoint/reader.h"
+#include "server/checkpoint/writer.h"
 #include "server/rpc/attach_reactor.h"
-#include "server/rpc/convert.h"
 #include "server/rpc/durable.h"
 #include "server/rpc/watch_reactor.h"
 
 namespace superoffload::rpc {
 namespace {
+
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 
 // A stream that ends before it began.
 template <typename Response>
@@ -54,12 +61,13 @@ grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
   if (!peer.ok()) return ToGrpc(peer.status());
   absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(*request);
   if (!spec.ok()) return ToGrpc(spec.status());
-  absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(request->policies());
-  if (!policy.ok()) return ToGrpc(policy.status());
+  absl::StatusOr<Policies> policies = ToPolicies(request->policies());
+  if (!policies.ok()) return ToGrpc(policies.status());
   absl::StatusOr<optimizer::OptimizerPtr> optimizer =
-      table_->Create(*peer, request->name(), *std::move(spec), *policy, Describe(peer->uid, *request));
+      table_->Create(*peer, request->name(), *std::move(spec), policies->speculation, Describe(peer->uid, *request));
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
-  *response = ToProto(**optimizer, /*details=*/true);
+  ApplyPolicies(*table_, *scheduler_, *optimizer, *policies);
+  *response = Show(**optimizer, /*details=*/true);
   return grpc::Status::OK;
 }
 
@@ -67,7 +75,7 @@ grpc::Status OptimizerServiceImpl::GetOptimizer(grpc::ServerContext* context, co
                                                 v1::Optimizer* response) {
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
-  *response = ToProto(**optimizer, /*details=*/true);
+  *response = Show(**optimizer, /*details=*/true);
   return grpc::Status::OK;
 }
 
@@ -76,7 +84,7 @@ grpc::Status OptimizerServiceImpl::ListOptimizers(grpc::ServerContext* context, 
   absl::StatusOr<transport::Peer> peer = Authenticate(*context);
   if (!peer.ok()) return ToGrpc(peer.status());
   for (const optimizer::OptimizerPtr& optimizer : table_->List(*peer)) {
-    *response->add_optimizers() = ToProto(*optimizer, /*details=*/false);
+    *response->add_optimizers() = Show(*optimizer, /*details=*/false);
   }
   return grpc::Status::OK;
 }
@@ -119,7 +127,7 @@ grpc::Status OptimizerServiceImpl::SettleOptimizer(grpc::ServerContext* context,
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   if (absl::Status status = (*optimizer)->engine().WaitSettled(); !status.ok()) return ToGrpc(status);
-  *response = ToProto(**optimizer, /*details=*/false);
+  *response = Show(**optimizer, /*details=*/false);
   return grpc::Status::OK;
 }
 
@@ -127,10 +135,68 @@ grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
                                                   const v1::UpdatePoliciesRequest* request, v1::Optimizer* response) {
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
-  absl::StatusOr<engine::SpeculationPolicy> policy = ToPolicy(request->policies());
-  if (!policy.ok()) return ToGrpc(policy.status());
-  (*optimizer)->engine().SetPolicy(*policy);
-  *response = ToProto(**optimizer, /*details=*/false);
+  absl::StatusOr<Policies> policies = ToPolicies(request->policies());
+  if (!policies.ok()) return ToGrpc(policies.status());
+  if (absl::Status status = RememberPolicies(**optimizer, request->policies()); !status.ok()) return ToGrpc(status);
+  (*optimizer)->engine().SetPolicy(policies->speculation);
+  ApplyPolicies(*table_, *scheduler_, *optimizer, *policies);
+  *response = Show(**optimizer, /*details=*/false);
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* context,
+                                                       const v1::CheckpointOptimizerRequest* request,
+                                                       grpc::ServerWriter<v1::CheckpointProgress>* writer) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  checkpoint::Progress progress;
+  std::atomic<bool> cancelled{false};
+  absl::Notification done;
+  optimizer::CheckpointReport report;
+  std::thread thread([&] {
+    const absl::Status acted = checkpoint::RunAs((*optimizer)->id().uid, [&] {
+      const checkpoint::WriteOptions options{.directory = [&](uint64_t) { return request->directory(); }};
+      report = checkpoint::WriteCheckpoint(**optimizer, options, cancelled, &progress);
+      return absl::OkStatus();
+    });
+    report.status.Update(acted);
+    done.Notify();
+  });
+  v1::CheckpointProgress message;
+  while (!done.WaitForNotificationWithTimeout(kProgressInterval)) {
+    message.set_committed_steps(progress.committed_steps);
+    message.set_bytes_written(progress.bytes_written);
+    message.set_bytes_total(progress.bytes_total);
+    if ((context->IsCancelled() || stopping_ || !writer->Write(message)) && !cancelled.exchange(true)) {
+      (*optimizer)->engine().WakeSnapshot();
+    }
+  }
+  thread.join();
+  observer_->OnCheckpoint((*optimizer)->id(), report);
+  if (!report.status.ok()) return ToGrpc(report.status);
+  message.set_committed_steps(report.committed_steps);
+  message.set_bytes_written(report.bytes);
+  message.set_bytes_total(report.bytes);
+  message.set_directory(report.directory);
+  writer->Write(message);
+  return grpc::Status::OK;
+}
+
+grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context,
+                                                    const v1::RestoreOptimizerRequest* request,
+                                                    v1::Optimizer* response) {
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  if (!peer.ok()) return ToGrpc(peer.status());
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(*peer, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  absl::StatusOr<uint64_t> epoch = table_->NewEpoch();
+  if (!epoch.ok()) return ToGrpc(epoch.status());
+  const std::vector<std::string> directories(request->directories().begin(), request->directories().end());
+  const absl::Status restored = checkpoint::RunAs((*optimizer)->id().uid, [&] {
+    return checkpoint::RestoreCheckpoint(**optimizer, {*epoch, *peer}, directories);
+  });
+  if (!restored.ok()) return ToGrpc(restored);
+  *response = Show(**optimizer, /*details=*/false);
   return grpc::Status::OK;
 }
 
@@ -138,7 +204,7 @@ grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* OptimizerServiceImpl::Att
     grpc::CallbackServerContext* context, const v1::AttachOptimizerRequest* request) {
   absl::StatusOr<transport::Peer> peer = Authenticate(*context);
   if (!peer.ok()) return new FailedStream<v1::AttachOptimizerResponse>(peer.status());
-  return new AttachReactor(table_, *peer, *request);
+  return new AttachReactor(table_, scheduler_, *peer, *request);
 }
 
 grpc::ServerWriteReactor<v1::StepReport>* OptimizerServiceImpl::WatchSteps(grpc::CallbackServerContext* context,

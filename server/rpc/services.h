@@ -2,10 +2,13 @@
 #ifndef SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
 #define SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
 
+#include <atomic>
 #include <functional>
 
+#include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
+#include "server/rpc/convert.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
 namespace superoffload::rpc {
@@ -32,9 +35,13 @@ using OptimizerServiceBase = v1::OptimizerService::WithCallbackMethod_AttachOpti
 class OptimizerServiceImpl final : public OptimizerServiceBase {
  public:
   // All must outlive the service.
-  OptimizerServiceImpl(optimizer::OptimizerTable* table, optimizer::StepReportHub* hub,
+  OptimizerServiceImpl(optimizer::OptimizerTable* table, checkpoint::Scheduler* scheduler,
+                       optimizer::StepReportHub* hub, optimizer::OptimizerObserver* observer,
                        const transport::DescriptorServer* descriptors)
-      : table_(table), hub_(hub), descriptors_(descriptors) {}
+      : table_(table), scheduler_(scheduler), hub_(hub), observer_(observer), descriptors_(descriptors) {}
+
+  // Cancels the checkpoints that calls wait for.
+  void CancelCheckpoints() { stopping_ = true; }
 
   grpc::Status CreateOptimizer(grpc::ServerContext*, const v1::CreateOptimizerRequest*, v1::Optimizer*) override;
   grpc::Status GetOptimizer(grpc::ServerContext*, const v1::GetOptimizerRequest*, v1::Optimizer*) override;
@@ -50,6 +57,9 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
                               v1::PullParametersResponse*) override;
   grpc::Status SettleOptimizer(grpc::ServerContext*, const v1::SettleOptimizerRequest*, v1::Optimizer*) override;
   grpc::Status UpdatePolicies(grpc::ServerContext*, const v1::UpdatePoliciesRequest*, v1::Optimizer*) override;
+  grpc::Status CheckpointOptimizer(grpc::ServerContext*, const v1::CheckpointOptimizerRequest*,
+                                   grpc::ServerWriter<v1::CheckpointProgress>*) override;
+  grpc::Status RestoreOptimizer(grpc::ServerContext*, const v1::RestoreOptimizerRequest*, v1::Optimizer*) override;
   grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* AttachOptimizer(grpc::CallbackServerContext*,
                                                                          const v1::AttachOptimizerRequest*) override;
   grpc::ServerWriteReactor<v1::StepReport>* WatchSteps(grpc::CallbackServerContext*,
@@ -63,9 +73,16 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   absl::StatusOr<optimizer::OptimizerPtr> FindAttached(const grpc::ServerContextBase& context,
                                                        const std::string& name) const;
 
+  v1::Optimizer Show(const optimizer::HostedOptimizer& optimizer, bool details) const {
+    return ToProto(optimizer, scheduler_->Get(optimizer.id()), details);
+  }
+
   optimizer::OptimizerTable* const table_;
+  checkpoint::Scheduler* const scheduler_;
   optimizer::StepReportHub* const hub_;
+  optimizer::OptimizerObserver* const observer_;
   const transport::DescriptorServer* const descriptors_;
+  std::atomic<bool> stopping_{false};
 };
 
 }  // namespace superoffload::rpc

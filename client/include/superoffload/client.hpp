@@ -135,6 +135,13 @@ class Client {
   absl::StatusOr<v1::Optimizer> UpdatePolicies(const std::string& name, const v1::Policies& policies);
   absl::StatusOr<std::unique_ptr<Attachment>> Attach(const v1::AttachOptimizerRequest& request);
 
+  // Writes a checkpoint to `directory` and returns its last progress; `on_progress` is called now and then, and cancels
+  // it by returning false (CANCELLED).
+  absl::StatusOr<v1::CheckpointProgress> CheckpointOptimizer(
+      const std::string& name, const std::string& directory,
+      const std::function<bool(const v1::CheckpointProgress&)>& on_progress);
+  absl::StatusOr<v1::Optimizer> RestoreOptimizer(const std::string& name, const std::vector<std::string>& directories);
+
   // Calls `on_report` after each step of the optimizer, or of all with an empty name, until it returns false (OK) or
   // the daemon ends the stream.
   absl::Status WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report);

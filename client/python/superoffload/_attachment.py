@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -134,6 +135,17 @@ class Attachment:
                     raise error from None
                 if again.code != grpc.StatusCode.UNAVAILABLE:  # else it died again
                     raise
+
+    @contextlib.contextmanager
+    def detached(self) -> Iterator[None]:
+        """Ends the attachment for the length of a with block, then attaches anew; views stay valid. No step is open."""
+        self.end()
+        try:
+            yield
+        finally:
+            self._attach(optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL))
+            self._submitted.clear()
+            self.committed_steps = self.optimizer.committed_steps
 
     def end(self) -> None:
         """Ends the attachment and waits for it; the mappings stay until the last view of them is gone."""

@@ -74,6 +74,13 @@ class Connection:
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
+    def stream(self, method: str, request: Any) -> Any:
+        """A call that answers with a stream; returns its last message; raises Error."""
+        try:
+            return list(getattr(self._stub, method)(request, metadata=self._metadata))[-1]
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
     def attach(
         self, request: optimizer_pb2.AttachOptimizerRequest
     ) -> tuple[Any, optimizer_pb2.AttachOptimizerResponse]:

@@ -18,19 +18,22 @@ Differences from torch.optim that a training loop can see:
 
 import atexit
 import contextlib
+import dataclasses
+import datetime
 import math
 import os
 import sys
+import tempfile
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import grpc
 import torch
 
-from superoffload import _torch_clip, _torch_parameters
+from superoffload import _torch_clip, _torch_import, _torch_parameters
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
@@ -38,7 +41,7 @@ from superoffload._error import Error
 from superoffload._torch_hand_over import HandOver
 from superoffload.v1 import optimizer_pb2
 
-__all__ = ["Adam", "AdamW", "StepResult", "VerdictKind"]
+__all__ = ["Adam", "AdamW", "CheckpointSchedule", "StepResult", "VerdictKind"]
 
 Sync = Literal["check", "push_params", "pull_params"]
 Speculation = Literal["adaptive", "always", "never"]
@@ -53,8 +56,19 @@ _SPECULATION = {
     "always": optimizer_pb2.SPECULATION_ALWAYS,
     "never": optimizer_pb2.SPECULATION_NEVER,
 }
+Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 _HANDLE = "superoffload"  # key of the light handle in state_dict()
 _WARN_AFTER_SKIPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSchedule:
+    """Checkpoints that the daemon takes by itself, while training goes on."""
+
+    every_steps: int  # committed ones
+    directory: str  # must exist on the daemon's machine; checkpoints become its step-00001000, ...
+    keep: int = 2  # newest ones that stay; 0 keeps all
 
 
 class AdamW(torch.optim.Optimizer):
@@ -73,6 +87,11 @@ class AdamW(torch.optim.Optimizer):
         sync: when attaching to an existing optimizer: "check" that the model's parameters are the published ones,
             "push_params" (the model wins) or "pull_params" (the daemon wins).
         speculation: "adaptive", "always" or "never"; never changes results.
+        restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
+            with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is.
+        checkpoint: have the daemon take checkpoints while training goes on.
+        lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
+            keeps it.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
         overlap: hand gradients over during backward; False hands all over in step().
 
@@ -98,6 +117,9 @@ class AdamW(torch.optim.Optimizer):
         name: str | None = None,
         sync: Sync = "check",
         speculation: Speculation = "adaptive",
+        restore: Directories | None = None,
+        checkpoint: CheckpointSchedule | None = None,
+        lease_seconds: float | None = None,
         bucket_bytes: int = 0,
         overlap: bool = True,
     ) -> None:
@@ -120,7 +142,8 @@ class AdamW(torch.optim.Optimizer):
         _torch_clip.check_free(self.hosted_parameters())
         self._connection = Connection(resolve_endpoint(endpoint))
         try:
-            self._attach(sync, speculation, bucket_bytes)
+            policies = _policies(speculation, checkpoint, lease_seconds)
+            self._attach(sync, policies, restore, bucket_bytes)
         except BaseException:
             self._connection.close()
             raise
@@ -136,11 +159,20 @@ class AdamW(torch.optim.Optimizer):
 
     # Attaching.
 
-    def _attach(self, sync: Sync, speculation: Speculation, bucket_bytes: int) -> None:
-        created = self._create(speculation, bucket_bytes)
+    def _attach(
+        self, sync: Sync, policies: optimizer_pb2.Policies, restore: Directories | None, bucket_bytes: int
+    ) -> None:
+        created = self._create(policies, bucket_bytes)
         request = optimizer_pb2.AttachOptimizerRequest(
             name=self.name, sync=optimizer_pb2.SYNC_PUSH if created else _SYNC[sync]
         )
+        if created and restore is not None:
+            try:
+                self._restore(restore)
+            except Error:
+                self._connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=self.name))
+                raise
+            request.sync = optimizer_pb2.SYNC_PULL
         if not created:
             existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
             _torch_parameters.check_same(self._hosted, existing)
@@ -154,13 +186,13 @@ class AdamW(torch.optim.Optimizer):
             parameter.adopt()
             parameter.tensor.grad = None
 
-    def _create(self, speculation: Speculation, bucket_bytes: int) -> bool:
+    def _create(self, policies: optimizer_pb2.Policies, bucket_bytes: int) -> bool:
         """Returns False when the optimizer exists already."""
         request = optimizer_pb2.CreateOptimizerRequest(
             name=self.name,
             algorithm=self._algorithm,
             parameters=_torch_parameters.specification(self._hosted),
-            policies=optimizer_pb2.Policies(speculation=_SPECULATION[speculation]),
+            policies=policies,
             bucket_bytes=bucket_bytes,
         )
         for group in self.param_groups:
@@ -173,6 +205,16 @@ class AdamW(torch.optim.Optimizer):
                 raise
             return False
         return True
+
+    def _restore(self, directories: Directories) -> None:
+        if isinstance(directories, str | os.PathLike):
+            directories = [directories]
+        request = optimizer_pb2.RestoreOptimizerRequest(name=self.name, directories=map(os.path.abspath, directories))
+        restored = self._connection.call("RestoreOptimizer", request)
+        for group, values in zip(self.param_groups, restored.groups, strict=True):
+            group.update(
+                lr=values.lr, betas=(values.beta1, values.beta2), eps=values.eps, weight_decay=values.weight_decay
+            )
 
     def _push(self) -> None:
         for parameter in self._hosted:
@@ -294,6 +336,58 @@ class AdamW(torch.optim.Optimizer):
         self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         return _torch_parameters.state_tensors(self._hosted, self._attachment)
 
+    def save_checkpoint(self, directory: str | os.PathLike[str]) -> int:
+        """Has the daemon write a checkpoint of this moment, and waits; returns its number of committed steps.
+
+        ``directory`` must not exist. Its safetensors files hold ``model.NAME``, ``exp_avg.NAME`` and
+        ``exp_avg_sq.NAME`` in fp32.
+        """
+        self._check_attached()
+        self._hand_over.abandon()
+        request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=os.path.abspath(directory))
+        return self._connection.stream("CheckpointOptimizer", request).committed_steps
+
+    def restore_checkpoint(self, directories: Directories) -> None:
+        """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved."""
+        self._check_attached()
+        self._hand_over.abandon()
+        with self._attachment.detached():
+            self._restore(directories)
+        self.last_result = None
+        self._sent_groups = [None] * len(self.param_groups)
+        for parameter in self._hosted:
+            parameter.adopt()
+            parameter.tensor.grad = None
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """A state_dict that torch.optim.AdamW (or Adam) on the same parameters can load: copies of all moments."""
+        tensors = self.state_tensors()
+        state = super().state_dict()
+        state["state"] = {
+            index: {
+                "step": torch.tensor(float(self._committed_steps())),
+                "exp_avg": tensors[name]["exp_avg"],
+                "exp_avg_sq": tensors[name]["exp_avg_sq"],
+            }
+            for index, name in self._torch_indices().items()
+        }
+        return state
+
+    def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the state of a torch.optim.AdamW (or Adam) on the same parameters; the model's parameters stay."""
+        self._check_attached()
+        with tempfile.TemporaryDirectory() as directory:
+            _torch_import.write_checkpoint(
+                directory, state_dict, self._torch_indices(), self.state_tensors(), [p.group for p in self._hosted]
+            )
+            self.restore_checkpoint(directory)
+
+    def _torch_indices(self) -> dict[int, str]:
+        """The hosted parameters' names by torch.optim's index of their state."""
+        names = {id(parameter.tensor): parameter.name for parameter in self._hosted}
+        tensors = [tensor for group in self.param_groups for tensor in group["params"]]
+        return {index: names[id(tensor)] for index, tensor in enumerate(tensors) if id(tensor) in names}
+
     def state_dict(self) -> dict[str, Any]:
         """A light handle: hyper-parameters, and where the state is. Tensors: ``state_tensors()``."""
         state = super().state_dict()
@@ -307,7 +401,8 @@ class AdamW(torch.optim.Optimizer):
         if handle is None:
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "this state_dict was not saved by a superoffload optimizer and its tensors cannot be loaded into one",
+                "this state_dict was not saved by a superoffload optimizer; load that of a torch.optim.AdamW with "
+                "load_torch_state_dict()",
             )
         here = {"name": self.name, "committed_steps": self._committed_steps()}
         if dict(handle) != here:
@@ -315,7 +410,7 @@ class AdamW(torch.optim.Optimizer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the state_dict is a handle of optimizer {handle['name']} after {handle['committed_steps']} committed "
                 f"steps, but this is {here['name']} after {here['committed_steps']}; build the optimizer with the "
-                "name= of the one that was saved, while its daemon still runs",
+                "name= of the one that was saved, while its daemon still runs, or restore a checkpoint",
             )
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
 
@@ -365,6 +460,19 @@ class Adam(AdamW):
         **options: Any,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+
+def _policies(
+    speculation: Speculation, checkpoint: CheckpointSchedule | None, lease_seconds: float | None
+) -> optimizer_pb2.Policies:
+    policies = optimizer_pb2.Policies(speculation=_SPECULATION[speculation])
+    if checkpoint is not None:
+        policies.checkpoint.every_steps = checkpoint.every_steps
+        policies.checkpoint.directory = os.path.abspath(checkpoint.directory)
+        policies.checkpoint.keep = checkpoint.keep
+    if lease_seconds is not None:
+        policies.lease.FromTimedelta(datetime.timedelta(seconds=lease_seconds))
+    return policies
 
 
 def _hyperparameters(group: dict[str, Any]) -> tuple[float, float, float, float, float]:

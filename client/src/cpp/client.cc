@@ -91,6 +91,28 @@ absl::StatusOr<v1::Optimizer> Client::UpdatePolicies(const std::string& name, co
   return Call(*optimizers_, &Stub::UpdatePolicies, token_, request);
 }
 
+absl::StatusOr<v1::CheckpointProgress> Client::CheckpointOptimizer(
+    const std::string& name, const std::string& directory,
+    const std::function<bool(const v1::CheckpointProgress&)>& on_progress) {
+  CallContext context(token_);
+  auto request = Named<v1::CheckpointOptimizerRequest>(name);
+  request.set_directory(directory);
+  const auto reader = optimizers_->CheckpointOptimizer(&context, request);
+  v1::CheckpointProgress progress;
+  while (reader->Read(&progress)) {
+    if (!on_progress(progress)) context.TryCancel();
+  }
+  if (grpc::Status status = reader->Finish(); !status.ok()) return FromGrpc(status);
+  return progress;
+}
+
+absl::StatusOr<v1::Optimizer> Client::RestoreOptimizer(const std::string& name,
+                                                       const std::vector<std::string>& directories) {
+  auto request = Named<v1::RestoreOptimizerRequest>(name);
+  for (const std::string& directory : directories) request.add_directories(directory);
+  return Call(*optimizers_, &Stub::RestoreOptimizer, token_, request);
+}
+
 absl::Status Client::WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report) {
   CallContext context(token_);
   const auto reader = optimizers_->WatchSteps(&context, Named<v1::WatchStepsRequest>(name));

@@ -6,13 +6,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "tests/support/sequential_optimizer.h"
@@ -116,8 +121,9 @@ struct Scenario {
   double scale = 1;
   int bad_steps_percent = 0;
   bool abandon_some = false;
-  bool measure = false;  // the trainer asks for the norm on some steps before it ends them
-  bool revise = false;   // hyper-parameters and scale change between BEGIN_STEP and END_STEP
+  bool measure = false;    // the trainer asks for the norm on some steps before it ends them
+  bool snapshots = false;  // somebody saves the state now and then, slowly
+  bool revise = false;     // hyper-parameters and scale change between BEGIN_STEP and END_STEP
   kernels::WeightDecay decay_form = kernels::WeightDecay::kDecoupled;
 };
 
@@ -144,11 +150,19 @@ class TrainingRun {
   }
 
   void Train(int steps) {
+    std::thread saver;
+    if (scenario_.snapshots) saver = std::thread([this] { TakeSnapshots(); });
+    KeepReferenceHash();
     for (int i = 0; i < steps && !::testing::Test::HasFailure(); ++i) {
       SCOPED_TRACE("iteration " + std::to_string(i));
       OneStep();
+      KeepReferenceHash();
     }
+    stop_saving_ = true;
+    engine_.WakeSnapshot();
+    if (saver.joinable()) saver.join();
     ASSERT_TRUE(engine_.WaitSettled().ok());
+    CompareSnapshots();
     const StepStatistics statistics = engine_.statistics();
     EXPECT_EQ(statistics.step, step_);
     for (const uint64_t offset : layout_.state_array_offsets) {
@@ -161,8 +175,55 @@ class TrainingRun {
   }
 
   StepStatistics statistics() const { return engine_.statistics(); }
+  size_t snapshots() const { return snapshots_.size(); }
 
  private:
+  // Of one array of the state.
+  size_t Hash(const std::vector<std::byte>& state, size_t array) const {
+    return std::hash<std::string_view>()(
+        {reinterpret_cast<const char*>(state.data() + layout_.state_array_offsets[array]),
+         layout_.state_elements * sizeof(float)});
+  }
+
+  void KeepReferenceHash() {
+    for (size_t array = 0; array < 3; ++array) {
+      reference_hashes_[engine_.statistics().committed_steps][array] = Hash(reference_->memory().state, array);
+    }
+  }
+
+  void TakeSnapshots() {
+    std::minstd_rand random(1);
+    while (!stop_saving_) {
+      const uint64_t due = engine_.statistics().committed_steps + random() % 3;
+      const absl::StatusOr<StepEngine::Moment> moment = engine_.WaitSnapshot(due, stop_saving_);
+      if (!moment.ok()) continue;
+      EXPECT_GE(moment->statistics.committed_steps, due);
+      EXPECT_EQ(engine_.WaitSnapshot(0, stop_saving_).status().code(), absl::StatusCode::kFailedPrecondition);
+      std::vector<std::byte> saved(memory_.state.size());
+      while (const std::optional<uint32_t> bucket = engine_.ClaimSnapshotBucket()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+        const BucketLayout& b = layout_.buckets[*bucket];
+        for (const uint64_t offset : layout_.state_array_offsets) {
+          const uint64_t at = offset + b.state_offset * sizeof(float);
+          std::memcpy(saved.data() + at, memory_.state.data() + at, b.elements * sizeof(float));
+        }
+        engine_.BucketSaved(*bucket);
+      }
+      engine_.EndSnapshot();
+      snapshots_.emplace_back(moment->statistics.committed_steps, std::move(saved));
+      if (snapshots_.size() == 64) return;
+    }
+  }
+
+  void CompareSnapshots() const {
+    for (const auto& [committed_steps, saved] : snapshots_) {
+      for (size_t array = 0; array < 3; ++array) {
+        EXPECT_EQ(Hash(saved, array), reference_hashes_.at(committed_steps)[array])
+            << "array " << array << " of the snapshot of step " << committed_steps;
+      }
+    }
+  }
+
   static OptimizerSpec& WithDecayForm(OptimizerSpec& spec, kernels::WeightDecay form) {
     for (AdamHyperparameters& group : spec.groups) group.decay_form = form;
     return spec;
@@ -247,6 +308,9 @@ class TrainingRun {
   StepEngine engine_;
   std::unique_ptr<SequentialOptimizer> reference_;
   uint64_t step_ = 0;
+  std::atomic<bool> stop_saving_{false};
+  std::map<uint64_t, std::array<size_t, 3>> reference_hashes_;  // of the state, by committed steps
+  std::vector<std::pair<uint64_t, std::vector<std::byte>>> snapshots_;
 };
 
 class ExactnessTest : public ::testing::TestWithParam<std::tuple<SpeculationPolicy, size_t>> {
@@ -258,10 +322,12 @@ class ExactnessTest : public ::testing::TestWithParam<std::tuple<SpeculationPoli
     TrainingRun run(scenario, seed);
     run.Train(steps);
     statistics_ = run.statistics();
+    snapshots_ = run.snapshots();
   }
 
   bool always() const { return std::get<0>(GetParam()) == SpeculationPolicy::kAlways; }
   StepStatistics statistics_;
+  size_t snapshots_ = 0;
 };
 
 TEST_P(ExactnessTest, EveryStepCommits) { Run({}, 200); }
@@ -303,6 +369,11 @@ TEST_P(ExactnessTest, MaximizingByANegativeScale) { Run({.max_grad_norm = 1, .sc
 
 TEST_P(ExactnessTest, WeightDecayInTheGradient) {
   Run({.max_grad_norm = 1, .bad_steps_percent = 10, .decay_form = kernels::WeightDecay::kL2});
+}
+
+TEST_P(ExactnessTest, SnapshotsAreOfOneMomentAndChangeNothing) {
+  Run({.max_grad_norm = 1, .bad_steps_percent = 15, .abandon_some = true, .snapshots = true}, 100);
+  EXPECT_GT(snapshots_, 2u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExactnessTest,
@@ -398,6 +469,39 @@ TEST_F(StepEngineTest, ANormThatWouldOverflowTheSecondMomentSkips) {
   EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kSkipOverflow);
   ASSERT_TRUE(engine.WaitSettled().ok());
   EXPECT_TRUE(std::all_of(memory_.state.begin(), memory_.state.end(), [](std::byte b) { return b == std::byte{}; }));
+}
+
+TEST_F(StepEngineTest, ARestoredStateIsPublishedAndACutOffOneIsKnown) {
+  engine_.Detach();
+  StepEngine::Moment moment{.statistics = {}, .groups = engine_.groups()};
+  moment.statistics.committed_steps = 41;
+  moment.groups[1].lr = 0.25;
+  ExpectError(engine_.WaitRestored(moment, [] { return absl::DataLossError("torn"); }), absl::StatusCode::kDataLoss,
+              "torn");
+  ExpectError(engine_.CheckComplete(), absl::StatusCode::kDataLoss, "cut off");
+  const std::atomic<bool> cancelled{false};
+  ExpectError(engine_.WaitSnapshot(0, cancelled).status(), absl::StatusCode::kDataLoss, "cut off");
+  {
+    StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+    ExpectError(successor.CheckComplete(), absl::StatusCode::kDataLoss, "cut off");
+  }
+  const auto load = [this] {
+    float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[0]);
+    std::fill_n(masters, layout_.state_elements, 0.5f);
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(engine_.WaitRestored(moment, load).ok());
+  EXPECT_TRUE(engine_.CheckComplete().ok());
+  EXPECT_EQ(engine_.statistics().committed_steps, 41u);
+  EXPECT_EQ(engine_.groups()[1].lr, 0.25);
+  uint16_t first;
+  std::memcpy(&first, memory_.parameters.data(), sizeof(first));
+  EXPECT_EQ(first, 0x3f00);  // 0.5 in bf16
+  engine_.Attach(&sink_);
+  ASSERT_TRUE(engine_.BeginStep(42, 1).ok());
+  HandOverAll(42);
+  ASSERT_TRUE(engine_.EndStep(42, 1, 0).ok());
+  EXPECT_EQ(sink_.WaitFinal(buckets()).committed_steps, 42u);
 }
 
 TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {

@@ -1,0 +1,87 @@
+#include "server/checkpoint/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace superoffload::checkpoint {
+namespace {
+
+// What one call may move: the kernel's limit is a little below 2 GiB.
+constexpr size_t kMaxBytesPerCall = size_t{1} << 30;
+
+}  // namespace
+
+absl::Status FileError(int error, const std::string& action, const std::string& path) {
+  if (error == ENOSPC || error == EDQUOT) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(action, " ", path, ": ", std::strerror(error), "; free disk space or choose another directory"));
+  }
+  return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
+}
+
+absl::StatusOr<File> File::Create(const std::string& path, uint64_t bytes) {
+  memory::FileDescriptor fd(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644));
+  if (!fd.valid()) return FileError(errno, "creating", path);
+  // Better no space now than with half of the state written.
+  if (bytes > 0 && ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP) {
+    return FileError(errno, "reserving space for", path);
+  }
+  return File(path, std::move(fd));
+}
+
+absl::StatusOr<File> File::Open(const std::string& path) {
+  memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return FileError(errno, "opening", path);
+  return File(path, std::move(fd));
+}
+
+absl::Status File::WriteAt(uint64_t offset, const void* data, size_t bytes) const {
+  for (const char* from = static_cast<const char*>(data); bytes > 0;) {
+    const ssize_t written = ::pwrite(fd_.get(), from, std::min(bytes, kMaxBytesPerCall), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError(errno, "writing", path_);
+    from += written;
+    offset += static_cast<uint64_t>(written);
+    bytes -= static_cast<size_t>(written);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::ReadAt(uint64_t offset, void* data, size_t bytes) const {
+  for (char* to = static_cast<char*>(data); bytes > 0;) {
+    const ssize_t got = ::pread(fd_.get(), to, std::min(bytes, kMaxBytesPerCall), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FileError(errno, "reading", path_);
+    if (got == 0) return absl::OutOfRangeError(absl::StrCat(path_, " ends at byte ", offset, "; it was cut off"));
+    to += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::Sync() const {
+  return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : FileError(errno, "syncing", path_);
+}
+
+absl::StatusOr<uint64_t> File::Bytes() const {
+  struct stat file {};
+  if (::fstat(fd_.get(), &file) != 0) return FileError(errno, "looking at", path_);
+  return static_cast<uint64_t>(file.st_size);
+}
+
+absl::Status SyncDirectory(const std::string& path) {
+  const memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return FileError(errno, "opening", path);
+  return ::fsync(fd.get()) == 0 ? absl::OkStatus() : FileError(errno, "syncing", path);
+}
+
+}  // namespace superoffload::checkpoint

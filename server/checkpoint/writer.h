@@ -1,0 +1,40 @@
+// Writes a checkpoint of an optimizer while its trainer goes on.
+#ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_WRITER_H_
+#define SUPEROFFLOAD_SERVER_CHECKPOINT_WRITER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "server/optimizer/hosted_optimizer.h"
+
+namespace superoffload::checkpoint {
+
+// May be read while the checkpoint is written.
+struct Progress {
+  std::atomic<uint64_t> committed_steps{0};
+  std::atomic<uint64_t> bytes_total{0};  // 0 until the moment of the checkpoint has come
+  std::atomic<uint64_t> bytes_written{0};
+};
+
+struct WriteOptions {
+  // Taken at the first moment between steps with at least so many committed.
+  uint64_t committed_steps = 0;
+  // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.
+  std::function<std::string(uint64_t committed_steps)> directory;
+};
+
+// Everything goes to a hidden directory beside it (".NAME.partial"), is synced, and is renamed at the end: what has the
+// name is a whole checkpoint, whatever happens. Files are used with the rights of the optimizer's
+// user, whom the calling thread must act as (act_as.h).
+//
+// ALREADY_EXISTS, INVALID_ARGUMENT: the directory. FAILED_PRECONDITION: another checkpoint of the optimizer is being
+// taken. RESOURCE_EXHAUSTED: the disk is full. CANCELLED: `cancelled` was set, see StepEngine::WaitSnapshot. Others:
+// what the file system says. After an error nothing of it is left.
+optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimizer, const WriteOptions& options,
+                                            const std::atomic<bool>& cancelled, Progress* progress);
+
+}  // namespace superoffload::checkpoint
+
+#endif  // SUPEROFFLOAD_SERVER_CHECKPOINT_WRITER_H_

@@ -1,0 +1,42 @@
+// Tells when something has been left alone for longer than its lease.
+#ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_LEASE_KEEPER_H_
+#define SUPEROFFLOAD_SERVER_OPTIMIZER_LEASE_KEEPER_H_
+
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/optimizer/optimizer_observer.h"
+
+namespace superoffload::optimizer {
+
+// Thread-safe. Leases run on the clock of absl::Now().
+class LeaseKeeper {
+ public:
+  // `on_expiry` is called by the keeper's thread, once per lease that ran out; it may call Start and Stop.
+  explicit LeaseKeeper(std::function<void(const OptimizerId&)> on_expiry);
+  ~LeaseKeeper();
+
+  // Replaces the lease of `id`; an infinite one never runs out.
+  void Start(const OptimizerId& id, absl::Duration lease);
+  void Stop(const OptimizerId& id);
+
+ private:
+  void Run();
+  absl::Time NextDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::function<void(const OptimizerId&)> on_expiry_;
+  absl::Mutex mu_;
+  std::map<OptimizerId, absl::Time> deadlines_ ABSL_GUARDED_BY(mu_);
+  bool changed_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace superoffload::optimizer
+
+#endif  // SUPEROFFLOAD_SERVER_OPTIMIZER_LEASE_KEEPER_H_

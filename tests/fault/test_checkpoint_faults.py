@@ -1,0 +1,153 @@
+"""What has a checkpoint's name is a whole checkpoint, whatever disk and daemon do meanwhile."""
+
+import errno
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+import torch
+from tests.conftest import Daemon
+
+import superoffload.torch
+from superoffload._control import Connection
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2
+
+FAKE_DISK = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "libsuperoffload_fake_disk.so"
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    control = tmp_path / "disk"
+    control.write_text("ok")
+    monkeypatch.setenv("FAKE_DISK", str(control))
+    preload = os.environ.get("LD_PRELOAD")
+    monkeypatch.setenv("LD_PRELOAD", f"{preload}:{FAKE_DISK}" if preload else str(FAKE_DISK))
+    return control
+
+
+@pytest.fixture
+def failing_daemon(disk):
+    daemon = Daemon("--keeper", "--metrics_address=off")
+    yield daemon
+    assert daemon.stop() == 0, daemon.log
+
+
+def trained(daemon, name="run"):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 64)).to(torch.bfloat16)
+    optimizer = superoffload.torch.AdamW(
+        model.named_parameters(), lr=1e-2, endpoint=daemon.endpoint, name=name, bucket_bytes=4096
+    )
+    train(model, optimizer, 0, 4)
+    return model, optimizer
+
+
+def train(model, optimizer, first, last):
+    for step in range(first, last):
+        batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+        model(batch).float().square().mean().backward()
+        optimizer.step()
+
+
+def states_equal(a, b):
+    return all(torch.equal(a[name][key], b[name][key]) for name in a for key in a[name])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "code", "words"),
+    [
+        ("write", errno.ENOSPC, grpc.StatusCode.RESOURCE_EXHAUSTED, "free disk space"),
+        ("write", errno.EIO, grpc.StatusCode.UNKNOWN, "Input/output error"),
+        ("sync", errno.EIO, grpc.StatusCode.UNKNOWN, "Input/output error"),
+        ("sync", errno.EDQUOT, grpc.StatusCode.RESOURCE_EXHAUSTED, "free disk space"),
+    ],
+)
+def test_a_failing_disk_costs_a_checkpoint_and_nothing_else(failing_daemon, disk, tmp_path, call, error, code, words):
+    model, optimizer = trained(failing_daemon)
+    optimizer.save_checkpoint(tmp_path / "first")
+    before = optimizer.state_tensors()
+    train(model, optimizer, 4, 6)
+    disk.write_text(f"{call} {error}")
+    with pytest.raises(Error) as raised:
+        optimizer.save_checkpoint(tmp_path / "second")
+    assert raised.value.code == code
+    assert words in str(raised.value)
+    assert sorted(os.listdir(tmp_path)) == ["disk", "first"]
+    train(model, optimizer, 6, 8)  # nothing waits for what was not saved
+    disk.write_text("ok")
+    optimizer.save_checkpoint(tmp_path / "second")
+    optimizer.restore_checkpoint(tmp_path / "first")
+    assert states_equal(optimizer.state_tensors(), before)
+
+
+def test_a_daemon_killed_while_it_writes_leaves_the_checkpoints_before(failing_daemon, disk, tmp_path):
+    model, optimizer = trained(failing_daemon)
+    optimizer.save_checkpoint(tmp_path / "first")
+    before = optimizer.state_tensors()
+    train(model, optimizer, 4, 6)
+    disk.write_text("slow")
+    keeper = failing_daemon.process.pid
+    children = pathlib.Path(f"/proc/{keeper}/task/{keeper}/children")
+    control = Connection(failing_daemon.endpoint)
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "second"))
+
+    def kill_in_the_middle():
+        while not any((tmp_path / ".second.partial").glob("*.safetensors")):
+            time.sleep(0.001)
+        time.sleep(0.05)
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    with pytest.raises(Error) as raised:
+        control.stream("CheckpointOptimizer", request)
+    assert raised.value.code == grpc.StatusCode.UNAVAILABLE
+    killer.join()
+    disk.write_text("ok")
+    train(model, optimizer, 6, 8)  # attaches anew
+    assert not (tmp_path / "second").exists()
+    reference_model, reference = trained(failing_daemon, "reference")
+    train(reference_model, reference, 4, 8)
+    control = Connection(failing_daemon.endpoint)
+    control.stream("CheckpointOptimizer", request)  # the leftover is in nobody's way
+    assert not (tmp_path / ".second.partial").exists()
+    reference.close()
+    other = superoffload.torch.AdamW(
+        reference_model.named_parameters(), endpoint=failing_daemon.endpoint, name="other", restore=tmp_path / "first"
+    )
+    assert states_equal(other.state_tensors(), before)
+
+
+def test_steps_wait_for_a_slow_disk_and_keep_their_bits(failing_daemon, disk, tmp_path):
+    model, optimizer = trained(failing_daemon)
+    reference_model, reference = trained(failing_daemon, "reference")
+    train(reference_model, reference, 4, 12)
+    disk.write_text("slow")
+    control = Connection(failing_daemon.endpoint)
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "slow"))
+    saver = threading.Thread(target=lambda: control.stream("CheckpointOptimizer", request))
+    saver.start()
+    train(model, optimizer, 4, 12)
+    saver.join()
+    assert states_equal(optimizer.state_tensors(), reference.state_tensors())
+
+
+def test_a_cancelled_checkpoint_leaves_nothing(failing_daemon, disk, tmp_path):
+    model, optimizer = trained(failing_daemon)
+    disk.write_text("slow")
+    control = Connection(failing_daemon.endpoint)
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "cancelled"))
+    call = control._stub.CheckpointOptimizer(request, metadata=control._metadata)
+    next(call)
+    call.cancel()
+    train(model, optimizer, 4, 8)
+    deadline = time.monotonic() + 30
+    while os.listdir(tmp_path) != ["disk"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
