@@ -63,13 +63,17 @@ absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std:
       absl::StrCat(source, ":", error.message(), " (fields are described in config.proto)"));
 }
 
-absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path) {
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return absl::NotFoundError(absl::StrCat("cannot read the configuration ", path, "; check --config"));
-  }
-  return ParseConfig(text.str(), path);
+  if (file && text << file.rdbuf()) return text.str();
+  return absl::NotFoundError(absl::StrCat("cannot read ", path, "; check the configuration"));
+}
+
+absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return text.status();
+  return ParseConfig(*text, path);
 }
 
 absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
@@ -77,6 +81,9 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.metrics_address().empty()) config.set_metrics_address("127.0.0.1:9470");
   if (config.worker_threads() == 0) config.set_worker_threads(AvailableCores());
   if (config.memory_budget_bytes() == 0) config.set_memory_budget_bytes(MachineMemoryBytes() / 10 * 8);
+  if (config.per_user_memory_bytes() == 0) config.set_per_user_memory_bytes(config.memory_budget_bytes());
+  if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(256);
+  if (config.control_calls_per_second() == 0) config.set_control_calls_per_second(500);
   if (config.runtime_directory().front() != '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("runtime_directory is \"", config.runtime_directory(), "\" but must be an absolute path"));
@@ -88,6 +95,13 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.memory_budget_bytes() < kMinMemoryBudgetBytes) {
     return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", config.memory_budget_bytes(),
                                                    " but must be at least ", kMinMemoryBudgetBytes));
+  }
+  const v1::RemoteOperators& remote = config.remote_operators();
+  if (config.has_remote_operators() && (remote.address().empty() || remote.certificate_file().empty() ||
+                                        remote.key_file().empty() || remote.client_authority_file().empty())) {
+    return absl::InvalidArgumentError(
+        "remote_operators needs address, certificate_file, key_file and client_authority_file; there is no TCP without "
+        "mutual TLS");
   }
   return config;
 }

@@ -13,6 +13,9 @@ namespace superoffload {
 // INVALID_ARGUMENT with `source`, line, column and field of what is wrong.
 absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std::string& source);
 
+// The whole file. NOT_FOUND.
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
 // NOT_FOUND when the file cannot be read, else as ParseConfig.
 absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path);
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/adam/adam.h"
+#include "server/config.h"
 #include "server/log.h"
 #include "server/rpc/durable.h"
 
@@ -28,6 +29,24 @@ constexpr int kMaxMessageBytes = 256 << 20;
 
 // What is left of streams and calls when the optimizers are settled has nothing to wait for.
 constexpr std::chrono::milliseconds kShutdownGrace{500};
+
+transport::AccessPolicy Access(const v1::DaemonConfig& config) {
+  return {{config.allowed_uids().begin(), config.allowed_uids().end()},
+          {config.operator_uids().begin(), config.operator_uids().end()}};
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const v1::RemoteOperators& remote) {
+  absl::StatusOr<std::string> authority = ReadFile(remote.client_authority_file());
+  absl::StatusOr<std::string> certificate = ReadFile(remote.certificate_file());
+  absl::StatusOr<std::string> key = ReadFile(remote.key_file());
+  for (const auto* file : {&authority, &certificate, &key}) {
+    if (!file->ok()) return file->status();
+  }
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = *authority;
+  options.pem_key_cert_pairs.push_back({*key, *certificate});
+  return grpc::SslServerCredentials(options);
+}
 
 const char* VerdictText(transport::Verdict verdict) {
   switch (verdict) {
@@ -86,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
 Daemon::Daemon(const v1::DaemonConfig& config)
     : config_(config),
       start_time_(absl::Now()),
-      budget_(config.memory_budget_bytes()),
+      budget_(config.memory_budget_bytes(), config.per_user_memory_bytes()),
       pool_(config.worker_threads()),
       metrics_({.version = SUPEROFFLOAD_VERSION,
                 .kernel_target = std::string(kernels::KernelTarget()),
@@ -94,7 +113,7 @@ Daemon::Daemon(const v1::DaemonConfig& config)
                 .memory_budget_bytes = config.memory_budget_bytes()}),
       scheduler_(&observers_),
       observers_(&metrics_, &hub_, &scheduler_),
-      table_(&budget_, &pool_, &observers_, &service_manager_) {}
+      table_(config.max_optimizers_per_user(), &budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::LockRuntimeDirectory() {
   const std::string& directory = config_.runtime_directory();
@@ -128,7 +147,7 @@ absl::Status Daemon::Serve() {
   ::unlink(PathOf("control.sock").c_str());
   ::unlink(PathOf("descriptors.sock").c_str());
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
-      PathOf("descriptors.sock"),
+      PathOf("descriptors.sock"), Access(config_),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
       [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); });
   if (!descriptors.ok()) return descriptors.status();
@@ -141,19 +160,31 @@ absl::Status Daemon::Serve() {
     metrics_address_ = *bound;
   }
   server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); });
-  optimizer_service_ =
-      std::make_unique<rpc::OptimizerServiceImpl>(&table_, &scheduler_, &hub_, &observers_, descriptors_.get());
+  optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(
+      &table_, &scheduler_, &hub_, &observers_, descriptors_.get(), config_.control_calls_per_second());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddListeningPort("unix:" + PathOf("control.sock"), grpc::InsecureServerCredentials());
+  if (config_.has_remote_operators()) {
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials = MutualTls(config_.remote_operators());
+    if (!credentials.ok()) return credentials.status();
+    builder.AddListeningPort(config_.remote_operators().address(), *credentials, &remote_port_);
+  }
   builder.RegisterService(server_service_.get());
   builder.RegisterService(optimizer_service_.get());
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on unix:", PathOf("control.sock"), "; choose another runtime_directory"));
+  }
+  if (config_.has_remote_operators()) {
+    if (remote_port_ == 0) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on remote_operators.address ",
+                                                 config_.remote_operators().address(), "; choose a free host:port"));
+    }
+    LogInfo(absl::StrCat("operators with a certificate are served on TCP port ", remote_port_));
   }
   ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
   LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",

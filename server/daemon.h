@@ -71,6 +71,7 @@ class Daemon {
   std::unique_ptr<transport::DescriptorServer> descriptors_;
   std::unique_ptr<rpc::ServerServiceImpl> server_service_;
   std::unique_ptr<rpc::OptimizerServiceImpl> optimizer_service_;
+  int remote_port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -15,6 +15,9 @@
 
 ABSL_FLAG(std::string, endpoint, "",
           "the daemon's endpoint, unix:/path/control.sock; default: $SUPEROFFLOAD_ENDPOINT, else a running daemon's");
+ABSL_FLAG(std::string, tls_authority, "", "for a daemon at host:port: certificates of whoever signed its certificate");
+ABSL_FLAG(std::string, tls_certificate, "", "likewise: your certificate");
+ABSL_FLAG(std::string, tls_key, "", "likewise: its key");
 ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
 ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
 
@@ -34,7 +37,8 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
                                    load checkpoints, several for the ranks of a run, before a trainer attaches
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to
 
-Flags: --endpoint=unix:/path/control.sock --json --count=N (watch). Exit status: 0, 1 when the daemon refuses or cannot
+Flags: --endpoint=unix:/path/control.sock --json --count=N (watch); --endpoint=HOST:PORT with --tls_authority,
+--tls_certificate and --tls_key for a daemon on another machine. Exit status: 0, 1 when the daemon refuses or cannot
 be reached, 2 when the command line is wrong.)";
 
 int BadUsage(const std::string& message) {
@@ -52,7 +56,11 @@ int Run(const std::vector<std::string>& words) {
   if (operands > command->max_operands) {
     return BadUsage(absl::StrCat("\"", words[command->max_operands + 1], "\" is one word too many for ", words[0]));
   }
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(absl::GetFlag(FLAGS_endpoint));
+  const TlsFiles tls{absl::GetFlag(FLAGS_tls_authority), absl::GetFlag(FLAGS_tls_certificate),
+                     absl::GetFlag(FLAGS_tls_key)};
+  const std::string endpoint = absl::GetFlag(FLAGS_endpoint);
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      tls.certificate.empty() ? Client::Connect(endpoint) : Client::ConnectRemote(endpoint, tls);
   absl::Status status = client.status();
   if (status.ok()) {
     status = command->run(**client, {.operands = {words.begin() + 1, words.end()},

@@ -2,9 +2,11 @@
 #ifndef SUPEROFFLOAD_SERVER_MEMORY_MEMORY_BUDGET_H_
 #define SUPEROFFLOAD_SERVER_MEMORY_MEMORY_BUDGET_H_
 
-#include <array>
-#include <cstddef>
+#include <sys/types.h>
+
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -36,30 +38,35 @@ class MemoryReservation {
 
  private:
   friend class MemoryBudget;
-  MemoryReservation(MemoryBudget* budget, const MemoryUse& use) : budget_(budget), use_(use) {}
+  MemoryReservation(MemoryBudget* budget, uid_t uid, const MemoryUse& use) : budget_(budget), uid_(uid), use_(use) {}
 
   MemoryBudget* budget_ = nullptr;
+  uid_t uid_ = 0;
   MemoryUse use_;
 };
 
 // Thread-safe.
 class MemoryBudget {
  public:
-  explicit MemoryBudget(uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  // `per_user_bytes` is what one user may take of it.
+  explicit MemoryBudget(uint64_t limit_bytes, uint64_t per_user_bytes = std::numeric_limits<uint64_t>::max())
+      : limit_bytes_(limit_bytes), per_user_bytes_(per_user_bytes) {}
 
-  // RESOURCE_EXHAUSTED, with the numbers, when the rest of the budget is too small.
-  absl::StatusOr<MemoryReservation> Reserve(const std::string& purpose, const MemoryUse& use);
+  // RESOURCE_EXHAUSTED, with the numbers, when the rest of the budget or of the user's share is too small.
+  absl::StatusOr<MemoryReservation> Reserve(const std::string& purpose, uid_t uid, const MemoryUse& use);
 
   uint64_t limit_bytes() const { return limit_bytes_; }
   MemoryUse used() const;
 
  private:
   friend class MemoryReservation;
-  void Release(const MemoryUse& use);
+  void Release(uid_t uid, const MemoryUse& use);
 
   const uint64_t limit_bytes_;
+  const uint64_t per_user_bytes_;
   mutable absl::Mutex mu_;
   MemoryUse used_ ABSL_GUARDED_BY(mu_);
+  std::map<uid_t, uint64_t> used_by_user_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace superoffload::memory

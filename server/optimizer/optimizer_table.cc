@@ -36,6 +36,11 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
   {
     absl::MutexLock lock(&mu_);
     if (shutting_down_) return ShuttingDown();
+    const auto same_user = [&id](const auto& entry) { return entry.first.uid == id.uid; };
+    if (static_cast<size_t>(std::count_if(optimizers_.begin(), optimizers_.end(), same_user)) >= max_per_user_) {
+      return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", max_per_user_,
+                                                       " optimizers; delete one or raise max_optimizers_per_user"));
+    }
     if (!optimizers_.try_emplace(id, nullptr).second) {
       return absl::AlreadyExistsError(
           absl::StrCat("optimizer \"", name, "\" exists; attach to it, delete it or choose another name"));
@@ -80,7 +85,7 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, engine
 }
 
 bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
-  return peer.uid == 0 || peer.uid == id.uid;
+  return peer.is_operator || peer.uid == id.uid;
 }
 
 absl::StatusOr<OptimizerPtr> OptimizerTable::Get(const transport::Peer& peer, const std::string& name) const {

@@ -22,15 +22,18 @@ namespace superoffload::optimizer {
 // Shared because a call may still use an optimizer that another call deletes.
 using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
 
-// Thread-safe. A peer sees the optimizers of its own user; root sees all.
+// Thread-safe. A peer sees the optimizers of its own user, an operator those of all.
 class OptimizerTable {
  public:
   // All must outlive the table.
-  OptimizerTable(memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer,
-                 DescriptorStore* store)
-      : budget_(budget), pool_(pool), observer_(observer), store_(store), leases_([this](const OptimizerId& id) {
-          Expire(id);
-        }) {}
+  OptimizerTable(size_t max_per_user, memory::MemoryBudget* budget, engine::WorkerPool* pool,
+                 OptimizerObserver* observer, DescriptorStore* store)
+      : max_per_user_(max_per_user),
+        budget_(budget),
+        pool_(pool),
+        observer_(observer),
+        store_(store),
+        leases_([this](const OptimizerId& id) { Expire(id); }) {}
 
   ~OptimizerTable() { Shutdown(); }
 
@@ -77,6 +80,7 @@ class OptimizerTable {
   void Expire(const OptimizerId& id);
   absl::Status Erase(const OptimizerPtr& optimizer);
 
+  const size_t max_per_user_;
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;
   OptimizerObserver* const observer_;

@@ -1,5 +1,7 @@
 #include "server/rpc/services.h"
 
+#include <grpc/grpc_security_constants.h>
+
 #include <string>
 #include <thread>
 #include <utility>
@@ -7,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "server/checkpoint/act_as.h"
 #include "server/checkpoint/reader.h"
 #include "server/checkpoint/writer.h"
@@ -19,6 +22,17 @@ namespace {
 
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 
+// Has no session: those are numbered from 1.
+constexpr transport::Peer kRemoteOperator{.session = 0, .uid = 0, .pid = 0, .is_operator = true};
+
+// The listener for TCP demands a certificate of the operators' authority (daemon.cc).
+bool IsRemoteOperator(const grpc::ServerContextBase& context) {
+  const std::vector<grpc::string_ref> type =
+      context.auth_context()->FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  return type.size() == 1 && type.front() == GRPC_SSL_TRANSPORT_SECURITY_TYPE &&
+         context.auth_context()->IsPeerAuthenticated();
+}
+
 // A stream that ends before it began.
 template <typename Response>
 class FailedStream final : public grpc::ServerWriteReactor<Response> {
@@ -30,9 +44,22 @@ class FailedStream final : public grpc::ServerWriteReactor<Response> {
 }  // namespace
 
 absl::StatusOr<transport::Peer> OptimizerServiceImpl::Authenticate(const grpc::ServerContextBase& context) const {
+  if (IsRemoteOperator(context)) return kRemoteOperator;
   const auto& metadata = context.client_metadata();
   const auto it = metadata.find(SUPEROFFLOAD_TOKEN_METADATA_KEY);
-  return descriptors_->Authenticate(it == metadata.end() ? "" : std::string(it->second.data(), it->second.size()));
+  absl::StatusOr<transport::Peer> peer =
+      descriptors_->Authenticate(it == metadata.end() ? "" : std::string(it->second.data(), it->second.size()));
+  if (!peer.ok()) return peer;
+  if (absl::Status status = quota_.Take(peer->uid, absl::Now()); !status.ok()) return status;
+  return peer;
+}
+
+absl::StatusOr<transport::Peer> OptimizerServiceImpl::AuthenticateTrainer(
+    const grpc::ServerContextBase& context) const {
+  absl::StatusOr<transport::Peer> peer = Authenticate(context);
+  if (!peer.ok() || peer->session != kRemoteOperator.session) return peer;
+  return absl::FailedPreconditionError(
+      "optimizers are created and attached by processes on the daemon's machine, over its unix socket");
 }
 
 absl::StatusOr<optimizer::OptimizerPtr> OptimizerServiceImpl::Find(const grpc::ServerContextBase& context,
@@ -57,7 +84,7 @@ absl::StatusOr<optimizer::OptimizerPtr> OptimizerServiceImpl::FindAttached(const
 
 grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
                                                    const v1::CreateOptimizerRequest* request, v1::Optimizer* response) {
-  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  absl::StatusOr<transport::Peer> peer = AuthenticateTrainer(*context);
   if (!peer.ok()) return ToGrpc(peer.status());
   absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(*request);
   if (!spec.ok()) return ToGrpc(spec.status());
@@ -202,7 +229,7 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
 
 grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* OptimizerServiceImpl::AttachOptimizer(
     grpc::CallbackServerContext* context, const v1::AttachOptimizerRequest* request) {
-  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  absl::StatusOr<transport::Peer> peer = AuthenticateTrainer(*context);
   if (!peer.ok()) return new FailedStream<v1::AttachOptimizerResponse>(peer.status());
   return new AttachReactor(table_, scheduler_, *peer, *request);
 }

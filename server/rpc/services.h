@@ -8,6 +8,7 @@
 #include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
+#include "server/rpc/call_quota.h"
 #include "server/rpc/convert.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
@@ -37,8 +38,13 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   // All must outlive the service.
   OptimizerServiceImpl(optimizer::OptimizerTable* table, checkpoint::Scheduler* scheduler,
                        optimizer::StepReportHub* hub, optimizer::OptimizerObserver* observer,
-                       const transport::DescriptorServer* descriptors)
-      : table_(table), scheduler_(scheduler), hub_(hub), observer_(observer), descriptors_(descriptors) {}
+                       const transport::DescriptorServer* descriptors, uint32_t calls_per_second)
+      : table_(table),
+        scheduler_(scheduler),
+        hub_(hub),
+        observer_(observer),
+        descriptors_(descriptors),
+        quota_(calls_per_second) {}
 
   // Cancels the checkpoints that calls wait for.
   void CancelCheckpoints() { stopping_ = true; }
@@ -67,6 +73,9 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
 
  private:
   absl::StatusOr<transport::Peer> Authenticate(const grpc::ServerContextBase& context) const;
+
+  // The same for what only a process of this machine can do: FAILED_PRECONDITION for remote operators.
+  absl::StatusOr<transport::Peer> AuthenticateTrainer(const grpc::ServerContextBase& context) const;
   absl::StatusOr<optimizer::OptimizerPtr> Find(const grpc::ServerContextBase& context, const std::string& name) const;
 
   // The optimizer, if the caller is the one attached to it.
@@ -82,6 +91,7 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   optimizer::StepReportHub* const hub_;
   optimizer::OptimizerObserver* const observer_;
   const transport::DescriptorServer* const descriptors_;
+  mutable CallQuota quota_;
   std::atomic<bool> stopping_{false};
 };
 

@@ -24,6 +24,8 @@ namespace superoffload::transport {
 namespace {
 
 constexpr size_t kMaxConnections = 1024;
+constexpr size_t kMaxConnectionsPerUser = 256;
+constexpr size_t kMaxRefused = 64;
 
 absl::StatusOr<std::string> RandomToken() {
   char bytes[SUPEROFFLOAD_TOKEN_CHARACTERS / 2];
@@ -79,7 +81,7 @@ bool EqualInConstantTime(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path,
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path, AccessPolicy access,
                                                                            DescriptorSource source,
                                                                            SessionEnd on_session_end) {
   sockaddr_un address{};
@@ -99,13 +101,16 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const
   if (::chmod(path.c_str(), 0666) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
   memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
   if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(listener), std::move(stop_event),
-                                                                std::move(source), std::move(on_session_end)));
+  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), std::move(listener),
+                                                                std::move(stop_event), std::move(source),
+                                                                std::move(on_session_end)));
 }
 
-DescriptorServer::DescriptorServer(std::string path, memory::FileDescriptor listener, memory::FileDescriptor stop_event,
-                                   DescriptorSource source, SessionEnd on_session_end)
+DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
+                                   memory::FileDescriptor stop_event, DescriptorSource source,
+                                   SessionEnd on_session_end)
     : path_(std::move(path)),
+      access_(std::move(access)),
       listener_(std::move(listener)),
       stop_event_(std::move(stop_event)),
       source_(std::move(source)),
@@ -168,14 +173,46 @@ void DescriptorServer::Accept() {
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
   absl::StatusOr<std::string> token = RandomToken();
   if (!token.ok()) return;
-  const Peer peer{.session = ++last_session_, .uid = credentials.uid, .pid = credentials.pid};
-  {
+  const Peer peer{.session = ++last_session_,
+                  .uid = credentials.uid,
+                  .pid = credentials.pid,
+                  .is_operator = access_.IsOperator(credentials.uid)};
+  absl::Status refusal = Admit(credentials.uid);
+  if (refusal.ok()) {
     absl::MutexLock lock(&mu_);
     peers_[*token] = peer;
+  } else {
+    DropOldestRefused();
   }
   const int key = fd.get();
   memory::FileDescriptor process(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
-  connections_.emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token)});
+  connections_.emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token), std::move(refusal)});
+}
+
+absl::Status DescriptorServer::Admit(uid_t uid) const {
+  if (!access_.Allows(uid)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("uid ", uid, " may not use this daemon; ask its operator to add it to allowed_uids"));
+  }
+  const auto same_user = [uid](const auto& entry) { return entry.second.peer.uid == uid && entry.second.refusal.ok(); };
+  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), same_user)) >=
+      kMaxConnectionsPerUser) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", uid, " has ", kMaxConnectionsPerUser, " connections; close some first"));
+  }
+  return absl::OkStatus();
+}
+
+// Those that wait for an answer and ask nothing must not fill the house.
+void DescriptorServer::DropOldestRefused() {
+  size_t refused = 0;
+  const Connection* oldest = nullptr;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.refusal.ok()) continue;
+    ++refused;
+    if (oldest == nullptr || connection.peer.session < oldest->peer.session) oldest = &connection;
+  }
+  if (refused >= kMaxRefused) Drop(oldest->fd.get());
 }
 
 bool DescriptorServer::Serve(const Connection& connection) {
@@ -190,6 +227,10 @@ bool DescriptorServer::Serve(const Connection& connection) {
                                                             SUPEROFFLOAD_SOCKET_VERSION, " (", received,
                                                             " bytes); use a client library of this daemon's version"))),
          nullptr);
+    return false;
+  }
+  if (!connection.refusal.ok()) {
+    Send(connection.fd.get(), ErrorReply(connection.refusal), nullptr);
     return false;
   }
   switch (request.kind) {

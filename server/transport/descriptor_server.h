@@ -15,9 +15,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/memory/shared_memory.h"
+#include "server/transport/access_policy.h"
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::transport {
@@ -27,6 +29,7 @@ struct Peer {
   uint64_t session = 0;  // names the connection; never reused
   uid_t uid = 0;
   pid_t pid = 0;
+  bool is_operator = false;  // sees and touches the optimizers of all users
 };
 
 // What DESCRIPTORS answers; the descriptors stay the owner's until the reply is sent.
@@ -42,8 +45,8 @@ class DescriptorServer {
   using SessionEnd = std::function<void(const Peer&)>;
 
   // Listens on the socket path, which must not exist.
-  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, DescriptorSource source,
-                                                                  SessionEnd on_session_end);
+  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, AccessPolicy access,
+                                                                  DescriptorSource source, SessionEnd on_session_end);
 
   // Stops listening and closes every connection, calling `on_session_end` for each.
   ~DescriptorServer();
@@ -61,17 +64,22 @@ class DescriptorServer {
     memory::FileDescriptor process;
     Peer peer;
     std::string token;
+    absl::Status refusal;  // what its first request is answered with, if it may not stay
   };
 
-  DescriptorServer(std::string path, memory::FileDescriptor listener, memory::FileDescriptor stop_event,
-                   DescriptorSource source, SessionEnd on_session_end);
+  DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
+                   memory::FileDescriptor stop_event, DescriptorSource source, SessionEnd on_session_end);
   void Run();
   void Accept();
+  // Of the user, or the reason why it may have no connection.
+  absl::Status Admit(uid_t uid) const;
   // False when the connection is to be closed.
   bool Serve(const Connection& connection);
   void Drop(int fd);
+  void DropOldestRefused();
 
   const std::string path_;
+  const AccessPolicy access_;
   const memory::FileDescriptor listener_;
   const memory::FileDescriptor stop_event_;
   const DescriptorSource source_;

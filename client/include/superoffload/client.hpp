@@ -15,6 +15,7 @@
 #define SUPEROFFLOAD_CLIENT_HPP_
 
 #include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -117,11 +118,21 @@ class Attachment {
   std::vector<bool> ready_;                  // per parameter
 };
 
+// How an operator on another machine proves who they are: PEM files, as in remote_operators of config.proto.
+struct TlsFiles {
+  std::string authority;  // certificates of whoever signed the daemon's
+  std::string certificate;
+  std::string key;
+};
+
 // Calls of one daemon. Thread-safe. Must outlive its attachments.
 class Client {
  public:
   // See ResolveEndpoint. UNAVAILABLE: nobody listens there.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& endpoint = "");
+
+  // Over TCP with mutual TLS, "host:port"; everything but creating and attaching. NOT_FOUND: a file cannot be read.
+  static absl::StatusOr<std::unique_ptr<Client>> ConnectRemote(const std::string& endpoint, const TlsFiles& tls);
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -149,8 +160,9 @@ class Client {
   const std::string& endpoint() const { return endpoint_; }
 
  private:
-  explicit Client(std::string endpoint);
-  absl::Status Start();
+  Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
+  absl::StatusOr<v1::ServerInfo> FindServer();
+  absl::Status ConnectDescriptors(const v1::ServerInfo& info);
 
   const std::string endpoint_;
   const std::shared_ptr<grpc::Channel> channel_;

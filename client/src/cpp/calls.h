@@ -17,7 +17,9 @@ namespace superoffload {
 
 // A call of OptimizerService carries the connection's token.
 struct CallContext : grpc::ClientContext {
-  explicit CallContext(const std::string& token) { AddMetadata(SUPEROFFLOAD_TOKEN_METADATA_KEY, token); }
+  explicit CallContext(const std::string& token) {
+    if (!token.empty()) AddMetadata(SUPEROFFLOAD_TOKEN_METADATA_KEY, token);  // remote operators have none
+  }
 };
 
 inline absl::Status FromGrpc(const grpc::Status& status) {

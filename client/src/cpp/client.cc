@@ -4,6 +4,8 @@
 #include <grpcpp/security/credentials.h>
 
 #include <chrono>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,12 +19,20 @@ using Stub = v1::OptimizerService::Stub;
 
 constexpr std::chrono::seconds kConnectTimeout{10};
 
-std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint) {
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file && text << file.rdbuf()) return text.str();
+  return absl::NotFoundError(absl::StrCat("cannot read ", path));
+}
+
+std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint,
+                                       const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
   // Plans of hundreds of thousands of parameters exceed gRPC's default of 4 MiB.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
 
 }  // namespace
@@ -30,26 +40,40 @@ std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint) {
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& endpoint) {
   absl::StatusOr<std::string> resolved = ResolveEndpoint(endpoint);
   if (!resolved.ok()) return resolved.status();
-  std::unique_ptr<Client> client(new Client(*std::move(resolved)));
-  if (absl::Status status = client->Start(); !status.ok()) return status;
+  std::unique_ptr<Client> client(new Client(*std::move(resolved), grpc::InsecureChannelCredentials()));
+  absl::StatusOr<v1::ServerInfo> info = client->FindServer();
+  if (!info.ok()) return info.status();
+  if (absl::Status status = client->ConnectDescriptors(*info); !status.ok()) return status;
   return client;
 }
 
-Client::Client(std::string endpoint)
+absl::StatusOr<std::unique_ptr<Client>> Client::ConnectRemote(const std::string& endpoint, const TlsFiles& tls) {
+  const absl::StatusOr<std::string> files[] = {ReadFile(tls.authority), ReadFile(tls.key), ReadFile(tls.certificate)};
+  for (const absl::StatusOr<std::string>& file : files) {
+    if (!file.ok()) return file.status();
+  }
+  std::unique_ptr<Client> client(new Client(endpoint, grpc::SslCredentials({*files[0], *files[1], *files[2]})));
+  if (absl::StatusOr<v1::ServerInfo> info = client->FindServer(); !info.ok()) return info.status();
+  return client;
+}
+
+Client::Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : endpoint_(std::move(endpoint)),
-      channel_(Channel(endpoint_)),
+      channel_(Channel(endpoint_, credentials)),
       server_(v1::ServerService::NewStub(channel_)),
       optimizers_(v1::OptimizerService::NewStub(channel_)) {}
 
 Client::~Client() { superoffload_disconnect(connection_); }
 
-absl::Status Client::Start() {
+absl::StatusOr<v1::ServerInfo> Client::FindServer() {
   absl::StatusOr<v1::ServerInfo> info = GetServerInfo();
-  if (!info.ok()) {
-    return absl::Status(info.status().code(),
-                        absl::StrCat("no superoffloadd answers at ", endpoint_, ": ", info.status().message()));
-  }
-  if (int code = superoffload_connect(info->descriptor_socket().c_str(), &connection_); code != 0) return FromC(code);
+  if (info.ok()) return info;
+  return absl::Status(info.status().code(),
+                      absl::StrCat("no superoffloadd answers at ", endpoint_, ": ", info.status().message()));
+}
+
+absl::Status Client::ConnectDescriptors(const v1::ServerInfo& info) {
+  if (int code = superoffload_connect(info.descriptor_socket().c_str(), &connection_); code != 0) return FromC(code);
   token_ = superoffload_token(connection_);
   return absl::OkStatus();
 }

@@ -47,9 +47,9 @@ TEST(SharedMemoryTest, AnImpossibleSizeIsResourceExhausted) {
 TEST(MemoryBudgetTest, RefusesWithNumbersAndGivesBack) {
   MemoryBudget budget(100);
   {
-    absl::StatusOr<MemoryReservation> first = budget.Reserve("first", {.state_bytes = 60, .gradients_bytes = 10});
+    absl::StatusOr<MemoryReservation> first = budget.Reserve("first", 7, {.state_bytes = 60, .gradients_bytes = 10});
     ASSERT_TRUE(first.ok());
-    const absl::StatusOr<MemoryReservation> second = budget.Reserve("second", {.parameters_bytes = 31});
+    const absl::StatusOr<MemoryReservation> second = budget.Reserve("second", 8, {.parameters_bytes = 31});
     EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(std::string(second.status().message()), HasSubstr("31"));
     EXPECT_THAT(std::string(second.status().message()), HasSubstr("30"));
@@ -57,6 +57,18 @@ TEST(MemoryBudgetTest, RefusesWithNumbersAndGivesBack) {
     EXPECT_EQ(budget.used().total_bytes(), 70u);
   }
   EXPECT_EQ(budget.used().total_bytes(), 0u);
+}
+
+TEST(MemoryBudgetTest, AUserHasAShare) {
+  MemoryBudget budget(100, /*per_user_bytes=*/40);
+  absl::StatusOr<MemoryReservation> first = budget.Reserve("first", 7, {.state_bytes = 30});
+  ASSERT_TRUE(first.ok());
+  const absl::StatusOr<MemoryReservation> second = budget.Reserve("second", 7, {.state_bytes = 11});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("per_user_memory_bytes"));
+  EXPECT_TRUE(budget.Reserve("another user's", 8, {.state_bytes = 40}).ok());
+  *first = MemoryReservation();
+  EXPECT_TRUE(budget.Reserve("third", 7, {.state_bytes = 40}).ok());
 }
 
 }  // namespace

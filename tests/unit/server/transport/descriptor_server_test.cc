@@ -24,7 +24,7 @@ class DescriptorServerTest : public ::testing::Test {
     char directory[] = "/tmp/superoffload-test-XXXXXX";
     path_ = std::string(::mkdtemp(directory)) + "/descriptors.sock";
     absl::StatusOr<std::unique_ptr<DescriptorServer>> server = DescriptorServer::Listen(
-        path_,
+        path_, AccessPolicy{},
         [](const Peer& peer, uint64_t epoch) -> absl::StatusOr<AttachmentDescriptors> {
           if (epoch != 5) return absl::NotFoundError("no such attachment; attach first");
           EXPECT_EQ(peer.uid, ::getuid());

@@ -1,0 +1,27 @@
+#include "server/rpc/call_quota.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace superoffload::rpc {
+
+absl::Status CallQuota::Take(uid_t uid, absl::Time now) {
+  if (calls_per_second_ == 0) return absl::OkStatus();
+  const double most = 2.0 * calls_per_second_;
+  absl::MutexLock lock(&mu_);
+  Bucket& bucket = buckets_.try_emplace(uid, Bucket{most, now}).first->second;
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - bucket.filled));  // clocks jump
+  bucket.calls = std::min(most, bucket.calls + seconds * calls_per_second_);
+  bucket.filled = now;
+  if (bucket.calls < 1) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("more than ", calls_per_second_, " control calls per second by uid ", uid,
+                     "; call less often (steps need none), or ask the daemon's operator "
+                     "to raise control_calls_per_second"));
+  }
+  bucket.calls -= 1;
+  return absl::OkStatus();
+}
+
+}  // namespace superoffload::rpc

@@ -1,0 +1,190 @@
+"""Who may use a daemon, and how much of it."""
+
+import os
+import pathlib
+import subprocess
+import textwrap
+
+import grpc
+import pytest
+import torch
+from tests.conftest import Daemon
+
+import superoffload.torch
+from superoffload._control import Connection
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2 as pb
+
+CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+TRAINER = CTL.with_name("train_bigram")
+STRANGER, FRIEND = 54321, 54322
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+
+
+def configured(tmp_path, text, *flags):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text(textwrap.dedent(text))
+    return Daemon(f"--config={config}", "--metrics_address=off", *flags)
+
+
+def request(name="o", elements=64):
+    message = pb.CreateOptimizerRequest(name=name)
+    message.groups.add(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8)
+    message.parameters.add(name="w", shape=[elements], dtype=pb.DATA_TYPE_BFLOAT16)
+    return message
+
+
+def ctl(daemon, *words, user=None):
+    os.chmod(daemon.directory.name, 0o755)
+    return subprocess.run(
+        [CTL, f"--endpoint={daemon.endpoint}", *words], capture_output=True, text=True, timeout=60, user=user
+    )
+
+
+def refused(call, code, words):
+    with pytest.raises(Error) as raised:
+        call()
+    assert raised.value.code == code
+    assert words in str(raised.value)
+
+
+@as_root
+def test_only_allowed_users_connect_and_only_operators_see_others(tmp_path):
+    daemon = configured(tmp_path, f"allowed_uids: {FRIEND}\noperator_uids: {STRANGER + 10}")
+    superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(8))], endpoint=daemon.endpoint, name="roots")
+    stranger = ctl(daemon, "list", user=STRANGER)
+    assert stranger.returncode == 1
+    assert "PERMISSION_DENIED" in stranger.stderr and "allowed_uids" in stranger.stderr
+    friend = ctl(daemon, "list", user=FRIEND)
+    assert friend.returncode == 0 and "roots" not in friend.stdout
+    assert ctl(daemon, "describe", "roots", user=FRIEND).returncode == 1
+    watcher = ctl(daemon, "list", user=STRANGER + 10)
+    assert watcher.returncode == 0 and "roots" in watcher.stdout
+    assert daemon.stop() == 0
+
+
+@as_root
+def test_checkpoints_use_files_with_the_rights_of_the_user(daemon):
+    os.chmod(daemon.directory.name, 0o755)
+    theirs, roots = pathlib.Path(daemon.directory.name) / "theirs", pathlib.Path(daemon.directory.name) / "roots"
+    theirs.mkdir()
+    roots.mkdir()
+    os.chown(theirs, STRANGER, STRANGER)
+    (theirs / "text").write_text("to be or not to be " * 100)
+    trainer = subprocess.Popen(
+        [TRAINER, f"--text={theirs}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
+        stdout=subprocess.DEVNULL,
+        user=STRANGER,
+    )
+    while "bigram" not in ctl(daemon, "list", user=STRANGER).stdout:
+        assert trainer.poll() is None
+    written = ctl(daemon, "checkpoint", "bigram", str(theirs / "ckpt"), user=STRANGER)
+    assert written.returncode == 0, written.stderr
+    assert (theirs / "ckpt" / "model.safetensors.index.json").stat().st_uid == STRANGER
+    denied = ctl(daemon, "checkpoint", "bigram", str(roots / "ckpt"), user=STRANGER)
+    assert denied.returncode == 1 and "PERMISSION_DENIED" in denied.stderr, denied.stderr
+    assert not os.listdir(roots)
+    trainer.kill()
+    trainer.wait()
+
+
+def test_a_user_has_a_share_of_memory_optimizers_and_calls(tmp_path):
+    daemon = configured(
+        tmp_path, "per_user_memory_bytes: 100000000\nmax_optimizers_per_user: 2\ncontrol_calls_per_second: 20"
+    )
+    connection = Connection(daemon.endpoint)
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused(lambda: connection.call("CreateOptimizer", request("big", 10_000_000)), exhausted, "per_user_memory_bytes")
+    connection.call("CreateOptimizer", request("a"))
+    connection.call("CreateOptimizer", request("b"))
+    refused(lambda: connection.call("CreateOptimizer", request("c")), exhausted, "max_optimizers_per_user")
+
+    def call_in_a_loop():
+        for _ in range(100_000):
+            connection.call("ListOptimizers", pb.ListOptimizersRequest())
+
+    refused(call_in_a_loop, exhausted, "control_calls_per_second")
+    connection.close()
+    assert daemon.stop() == 0
+
+
+def test_a_user_has_so_many_connections(daemon):
+    connections = [Connection(daemon.endpoint)]
+    with pytest.raises(Error) as raised:
+        for _ in range(1000):
+            connections.append(Connection(daemon.endpoint))
+    assert raised.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(connections) == 256
+    for connection in connections:
+        connection.close()
+
+
+def make_certificate(directory, name, signer=None):
+    key, certificate = directory / f"{name}.key", directory / f"{name}.pem"
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    by = [] if signer is None else ["-CA", directory / f"{signer}.pem", "-CAkey", directory / f"{signer}.key"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+        + ["-keyout", key, "-out", certificate, *subject, *by],
+        check=True,
+        capture_output=True,
+    )
+
+
+def test_remote_operators_need_a_certificate_of_the_authority(tmp_path):
+    for name, signer in [("authority", None), ("server", "authority"), ("operator", "authority"), ("impostor", None)]:
+        make_certificate(tmp_path, name, signer)
+    daemon = configured(
+        tmp_path,
+        f"""
+        remote_operators {{
+          address: "127.0.0.1:0"
+          certificate_file: "{tmp_path}/server.pem"
+          key_file: "{tmp_path}/server.key"
+          client_authority_file: "{tmp_path}/authority.pem"
+        }}
+        """,
+    )
+    port = next(line for line in iter(daemon.process.stderr.readline, "") if "TCP port" in line).split()[-1]
+    optimizer = superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(8))], endpoint=daemon.endpoint, name="seen")
+
+    def remote(who, *words):
+        tls = [f"--tls_authority={tmp_path}/authority.pem", f"--tls_certificate={tmp_path}/{who}.pem"]
+        return subprocess.run(
+            [CTL, f"--endpoint=localhost:{port}", *tls, f"--tls_key={tmp_path}/{who}.key", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    listed = remote("operator", "list")
+    assert listed.returncode == 0 and "seen" in listed.stdout, listed.stderr
+    impostor = remote("impostor", "list")
+    assert impostor.returncode == 1 and "seen" not in impostor.stdout
+    certificate = {
+        "root_certificates": (tmp_path / "authority.pem").read_bytes(),
+        "private_key": (tmp_path / "operator.key").read_bytes(),
+        "certificate_chain": (tmp_path / "operator.pem").read_bytes(),
+    }
+    with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(**certificate)) as channel:
+        from superoffload.v1 import optimizer_pb2_grpc
+
+        with pytest.raises(grpc.RpcError) as raised:
+            optimizer_pb2_grpc.OptimizerServiceStub(channel).CreateOptimizer(request())
+    assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "unix socket" in raised.value.details()
+    optimizer.close()
+    assert daemon.stop() == 0
+
+
+def test_tcp_without_tls_is_refused(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text('remote_operators { address: "127.0.0.1:0" }')
+    run = subprocess.run(
+        [os.environ["SUPEROFFLOAD_DAEMON"], f"--config={config}", f"--runtime_directory={tmp_path}/run"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2
+    assert "mutual TLS" in run.stderr
