@@ -64,6 +64,7 @@ int Run() {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that met it
 
   absl::StatusOr<v1::DaemonConfig> config = LoadConfig();
   if (!config.ok()) {

@@ -20,17 +20,18 @@ results="$build/results"
 rm -rf "$results" && mkdir -p "$results"
 say "C++ tests (about 2 minutes)"
 exclude=()
-((quick)) && exclude=(--exclude-regex 'ExactnessTest')
+ignored=()
+((quick)) && exclude=(--exclude-regex 'ExactnessTest') && ignored=(--ignore tests/fuzz)
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
   --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start ' 
 if ((!quick)); then
   say "arm64 under emulation (about 1 minute and a build of 2)"
   tests/arm64.sh "$build" "$results"
 fi
-say "Python tests (about 2 minutes)"
+say "Python tests, faults and fuzzers (about 4 minutes and a build of 2)"
 export SUPEROFFLOAD_BUILD="$build"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
-"$venv/bin/python" -m pytest -q --import-mode=importlib tests --junitxml "$results/pytest.xml"
+"$venv/bin/python" -m pytest -q --import-mode=importlib tests "${ignored[@]}" --junitxml "$results/pytest.xml"
 expected=(ctest.xml pytest.xml)
 if ((!quick)); then
   for sanitizer in asan tsan; do

@@ -68,7 +68,7 @@ absl::StatusOr<SafetensorsTensor> ParseTensor(const std::string& name, const Jso
 }  // namespace
 
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header) {
-  nlohmann::ordered_json json;
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
   for (const SafetensorsTensor& tensor : header.tensors) {
     json[tensor.name] = {

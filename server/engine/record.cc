@@ -67,6 +67,10 @@ absl::Status Record::Check() const {
                                                       header_->chunks, " chunks but its plan ", groups_, " and ",
                                                       chunks_, "; it does not belong to this plan"));
   }
+  const auto possible = [t = header_->committed](uint64_t absorbed) { return absorbed <= t && t - absorbed <= 2; };
+  if (complete() && !std::all_of(absorbed_, absorbed_ + chunks_, possible)) {
+    return absl::DataLossError("the optimizer's record is damaged; delete the optimizer and restore a checkpoint");
+  }
   return absl::OkStatus();
 }
 

@@ -37,6 +37,8 @@ absl::Status CheckScale(double gradient_scale) {
 
 }  // namespace
 
+StepEngine::Step::Step() = default;
+
 StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparameters> groups,
                        const OptimizerMemory& memory, SpeculationPolicy policy, WorkerPool* pool,
                        StepObserver* observer)

@@ -143,6 +143,7 @@ class StepEngine final : public transport::StepHandler {
 
   // The open step.
   struct Step {
+    Step();  // out of line: clang cannot construct it within this class otherwise
     double gradient_scale = 1;
     double max_grad_norm = 0;
     bool speculate = false;

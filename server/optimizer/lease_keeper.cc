@@ -1,10 +1,19 @@
 #include "server/optimizer/lease_keeper.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
 namespace superoffload::optimizer {
+namespace {
+
+// A mutex waits by the clock that may be set: look at the steady one at least so often.
+constexpr absl::Duration kLongestWait = absl::Seconds(10);
+
+absl::Duration Now() { return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
+
+}  // namespace
 
 LeaseKeeper::LeaseKeeper(std::function<void(const OptimizerId&)> on_expiry)
     : on_expiry_(std::move(on_expiry)), thread_([this] { Run(); }) {}
@@ -19,7 +28,7 @@ LeaseKeeper::~LeaseKeeper() {
 
 void LeaseKeeper::Start(const OptimizerId& id, absl::Duration lease) {
   absl::MutexLock lock(&mu_);
-  deadlines_[id] = absl::Now() + lease;
+  deadlines_[id] = Now() + lease;
   changed_ = true;
 }
 
@@ -28,20 +37,20 @@ void LeaseKeeper::Stop(const OptimizerId& id) {
   deadlines_.erase(id);
 }
 
-absl::Time LeaseKeeper::NextDeadline() const {
-  absl::Time next = absl::InfiniteFuture();
+absl::Duration LeaseKeeper::UntilNextDeadline() const {
+  absl::Duration next = absl::InfiniteDuration();
   for (const auto& [id, deadline] : deadlines_) next = std::min(next, deadline);
-  return next;
+  return next == absl::InfiniteDuration() ? next : std::min(next - Now(), kLongestWait);
 }
 
 void LeaseKeeper::Run() {
   mu_.Lock();
   while (!stopping_) {
-    mu_.AwaitWithDeadline(absl::Condition(&changed_), NextDeadline());
+    mu_.AwaitWithTimeout(absl::Condition(&changed_), UntilNextDeadline());
     changed_ = false;
     std::vector<OptimizerId> expired;
     for (const auto& [id, deadline] : deadlines_) {
-      if (deadline <= absl::Now()) expired.push_back(id);
+      if (deadline <= Now()) expired.push_back(id);
     }
     for (const OptimizerId& id : expired) deadlines_.erase(id);
     mu_.Unlock();

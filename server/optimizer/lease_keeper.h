@@ -8,13 +8,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/optimizer/optimizer_observer.h"
 
 namespace superoffload::optimizer {
 
-// Thread-safe. Leases run on the clock of absl::Now().
+// Thread-safe. Leases run on a clock that nobody sets.
 class LeaseKeeper {
  public:
   // `on_expiry` is called by the keeper's thread, once per lease that ran out; it may call Start and Stop.
@@ -27,11 +26,11 @@ class LeaseKeeper {
 
  private:
   void Run();
-  absl::Time NextDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Duration UntilNextDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::function<void(const OptimizerId&)> on_expiry_;
   absl::Mutex mu_;
-  std::map<OptimizerId, absl::Time> deadlines_ ABSL_GUARDED_BY(mu_);
+  std::map<OptimizerId, absl::Duration> deadlines_ ABSL_GUARDED_BY(mu_);  // on the steady clock
   bool changed_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;

@@ -1,0 +1,194 @@
+// Sequences of ring submissions against a model of the protocol: the engine accepts what the model accepts, refuses the
+// rest without effect, and its state is that of a sequential optimizer that saw the accepted steps only.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/engine/step_engine.h"
+#include "tests/support/sequential_optimizer.h"
+
+using namespace superoffload;
+
+namespace {
+
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  bool empty() const { return size_ == 0; }
+  uint8_t Next() {
+    if (size_ == 0) return 0;
+    --size_;
+    return *data_++;
+  }
+  // Mostly a number that the protocol allows, now and then one that it does not.
+  double Number() {
+    constexpr double kNumbers[] = {1, 0.5, 2, -1, 1e-3, 1024, 0, INFINITY, -INFINITY, NAN, 1e300, 5e-324};
+    return kNumbers[Next() % std::size(kNumbers)];
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_;
+};
+
+class Sink final : public transport::CompletionSink {
+ public:
+  explicit Sink(uint32_t buckets) : buckets_(buckets) {}
+  void SlotFree(uint64_t, uint32_t) override {}
+  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
+    absl::MutexLock lock(&mu_);
+    if (!speculative) ++final_;
+  }
+  void NormMeasured(uint64_t, double) override {
+    absl::MutexLock lock(&mu_);
+    ++norms_;
+  }
+  void VerdictReached(const transport::VerdictReport& report) override {
+    absl::MutexLock lock(&mu_);
+    verdict_ = report;
+  }
+  transport::VerdictReport WaitFinal() {
+    absl::MutexLock lock(&mu_);
+    const auto done = [this] {
+      mu_.AssertHeld();
+      if (!verdict_) return false;
+      const bool skip = transport::IsSkip(verdict_->verdict);
+      return final_ == (skip ? verdict_->republished_buckets
+                             : buckets_ - (verdict_->speculation_stands ? verdict_->speculated_buckets : 0));
+    };
+    mu_.Await(absl::Condition(&done));
+    final_ = 0;
+    return *std::exchange(verdict_, std::nullopt);
+  }
+
+ private:
+  const uint32_t buckets_;
+  absl::Mutex mu_;
+  uint32_t final_ = 0, norms_ = 0;
+  std::optional<transport::VerdictReport> verdict_;
+};
+
+class NullObserver final : public engine::StepObserver {
+  void OnPass(const engine::PassReport&) override {}
+  void OnStep(const engine::StepReport&) override {}
+};
+
+engine::OptimizerSpec Spec() {
+  engine::OptimizerSpec spec;
+  spec.groups = {{.lr = 1e-2}, {.lr = 1e-3, .weight_decay = 0.1}};
+  for (uint32_t i = 0; i < 4; ++i)
+    spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {700}, .group = i % 2});
+  spec.bucket_bytes = engine::kMinBucketBytes;
+  return spec;
+}
+
+void Expect(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "the engine and the model differ: %s\n", what);
+  std::abort();
+}
+
+bool GoodScale(double scale) { return std::isfinite(scale) && scale != 0; }
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static engine::WorkerPool pool(2);
+  static const engine::Layout layout = *engine::PlanLayout(Spec());
+  const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
+  Bytes bytes(data, std::min<size_t>(size, 512));
+  test::Memory memory(layout);
+  NullObserver observer;
+  const auto policy = static_cast<engine::SpeculationPolicy>(bytes.Next() % 3);
+  engine::StepEngine engine(&layout, Spec().groups, memory.view(), policy, &pool, &observer);
+  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, *kernels::SupportedAdamKernels().front());
+  Sink sink(buckets);
+  engine.Attach(&sink);
+
+  // The model.
+  uint64_t step = 0;
+  bool open = false;
+  std::vector<bool> arrived(buckets);
+  const auto all = [&] { return std::count(arrived.begin(), arrived.end(), true) == buckets; };
+  while (!bytes.empty()) {
+    const uint8_t op = bytes.Next() % 8;
+    const uint64_t named = step + (bytes.Next() % 8 == 0 ? 1 : 0) + (op == 1 ? 1 : 0);
+    const bool right_step = named == step;
+    switch (op) {
+      case 0: {
+        const uint32_t group = bytes.Next() % 3;
+        const transport::GroupUpdate update{bytes.Number(), 0.9, bytes.Number(), 1e-8, bytes.Number()};
+        const bool good = group < 2 && std::isfinite(update.lr) && update.lr >= 0 && update.beta2 >= 0 &&
+                          update.beta2 < 1 && std::isfinite(update.weight_decay) && update.weight_decay >= 0;
+        Expect(engine.SetGroup(group, update).ok() == good, "SetGroup");
+        if (!good) break;
+        kernels::AdamHyperparameters& h = reference.groups()[group];
+        h = {update.lr, update.beta1, update.beta2, update.eps, update.weight_decay, h.decay_form};
+        break;
+      }
+      case 1: {
+        const double scale = bytes.Number();
+        const bool good = !open && named == step + 1 && GoodScale(scale);
+        Expect(engine.BeginStep(named, scale).ok() == good, "BeginStep");
+        if (!good) break;
+        ++step;
+        open = true;
+        arrived.assign(buckets, false);
+        const uint8_t seed = bytes.Next();
+        for (const engine::BucketLayout& bucket : layout.buckets) {
+          for (size_t i = 0; i < bucket.elements; ++i) {
+            const float value = seed == 13 && i == 5 ? NAN : static_cast<float>((i * seed) % 17) * 1e-3f - 8e-3f;
+            test::StoreElement(memory.gradients.data() + bucket.gradient_offsets[engine.statistics().next_slot()], i,
+                               bucket.gradient_dtype, value);
+          }
+        }
+        break;
+      }
+      case 2:
+      case 3:
+      case 4: {
+        const uint32_t bucket = bytes.Next() % (buckets + 1);
+        const bool good = open && right_step && bucket < buckets && !arrived[bucket];
+        Expect(engine.GradientReady(named, bucket).ok() == good, "GradientReady");
+        if (good) arrived[bucket] = true;
+        break;
+      }
+      case 5: {
+        const double scale = bytes.Number(), max_norm = bytes.Number();
+        const bool good = open && right_step && all() && GoodScale(scale) && max_norm >= 0;
+        const uint32_t slot = engine.statistics().next_slot();
+        Expect(engine.EndStep(named, scale, max_norm).ok() == good, "EndStep");
+        if (!good) break;
+        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm), "verdict");
+        open = false;
+        break;
+      }
+      case 6: {
+        const bool good = open && right_step;
+        Expect(engine.AbandonStep(named).ok() == good, "AbandonStep");
+        if (!good) break;
+        Expect(sink.WaitFinal().verdict == transport::Verdict::kSkipAbandoned, "verdict of an abandoned step");
+        open = false;
+        break;
+      }
+      default: {
+        const double scale = bytes.Number();
+        const bool good = open && right_step && all() && GoodScale(scale);
+        Expect(engine.MeasureNorm(named, scale).ok() == good, "MeasureNorm");
+      }
+    }
+  }
+  engine.Detach();
+  Expect(engine.WaitSettled().ok(), "WaitSettled");
+  for (const uint64_t offset : layout.state_array_offsets) {
+    Expect(std::memcmp(memory.state.data() + offset, reference.memory().state.data() + offset,
+                       layout.state_elements * sizeof(float)) == 0,
+           "state");
+  }
+  return 0;
+}
