@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/adam/adam.h"
 #include "server/engine/record.h"
 
 namespace superoffload {
@@ -84,6 +85,13 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.per_user_memory_bytes() == 0) config.set_per_user_memory_bytes(config.memory_budget_bytes());
   if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(256);
   if (config.control_calls_per_second() == 0) config.set_control_calls_per_second(500);
+  if (config.prefetch_elements() == 0) {
+    config.set_prefetch_elements(static_cast<uint32_t>(kernels::PrefetchElements()));
+  }
+  if (config.prefetch_elements() < 64 || config.prefetch_elements() > 16384) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefetch_elements is ", config.prefetch_elements(), " but must be 64 to 16384"));
+  }
   if (config.runtime_directory().front() != '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("runtime_directory is \"", config.runtime_directory(), "\" but must be an absolute path"));

@@ -94,6 +94,7 @@ void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
+  kernels::SetPrefetchElements(config.prefetch_elements());
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
   daemon->AdoptOptimizers();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Cross-compiles everything for Grace's architecture and runs it under emulation: the kernel tests with 128-bit SVE2, as
-# Grace has, and with 256-bit SVE2, which must not change a bit; and the arm64 daemon against this machine's C++ trainer
+# Grace has, and with 256-bit and 2048-bit SVE2, which must not change a bit; and the arm64 daemon against this machine's C++ trainer
 # and this machine's scalar reference, over the same shared memory.
 # Usage: tests/arm64.sh HOST_BUILD_DIRECTORY RESULTS_DIRECTORY
 set -euo pipefail
@@ -13,7 +13,7 @@ cmake --preset arm64 >/dev/null
 ninja -C "$build" --quiet
 
 run_arm64() { qemu-aarch64-static -cpu "max,sve-default-vector-length=$1" -L "$sysroot" "${@:2}"; }
-for bytes in 16 32; do
+for bytes in 16 32 256; do
   run_arm64 $bytes "$build/tests/unit/kernels/kernels_test" --gtest_brief=1 \
     --gtest_output="xml:$results/arm64-sve$bytes.xml"
 done

@@ -10,6 +10,7 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/ctl/bench.h"
 #include "client/ctl/commands.h"
 #include "superoffload/client.hpp"
 
@@ -35,6 +36,8 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
                                    write a checkpoint (safetensors) while its trainer goes on
   superoffloadctl restore NAME DIRECTORY...
                                    load checkpoints, several for the ranks of a run, before a trainer attaches
+  superoffloadctl bench [--output=FILE] [FLAG...]
+                                   this machine's best number of workers and prefetch distance (adam_bench --tune)
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to
 
 Flags: --endpoint=unix:/path/control.sock --json --count=N (watch); --endpoint=HOST:PORT with --tls_authority,
@@ -77,6 +80,8 @@ int Run(const std::vector<std::string>& words) {
 }  // namespace superoffload::ctl
 
 int main(int argc, char** argv) {
+  // Its flags are those of another program.
+  if (argc > 1 && absl::string_view(argv[1]) == "bench") return superoffload::ctl::RunBench(argc, argv);
   absl::SetProgramUsageMessage(superoffload::ctl::kUsage);
   absl::FlagsUsageConfig usage;
   usage.version_string = [] { return std::string("superoffloadctl " SUPEROFFLOAD_VERSION "\n"); };

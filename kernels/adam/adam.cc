@@ -1,6 +1,8 @@
 // Chooses the kernels for the machine, once.
 #include "kernels/adam/adam.h"
 
+#include <atomic>
+
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -48,6 +50,8 @@ const std::vector<const AdamKernels*>& SupportedAdamKernels() {
 
 namespace {
 
+std::atomic<size_t> prefetch_elements{512};
+
 const AdamKernels& Best() {
   static const AdamKernels& best = *SupportedAdamKernels().front();
   return best;
@@ -77,6 +81,10 @@ void Narrow(size_t n, const float* p, MutableElements theta) { Best().narrow(n, 
 void Widen(size_t n, ConstElements theta, float* p) { Best().widen(n, theta, p); }
 
 double SumOfSquares(size_t n, ConstElements gradient) { return Best().sum_of_squares(n, gradient); }
+
+void SetPrefetchElements(size_t elements) { prefetch_elements.store(elements, std::memory_order_relaxed); }
+
+size_t PrefetchElements() { return prefetch_elements.load(std::memory_order_relaxed); }
 
 std::string_view KernelTarget() { return Best().target; }
 

@@ -115,6 +115,11 @@ void Widen(size_t n, ConstElements theta, float* p);
 // order. Finite exactly when every element is.
 double SumOfSquares(size_t n, ConstElements gradient);
 
+// Elements ahead of the loop at which the kernels ask for memory: far enough for DRAM, near enough to stay in L1. For
+// the whole process, at any time; changes no result. 64 to 16384.
+void SetPrefetchElements(size_t elements);
+size_t PrefetchElements();
+
 // The instruction set chosen at run time: "AVX512", "AVX2", "SVE2FIXED128", "SVE2", "NEON" or "SCALAR".
 std::string_view KernelTarget();
 

@@ -17,16 +17,10 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Tuning, explained in kernels/bench/README.md. Neither changes a result.
-#ifndef SUPEROFFLOAD_PREFETCH_ELEMENTS
-#define SUPEROFFLOAD_PREFETCH_ELEMENTS 512
-#endif
+// Tuning, explained in kernels/bench/README.md. Changes no result.
 #ifndef SUPEROFFLOAD_BLOCK_ELEMENTS
 #define SUPEROFFLOAD_BLOCK_ELEMENTS 256
 #endif
-
-// Elements ahead of the loop at which memory is asked for: far enough for DRAM, near enough to stay in L1.
-constexpr size_t kPrefetchElements = SUPEROFFLOAD_PREFETCH_ELEMENTS;
 
 // Elements that go through the stages of a pass together: their state stays in L1 between them.
 constexpr size_t kBlockElements = SUPEROFFLOAD_BLOCK_ELEMENTS;
@@ -38,6 +32,28 @@ constexpr size_t kNormLanes = 8;
 constexpr size_t kMaxLanes = 16;
 using FloatTag = hn::CappedTag<float, kMaxLanes>;
 using DoubleTag = hn::CappedTag<double, kNormLanes>;
+
+// What highway has no single operation for. SVE has: there, these are what one would write by hand (README.md of
+// kernels/bench counts).
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves(D d, const uint16_t* from) {
+  const hn::RebindToUnsigned<D> du;
+#ifdef __ARM_FEATURE_SVE
+  return svld1uh_u32(hn::FirstN(du, hn::Lanes(d)), from);
+#else
+  return hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), from));
+#endif
+}
+
+// Zero where |x| < limit, else x; a NaN stays what it is.
+template <class D, class V>
+HWY_INLINE V FlushBelow(D d, float limit, V x) {
+#ifdef __ARM_FEATURE_SVE
+  return svsel_f32(svaclt_n_f32(hn::FirstN(d, hn::Lanes(d)), x, limit), hn::Zero(d), x);
+#else
+  return hn::IfThenZeroElse(hn::Lt(hn::Abs(x), hn::Set(d, limit)), x);
+#endif
+}
 
 // Codecs: vectors of fp32 from and to memory of each dtype. `stream` stores past the caches to aligned memory, without
 // reading what is overwritten. See float_conversion.h for the rules.
@@ -52,12 +68,6 @@ struct Float32 {
     stream ? hn::Stream(value, d, to) : hn::StoreU(value, d, to);
   }
 };
-
-template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves(D, const uint16_t* from) {
-  const hn::RebindToUnsigned<D> du;
-  return hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), from));
-}
 
 template <class D, class VU>
 HWY_INLINE void StoreHalves(D, VU halves, uint16_t* to, bool stream) {
@@ -122,14 +132,14 @@ struct Float16 {
 };
 
 // One element of Adam in every lane; the formula of adam.h.
-template <class D, class V = hn::Vec<D>>
+template <bool kL2, class D, class V = hn::Vec<D>>
 HWY_INLINE void Update(D d, const AdamStep& step, V gradient, V& p, V& m, V& v) {
   V g = hn::Mul(gradient, hn::Set(d, step.gradient_scale));
-  if (step.l2 != 0) g = hn::MulAdd(hn::Set(d, step.l2), p, g);
-  const V g2 = hn::IfThenZeroElse(hn::Lt(hn::Abs(g), hn::Set(d, 0x1p-62f)), g);
+  if (kL2 && step.l2 != 0) g = hn::MulAdd(hn::Set(d, step.l2), p, g);
+  const V g2 = FlushBelow(d, 0x1p-62f, g);
   m = hn::MulAdd(hn::Set(d, step.beta1), m, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
   v = hn::MulAdd(hn::Set(d, step.beta2), v, hn::Mul(hn::Set(d, step.one_minus_beta2), hn::Mul(g2, g2)));
-  m = hn::IfThenZeroElse(hn::Lt(hn::Abs(m), hn::Set(d, 0x1p-100f)), m);
+  m = FlushBelow(d, 0x1p-100f, m);
   v = hn::IfThenZeroElse(hn::Lt(v, hn::Set(d, 0x1p-120f)), v);
   const V denominator = hn::MulAdd(hn::Sqrt(v), hn::Set(d, step.inv_sqrt_bias_correction2), hn::Set(d, step.eps));
   p = hn::MulAdd(hn::Set(d, -step.step_size), hn::Div(m, denominator), hn::Mul(p, hn::Set(d, step.decay)));
@@ -138,6 +148,7 @@ HWY_INLINE void Update(D d, const AdamStep& step, V gradient, V& p, V& m, V& v) 
 // What a pass does. undo: saves old state in the undo slot before it is overwritten.
 struct Kind {
   bool absorb = false, publish = false, theta = false, undo = false;
+  bool l2 = false;      // weight decay may be a term of the gradient
   bool padded = false;  // runs on a short copy, beyond which nothing may be prefetched
 };
 
@@ -152,11 +163,13 @@ struct Pass {
   const typename G::Element* gradient;
   typename T::Element* theta;
   UndoSlot* undo;
+  size_t ahead = PrefetchElements();
 };
 
+// `i` is an element ahead of the loop.
 template <class... Elements>
-HWY_INLINE void PrefetchAhead(size_t i, const Elements*... arrays) {
-  (hwy::Prefetch(arrays + i + kPrefetchElements), ...);
+HWY_INLINE void PrefetchAt(size_t i, const Elements*... arrays) {
+  (hwy::Prefetch(arrays + i), ...);
 }
 
 // Absorbs the pending gradient of one vector, at element `i`.
@@ -175,10 +188,28 @@ HWY_INLINE void AbsorbVector(const Pass<G, T>& pass, size_t i) {
     pass.undo->torn = TornGranule(i, hn::Lanes(d));
     KeepOrder();
   }
-  Update(d, pass.absorb, G::Load(d, pass.pending + i), p, m, v);
+  Update<kKind.l2>(d, pass.absorb, G::Load(d, pass.pending + i), p, m, v);
   hn::StoreU(p, d, pass.state.p + i);
   hn::StoreU(m, d, pass.state.m + i);
   hn::StoreU(v, d, pass.state.v + i);
+}
+
+// The lower and the upper half of a vector, in fp64.
+HWY_INLINE hn::Vec<DoubleTag> PromoteLower(hn::Vec<FloatTag> x) {
+  const DoubleTag dd;
+#ifdef __ARM_FEATURE_SVE
+  return svcvt_f64_f32_x(hn::FirstN(dd, hn::Lanes(dd)), svzip1_f32(x, x));
+#else
+  return hn::PromoteTo(dd, hn::LowerHalf(hn::Half<FloatTag>(), x));
+#endif
+}
+HWY_INLINE hn::Vec<DoubleTag> PromoteUpper(hn::Vec<FloatTag> x) {
+  const DoubleTag dd;
+#ifdef __ARM_FEATURE_SVE
+  // Not in a register that is longer than our vectors.
+  if (svcntw() == hn::Lanes(FloatTag())) return svcvt_f64_f32_x(hn::FirstN(dd, hn::Lanes(dd)), svzip2_f32(x, x));
+#endif
+  return hn::PromoteTo(dd, hn::UpperHalf(hn::Half<FloatTag>(), x));
 }
 
 // Adds the squares of a vector of gradients, the granule's from element `first` on, to the lanes of their indices
@@ -188,8 +219,7 @@ template <class V>
 HWY_INLINE void AddSquares(hn::Vec<FloatTag> gradient, size_t first, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
   const DoubleTag dd;
   const size_t n = hn::Lanes(dd);
-  const auto lower = hn::PromoteTo(dd, hn::LowerHalf(hn::Half<FloatTag>(), gradient));
-  const auto upper = hn::PromoteTo(dd, hn::UpperHalf(hn::Half<FloatTag>(), gradient));
+  const auto lower = PromoteLower(gradient), upper = PromoteUpper(gradient);
   // The products are exact in fp64.
   if (n == kNormLanes) {
     lanes0 = hn::MulAdd(lower, lower, lanes0);
@@ -229,8 +259,8 @@ HWY_INLINE void RunBlock(const Pass<G, T>& pass, size_t first, size_t n, V& lane
   const size_t vector = hn::Lanes(d), granule = Granule();
   if constexpr (kKind.absorb) {
     for (size_t i = first; i < first + n; i += vector) {
-      if constexpr (!kKind.padded) PrefetchAhead(i, pass.state.p, pass.pending);
-      if constexpr (!kKind.padded && !kKind.publish) PrefetchAhead(i, pass.state.m, pass.state.v);
+      if constexpr (!kKind.padded) PrefetchAt(i + pass.ahead, pass.state.p, pass.pending);
+      if constexpr (!kKind.padded && !kKind.publish) PrefetchAt(i + pass.ahead, pass.state.m, pass.state.v);
       AbsorbVector<kKind>(pass, i);
     }
   }
@@ -238,13 +268,13 @@ HWY_INLINE void RunBlock(const Pass<G, T>& pass, size_t first, size_t n, V& lane
   if constexpr (kKind.publish) {
     for (size_t i = 0; i < n; i += granule) {
       for (size_t j = i; j < i + granule; j += vector) {
-        if constexpr (!kKind.padded) PrefetchAhead(first + j, pass.gradient, pass.state.m, pass.state.v);
-        if constexpr (!kKind.padded && !kKind.absorb) PrefetchAhead(first + j, pass.state.p);
+        if constexpr (!kKind.padded) PrefetchAt(first + j + pass.ahead, pass.gradient, pass.state.m, pass.state.v);
+        if constexpr (!kKind.padded && !kKind.absorb) PrefetchAt(first + j + pass.ahead, pass.state.p);
         const auto gradient = G::Load(d, pass.gradient + first + j);
         auto p = hn::LoadU(d, pass.state.p + first + j);
         auto m = hn::LoadU(d, pass.state.m + first + j);
         auto v = hn::LoadU(d, pass.state.v + first + j);
-        Update(d, pass.publish, gradient, p, m, v);
+        Update<kKind.l2>(d, pass.publish, gradient, p, m, v);
         hn::Store(p, d, published + j);
         AddSquares(gradient, j - i, lanes0, lanes1, lanes2, lanes3);
       }
@@ -277,7 +307,7 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n, V& lanes
     pass.undo->torn = TornGranule(first, n);
     KeepOrder();
   }
-  constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.theta, /*undo=*/false, /*padded=*/true};
+  constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.theta, /*undo=*/false, kKind.l2, /*padded=*/true};
   const Pass<G, T> padded{{p, m, v}, pass.absorb, pending, pass.publish, gradient, theta, nullptr};
   RunBlock<kPadded>(padded, 0, Granule(), lanes0, lanes1, lanes2, lanes3);
   if constexpr (kKind.absorb) {
@@ -288,9 +318,9 @@ HWY_INLINE void RunTail(const Pass<G, T>& pass, size_t first, size_t n, V& lanes
   if constexpr (kKind.theta) std::memcpy(pass.theta + first, theta, n * sizeof(*theta));
 }
 
-// The driver of every pass over state. Returns the sum of squares of the published gradient, 0 without one.
+// The driver of every pass over state.
 template <Kind kKind, class G, class T>
-double Run(size_t n, const Pass<G, T> pass, size_t first = 0) {
+double RunBlocks(size_t n, const Pass<G, T> pass, size_t first) {
   const DoubleTag dd;
   auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
   const size_t whole = first + (n - first) / Granule() * Granule();
@@ -300,6 +330,14 @@ double Run(size_t n, const Pass<G, T> pass, size_t first = 0) {
   if (whole < n) RunTail<kKind>(pass, whole, n - whole, lanes0, lanes1, lanes2, lanes3);
   hwy::FlushStream();  // before anybody is told that theta is there
   return SumLanes(lanes0, lanes1, lanes2, lanes3);
+}
+
+// Returns the sum of squares of the published gradient, 0 without one.
+template <Kind kKind, class G, class T>
+double Run(size_t n, const Pass<G, T>& pass, size_t first = 0) {
+  constexpr Kind kWithL2{kKind.absorb, kKind.publish, kKind.theta, kKind.undo, /*l2=*/true};
+  const bool l2 = pass.absorb.l2 != 0 || pass.publish.l2 != 0;
+  return l2 ? RunBlocks<kWithL2>(n, pass, first) : RunBlocks<kKind>(n, pass, first);
 }
 
 // Calls `visit` with the codec of a run-time dtype.
@@ -410,10 +448,10 @@ double VectorSumOfSquares(size_t n, ConstElements gradient) {
     const FloatTag d;
     const DoubleTag dd;
     auto lanes0 = hn::Zero(dd), lanes1 = hn::Zero(dd), lanes2 = hn::Zero(dd), lanes3 = hn::Zero(dd);
-    const size_t granule = Granule();
+    const size_t granule = Granule(), ahead = PrefetchElements();
     size_t i = 0;
     for (; i + granule <= n; i += granule) {
-      PrefetchAhead(i, from);
+      PrefetchAt(i + ahead, from);
       for (size_t j = 0; j < granule; j += hn::Lanes(d)) {
         AddSquares(G::Load(d, from + i + j), j, lanes0, lanes1, lanes2, lanes3);
       }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/adam/adam.h"
 #include "kernels/adam/undo_slot.h"
 #include "kernels/bench/arrays.h"
@@ -30,6 +32,9 @@ ABSL_FLAG(std::vector<std::string>, threads, {}, "thread counts, comma-separated
 ABSL_FLAG(std::string, dtype, "bfloat16", "of gradients and published parameters: bfloat16, float16 or float32");
 ABSL_FLAG(int, repetitions, 15, "passes of each kernel; medians are reported");
 ABSL_FLAG(std::string, torch, "", "a Python with torch: measures torch.optim.AdamW, fused and foreach, too");
+
+ABSL_FLAG(bool, tune, false, "find this machine's best number of workers and prefetch distance, for the configuration");
+ABSL_FLAG(std::string, output, "", "with --tune: write the fields of superoffloadd.textproto there");
 
 namespace superoffload::kernels {
 namespace {
@@ -71,6 +76,27 @@ class AdamBench {
     benchmark::RunSpecifiedBenchmarks(&report);
     benchmark::ClearRegisteredBenchmarks();
     return report;
+  }
+
+  // Of the pass that the daemon runs most, with each of the prefetch distances; median seconds, in their order.
+  std::vector<double> TimeDeferred(const std::vector<size_t>& distances, int repetitions) {
+    const std::vector<Benchmark> benchmarks = Benchmarks();
+    const auto deferred = std::find_if(benchmarks.begin(), benchmarks.end(),
+                                       [](const Benchmark& b) { return b.kernel.name == "deferred_undo"; });
+    std::vector<std::vector<double>> seconds(distances.size());
+    for (int repetition = 0; repetition <= repetitions; ++repetition) {
+      for (size_t i = 0; i < distances.size(); ++i) {
+        SetPrefetchElements(distances[i]);
+        const double now = deferred->seconds();
+        if (repetition > 0) seconds[i].push_back(now);  // the first one warms up
+      }
+    }
+    std::vector<double> medians;
+    for (std::vector<double>& s : seconds) {
+      std::nth_element(s.begin(), s.begin() + s.size() / 2, s.end());
+      medians.push_back(s[s.size() / 2]);
+    }
+    return medians;
   }
 
   const std::string& pages() const { return arrays_.pages(); }
@@ -139,6 +165,47 @@ class AdamBench {
   std::unique_ptr<TorchProcess> torch_;
 };
 
+// Half of the cores may saturate the memory: the others are the trainer's.
+std::vector<int> ThreadCandidates() {
+  const int cores = static_cast<int>(AvailableCores().size());
+  std::vector<int> counts;
+  for (int eighths = 8; eighths >= 1; --eighths) {
+    const int count = std::max(1, cores * eighths / 8);
+    if (counts.empty() || counts.back() != count) counts.push_back(count);
+  }
+  return counts;  // from all cores down
+}
+
+int Tune(const Baselines& baselines, size_t elements, DType dtype, int repetitions) {
+  // What is within this much of the best is as good: fewer threads then.
+  constexpr double kAsGood = 1.02;
+  const std::vector<size_t> distances{128, 256, 512, 1024, 2048};
+  size_t distance = 0;
+  double best = 0;
+  int workers = 0;
+  std::printf("%8s %10s %12s\n", "workers", "prefetch", "ns/element");
+  for (const int threads : ThreadCandidates()) {
+    const std::vector<size_t> tried = distance == 0 ? distances : std::vector<size_t>{distance};
+    const std::vector<double> seconds =
+        AdamBench(baselines, elements, dtype, threads, "").TimeDeferred(tried, repetitions);
+    for (size_t i = 0; i < tried.size(); ++i) {
+      std::printf("%8d %10zu %12.3f\n", threads, tried[i], seconds[i] / static_cast<double>(elements) * 1e9);
+    }
+    const size_t fastest = std::min_element(seconds.begin(), seconds.end()) - seconds.begin();
+    distance = tried[fastest];
+    if (best == 0 || seconds[fastest] < best) best = seconds[fastest];
+    if (seconds[fastest] <= best * kAsGood) workers = threads;
+  }
+  const std::string fields = absl::StrCat("worker_threads: ", workers, "\nprefetch_elements: ", distance, "\n");
+  std::printf("\n%s", fields.c_str());
+  const std::string path = absl::GetFlag(FLAGS_output);
+  if (path.empty()) return 0;
+  std::ofstream file(path);
+  if (file << fields && file.flush()) return 0;
+  std::fprintf(stderr, "adam_bench: cannot write %s\n", path.c_str());
+  return 1;
+}
+
 int Main() {
   const Baselines* baselines = BaselinesForThisMachine();
   const std::optional<DType> dtype = ParseDType(absl::GetFlag(FLAGS_dtype));
@@ -152,6 +219,10 @@ int Main() {
     std::fprintf(stderr,
                  "adam_bench: needs AVX2, NEON or better, a --dtype it knows, and positive numbers; see --help\n");
     return 2;
+  }
+  if (absl::GetFlag(FLAGS_tune)) {
+    const size_t elements = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements * kChunkElements;
+    return Tune(*baselines, elements, *dtype, absl::GetFlag(FLAGS_repetitions));
   }
   const size_t chunks = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements;
   for (int count : threads) {

@@ -8,10 +8,24 @@ import threading
 
 import pytest
 import torch
+from tests.conftest import Daemon
 
 import superoffload.torch
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+
+
+def test_bench_writes_what_the_daemon_reads(tmp_path):
+    tuned = tmp_path / "tuned.textproto"
+    run = subprocess.run(
+        [CTL, "bench", "--elements=262144", "--repetitions=1", f"--output={tuned}"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    values = dict(line.split(": ") for line in tuned.read_text().splitlines())
+    assert values.keys() == {"worker_threads", "prefetch_elements"}
+    daemon = Daemon(f"--config={tuned}", "--metrics_address=off")
+    assert daemon.info.worker_threads == int(values["worker_threads"])
+    assert daemon.stop() == 0
 
 
 def ctl(daemon, *words: str, status: int = 0) -> str:
