@@ -19,7 +19,7 @@ def loops(instructions):
     """Innermost loops, each from the target of a backward branch to the branch."""
     by_address = {address: index for index, (address, _, _) in enumerate(instructions)}
     spans = []
-    for index, (address, name, operands) in enumerate(instructions):
+    for index, (_, name, operands) in enumerate(instructions):
         target = re.search(r"\b([0-9a-f]+) <", operands)
         if not name.startswith(("b.", "cb", "tb", "j")) or not target:
             continue

@@ -1,4 +1,4 @@
-"""Steps torch.optim.AdamW over arrays of another process: FD ELEMENTS THREADS and the byte offsets of p, m, v, gradient.
+"""Steps torch.optim.AdamW on another process's arrays: FD ELEMENTS THREADS and the byte offsets of p, m, v, gradient.
 
 Reads "fused" or "foreach" lines, answers each with the seconds of one step.
 """
