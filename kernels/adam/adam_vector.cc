@@ -36,7 +36,7 @@ using DoubleTag = hn::CappedTag<double, kNormLanes>;
 // What highway has no single operation for. SVE has: there, these are what one would write by hand (README.md of
 // kernels/bench counts).
 template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves(D d, const uint16_t* from) {
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves([[maybe_unused]] D d, const uint16_t* from) {
   const hn::RebindToUnsigned<D> du;
 #ifdef __ARM_FEATURE_SVE
   return svld1uh_u32(hn::FirstN(du, hn::Lanes(d)), from);
