@@ -80,7 +80,8 @@ absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path) {
 absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.runtime_directory().empty()) config.set_runtime_directory(DefaultRuntimeDirectory());
   if (config.metrics_address().empty()) config.set_metrics_address("127.0.0.1:9470");
-  if (config.worker_threads() == 0) config.set_worker_threads(AvailableCores());
+  // A Superchip has one worker per core of the optimizer's share.
+  if (config.worker_threads() == 0 && !config.has_superchip()) config.set_worker_threads(AvailableCores());
   if (config.memory_budget_bytes() == 0) config.set_memory_budget_bytes(MachineMemoryBytes() / 10 * 8);
   if (config.per_user_memory_bytes() == 0) config.set_per_user_memory_bytes(config.memory_budget_bytes());
   if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(256);

@@ -95,7 +95,9 @@ void Daemon::Observers::OnDelete(const optimizer::OptimizerId& id) {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
   kernels::SetPrefetchElements(config.prefetch_elements());
-  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  absl::StatusOr<Seat> seat = FindSeat(config);
+  if (!seat.ok()) return seat.status();
+  std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
   if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
   daemon->AdoptOptimizers();
   if (absl::Status status = daemon->Serve(); !status.ok()) return status;
@@ -103,18 +105,20 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   return daemon;
 }
 
-Daemon::Daemon(const v1::DaemonConfig& config)
+Daemon::Daemon(const v1::DaemonConfig& config, Seat seat)
     : config_(config),
+      seat_(std::move(seat)),
       start_time_(absl::Now()),
       budget_(config.memory_budget_bytes(), config.per_user_memory_bytes()),
-      pool_(config.worker_threads()),
+      pool_(config.worker_threads() > 0 ? config.worker_threads() : seat_.shares.optimizer.size(),
+            seat_.shares.optimizer),
       metrics_({.version = SUPEROFFLOAD_VERSION,
                 .kernel_target = std::string(kernels::KernelTarget()),
-                .worker_threads = config.worker_threads(),
+                .worker_threads = pool_.thread_count(),
                 .memory_budget_bytes = config.memory_budget_bytes()}),
       scheduler_(&observers_),
       observers_(&metrics_, &hub_, &scheduler_),
-      table_(config.max_optimizers_per_user(), &budget_, &pool_, &observers_, &service_manager_) {}
+      table_(config.max_optimizers_per_user(), seat_.placement, &budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::LockRuntimeDirectory() {
   const std::string& directory = config_.runtime_directory();
@@ -155,12 +159,12 @@ absl::Status Daemon::Serve() {
   descriptors_ = *std::move(descriptors);
   if (config_.metrics_address() != "off") {
     absl::StatusOr<std::string> bound = metrics_.Expose(config_.metrics_address(), [this] {
-      return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used()};
+      return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used(), table_.BytesByNode()};
     });
     if (!bound.ok()) return bound.status();
     metrics_address_ = *bound;
   }
-  server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); });
+  server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); }, UsedTopology());
   optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(
       &table_, &scheduler_, &hub_, &observers_, descriptors_.get(), config_.control_calls_per_second());
   grpc::EnableDefaultHealthCheckService(true);
@@ -189,7 +193,7 @@ absl::Status Daemon::Serve() {
   }
   ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
   LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
-                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), config_.worker_threads(),
+                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), pool_.thread_count(),
                           std::string(kernels::KernelTarget()),
                           static_cast<double>(config_.memory_budget_bytes()) / (1 << 30),
                           metrics_address_.empty() ? "off" : "http://" + metrics_address_ + "/metrics"));
@@ -212,12 +216,21 @@ Daemon::~Daemon() {
   descriptors_.reset();
 }
 
+absl::StatusOr<v1::Topology> Daemon::UsedTopology() const {
+  if (!seat_.topology.ok()) return seat_.topology.status();
+  v1::Topology topology = rpc::ToProto(*seat_.topology);
+  if (seat_.superchip) topology.set_used_superchip(*seat_.superchip);
+  topology.mutable_trainer_cpus()->Assign(seat_.shares.trainer.begin(), seat_.shares.trainer.end());
+  topology.mutable_optimizer_cpus()->Assign(seat_.shares.optimizer.begin(), seat_.shares.optimizer.end());
+  return topology;
+}
+
 v1::ServerInfo Daemon::Info() const {
   v1::ServerInfo info;
   info.set_version(SUPEROFFLOAD_VERSION);
   info.set_descriptor_socket(descriptors_->path());
   info.set_metrics_address(metrics_address_);
-  info.set_worker_threads(config_.worker_threads());
+  info.set_worker_threads(static_cast<uint32_t>(pool_.thread_count()));
   info.set_kernel_target(std::string(kernels::KernelTarget()));
   info.set_memory_budget_bytes(config_.memory_budget_bytes());
   info.set_memory_used_bytes(budget_.used().total_bytes());

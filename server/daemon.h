@@ -17,6 +17,7 @@
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
 #include "server/rpc/services.h"
+#include "server/seat.h"
 #include "server/service_manager.h"
 #include "server/transport/descriptor_server.h"
 #include "superoffload/v1/config.pb.h"
@@ -49,14 +50,16 @@ class Daemon {
     checkpoint::Scheduler* const scheduler_;
   };
 
-  explicit Daemon(const v1::DaemonConfig& config);
+  Daemon(const v1::DaemonConfig& config, Seat seat);
   absl::Status LockRuntimeDirectory();
   void AdoptOptimizers();
   absl::Status Serve();
   v1::ServerInfo Info() const;
+  absl::StatusOr<v1::Topology> UsedTopology() const;
   std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
 
   const v1::DaemonConfig config_;
+  const Seat seat_;
   const absl::Time start_time_;
   memory::FileDescriptor lock_;
   memory::MemoryBudget budget_;

@@ -24,6 +24,7 @@ ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets
 ABSL_FLAG(uint64_t, memory_budget_bytes, 0, "memory that all optimizers together may take");
 ABSL_FLAG(uint32_t, worker_threads, 0, "threads that run the optimizer kernels");
 ABSL_FLAG(std::string, metrics_address, "", "host:port of the Prometheus exposer, or \"off\"");
+ABSL_FLAG(int, superchip, -1, "the Superchip that the daemon belongs to, counted from 0; -1: none");
 ABSL_FLAG(bool, keeper, false,
           "start the daemon as a child, keep its optimizers' memory while it is dead and start it again; for places "
           "without systemd");
@@ -43,6 +44,7 @@ absl::StatusOr<v1::DaemonConfig> LoadConfig() {
   if (uint64_t value = absl::GetFlag(FLAGS_memory_budget_bytes); value != 0) config.set_memory_budget_bytes(value);
   if (uint32_t value = absl::GetFlag(FLAGS_worker_threads); value != 0) config.set_worker_threads(value);
   if (std::string value = absl::GetFlag(FLAGS_metrics_address); !value.empty()) config.set_metrics_address(value);
+  if (int value = absl::GetFlag(FLAGS_superchip); value >= 0) config.set_superchip(static_cast<uint32_t>(value));
   return CompleteConfig(std::move(config));
 }
 

@@ -1,12 +1,15 @@
 #include "client/ctl/commands.h"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <iterator>
 #include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "client/ctl/text.h"
 
 namespace superoffload::ctl {
@@ -55,6 +58,29 @@ absl::Status Settle(Client& client, const Arguments& arguments) {
 
 absl::Status Delete(Client& client, const Arguments& arguments) { return client.DeleteOptimizer(arguments.name()); }
 
+absl::Status Topology(Client& client, const Arguments& arguments) {
+  return PrintAnswer(client.GetTopology(), arguments.json, &TopologyText);
+}
+
+// Becomes the command, on the hardware threads that are left to trainers.
+absl::Status Pin(Client& client, const Arguments& arguments) {
+  absl::StatusOr<v1::Topology> topology = client.GetTopology();
+  if (!topology.ok()) return topology.status();
+  if (topology->trainer_cpus().empty()) {
+    return absl::FailedPreconditionError(
+        "the daemon is bound to no Superchip and leaves trainers no cores of their own; start it with --superchip");
+  }
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (const uint32_t cpu : topology->trainer_cpus()) CPU_SET(cpu, &cpus);
+  if (::sched_setaffinity(0, sizeof(cpus), &cpus) != 0) return absl::ErrnoToStatus(errno, "sched_setaffinity");
+  std::vector<char*> words;
+  for (const std::string& word : arguments.operands) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  ::execvp(words.front(), words.data());
+  return absl::ErrnoToStatus(errno, absl::StrCat("running ", words.front()));
+}
+
 // What the daemon gets: it has another working directory.
 std::string Absolute(const std::string& path) {
   std::error_code error;
@@ -87,7 +113,9 @@ constexpr Command kCommands[] = {{"info", "", 0, 0, &Info},
                                  {"settle", "NAME", 1, 1, &Settle},
                                  {"checkpoint", "NAME DIRECTORY", 2, 2, &Checkpoint},
                                  {"restore", "NAME DIRECTORY...", 2, kMany, &Restore},
-                                 {"delete", "NAME", 1, 1, &Delete}};
+                                 {"delete", "NAME", 1, 1, &Delete},
+                                 {"topology", "", 0, 0, &Topology},
+                                 {"pin", "-- COMMAND...", 1, kMany, &Pin}};
 
 }  // namespace
 

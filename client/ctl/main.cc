@@ -36,6 +36,9 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
                                    write a checkpoint (safetensors) while its trainer goes on
   superoffloadctl restore NAME DIRECTORY...
                                    load checkpoints, several for the ranks of a run, before a trainer attaches
+  superoffloadctl topology         the machine: memory nodes, cores and GPUs, and what of it the daemon uses
+  superoffloadctl pin -- COMMAND...
+                                   run a trainer on the cores that the daemon leaves to trainers
   superoffloadctl bench [--output=FILE] [FLAG...]
                                    this machine's best number of workers and prefetch distance (adam_bench --tune)
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to

@@ -53,6 +53,26 @@ std::string MillisecondsText(const google::protobuf::Duration& duration) {
   return absl::StrFormat("%.2f ms", static_cast<double>(duration.seconds()) * 1e3 + duration.nanos() * 1e-6);
 }
 
+// Numbers as runs: "0-7,16".
+std::string CpusText(std::vector<uint32_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    runs.push_back(last == i ? absl::StrCat(numbers[i]) : absl::StrCat(numbers[i], "-", numbers[last]));
+    i = last + 1;
+  }
+  return absl::StrJoin(runs, ",");
+}
+
+std::vector<uint32_t> AllCpus(const v1::Superchip& superchip) {
+  std::vector<uint32_t> cpus;
+  for (const v1::Superchip::Core& core : superchip.cores())
+    cpus.insert(cpus.end(), core.cpus().begin(), core.cpus().end());
+  return cpus;
+}
+
 std::string ScheduleText(const v1::Policies& policies) {
   const v1::CheckpointSchedule& c = policies.checkpoint();
   if (c.every_steps() == 0) return "by hand";
@@ -166,6 +186,29 @@ std::string DescriptionText(const v1::Optimizer& o) {
 std::string SettledText(const v1::Optimizer& o) {
   return absl::StrFormat("optimizer \"%s\" is settled at step %d, %d of them committed\n", o.name(), o.step(),
                          o.committed_steps());
+}
+
+std::string TopologyText(const v1::Topology& t) {
+  std::string text;
+  for (int i = 0; i < t.superchips_size(); ++i) {
+    const v1::Superchip& s = t.superchips(i);
+    const bool used = t.has_used_superchip() && static_cast<int>(t.used_superchip()) == i;
+    absl::StrAppend(&text, "superchip ", i, used ? "  <- this daemon\n" : "\n");
+    std::vector<Row> rows{{"  ├─", "memory", absl::StrCat("node ", s.memory_node(), ", ", BytesText(s.memory_bytes()))},
+                          {"  ├─", "cores", absl::StrCat(s.cores_size(), ", hardware threads ", CpusText(AllCpus(s)))}};
+    if (used) {
+      rows.push_back({"  │  ", "trainers", CpusText({t.trainer_cpus().begin(), t.trainer_cpus().end()})});
+      rows.push_back({"  │  ", "workers", CpusText({t.optimizer_cpus().begin(), t.optimizer_cpus().end()})});
+    }
+    rows.push_back({"  └─", "gpus", s.gpus().empty() ? "none" : absl::StrJoin(s.gpus(), ", ")});
+    absl::StrAppend(&text, Table(rows));
+  }
+  const std::vector<uint32_t> other(t.nodes_without_cpus().begin(), t.nodes_without_cpus().end());
+  if (!other.empty()) absl::StrAppend(&text, "never used: nodes without CPUs ", CpusText(other), "\n");
+  if (!t.has_used_superchip()) {
+    absl::StrAppend(&text, "the daemon is bound to none of them; start it with --superchip=N to bind it\n");
+  }
+  return text;
 }
 
 std::string RestoredText(const v1::Optimizer& o) {

@@ -14,6 +14,7 @@ std::string ListText(const v1::ListOptimizersResponse& response);
 std::string DescriptionText(const v1::Optimizer& optimizer);
 std::string SettledText(const v1::Optimizer& optimizer);
 
+std::string TopologyText(const v1::Topology& topology);
 std::string RestoredText(const v1::Optimizer& optimizer);
 std::string CheckpointText(const v1::CheckpointProgress& progress);
 

@@ -6,7 +6,7 @@ root="$1"
 [[ -e "$root/.complete" ]] && exit 0
 
 packages=libc6-dev,libstdc++-12-dev,libgrpc++-dev,libprotobuf-dev,libabsl-dev,libhwy-dev,zlib1g-dev
-packages+=,prometheus-cpp-dev,libcurl4-openssl-dev,libsystemd-dev,nlohmann-json3-dev,libgtest-dev,libgmock-dev,libbenchmark-dev
+packages+=,prometheus-cpp-dev,libcurl4-openssl-dev,libsystemd-dev,nlohmann-json3-dev,libhwloc-dev,libnuma-dev,libgtest-dev,libgmock-dev,libbenchmark-dev
 rm -rf "$root"
 mmdebstrap --quiet --arch=arm64 --variant=extract --include="$packages" bookworm "$root"
 # Links that begin with / would lead out of the sysroot.

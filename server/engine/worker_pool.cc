@@ -13,11 +13,16 @@ constexpr std::chrono::microseconds kSpinTime{20};
 
 }  // namespace
 
-WorkerPool::WorkerPool(size_t threads) : thread_count_(threads) {
+WorkerPool::WorkerPool(size_t threads, const std::vector<int>& cpus) : thread_count_(threads) {
   threads_.reserve(threads);
   for (size_t i = 0; i < threads; ++i) {
     threads_.emplace_back([this, i] { RunWorker(i); });
     pthread_setname_np(threads_.back().native_handle(), "so-worker");
+    if (cpus.empty()) continue;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpus[i % cpus.size()], &set);
+    pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set);  // a wish: cpusets may forbid it
   }
 }
 

@@ -44,7 +44,8 @@ class ChunkJob {
 // moment, because buckets come in bursts, then park. Per chunk there is neither a lock nor an allocation.
 class WorkerPool {
  public:
-  explicit WorkerPool(size_t threads);
+  // Worker i runs on hardware thread cpus[i mod size]; anywhere when there are none.
+  explicit WorkerPool(size_t threads, const std::vector<int>& cpus = {});
 
   // Runs what was submitted to its end first.
   ~WorkerPool();

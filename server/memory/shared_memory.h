@@ -3,10 +3,13 @@
 #define SUPEROFFLOAD_SERVER_MEMORY_SHARED_MEMORY_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/memory/placement.h"
 
 namespace superoffload::memory {
 
@@ -32,8 +35,8 @@ class FileDescriptor {
 class SharedMemory {
  public:
   // `name` shows in /proc/PID/maps. `bytes` is rounded up to whole pages. RESOURCE_EXHAUSTED when the kernel has
-  // no memory for it.
-  static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes);
+  // no memory for it; FAILED_PRECONDITION when it cannot lie where it should.
+  static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes, const Placement& placement = {});
 
   // Maps what another process created, and returns its name with it. DATA_LOSS when the descriptor is of no sealed
   // memfd.
@@ -47,6 +50,9 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
+  // By NUMA node, when it was created or opened; see BytesByNode.
+  const std::map<int, uint64_t>& bytes_by_node() const { return bytes_by_node_; }
+
   // Read-write descriptor, owned by this object.
   int fd() const { return fd_.get(); }
 
@@ -54,11 +60,15 @@ class SharedMemory {
   absl::StatusOr<FileDescriptor> OpenReadOnly() const;
 
  private:
+  static absl::StatusOr<SharedMemory> CreateWithPages(const std::string& name, size_t bytes, const Placement& placement,
+                                                      bool huge);
   absl::Status Map(const std::string& name, size_t bytes);
+  absl::Status Populate(const std::string& name);
 
   FileDescriptor fd_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  std::map<int, uint64_t> bytes_by_node_;
 };
 
 }  // namespace superoffload::memory

@@ -138,25 +138,36 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     const DaemonGauges now = gauges_();
-    return {Make("superoffload_optimizers", "Optimizers hosted.", {{"", static_cast<double>(now.optimizers)}}),
-            Make("superoffload_attachments", "Optimizers with a trainer attached.",
+    return {Make("superoffload_optimizers", "Optimizers hosted.", "", {{"", static_cast<double>(now.optimizers)}}),
+            Make("superoffload_attachments", "Optimizers with a trainer attached.", "",
                  {{"", static_cast<double>(now.attachments)}}),
-            Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.",
+            Make("superoffload_memory_node_bytes", "Bytes held for optimizers, by NUMA node.", "node",
+                 ByNode(now.bytes_by_node)),
+            Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.", "use",
                  {{"state", static_cast<double>(now.memory.state_bytes)},
                   {"gradients", static_cast<double>(now.memory.gradients_bytes)},
                   {"parameters", static_cast<double>(now.memory.parameters_bytes)}})};
   }
 
  private:
-  static prometheus::MetricFamily Make(const char* name, const char* help,
-                                       const std::vector<std::pair<const char*, double>>& by_use) {
+  using Values = std::vector<std::pair<std::string, double>>;
+
+  static Values ByNode(const std::map<int, uint64_t>& bytes_by_node) {
+    Values values;
+    for (const auto& [node, bytes] : bytes_by_node) values.emplace_back(absl::StrCat(node), static_cast<double>(bytes));
+    return values;
+  }
+
+  // Without a label there is one value.
+  static prometheus::MetricFamily Make(const char* name, const char* help, const std::string& label,
+                                       const Values& by_label) {
     prometheus::MetricFamily family;
     family.name = name;
     family.help = help;
     family.type = prometheus::MetricType::Gauge;
-    for (const auto& [use, value] : by_use) {
+    for (const auto& [key, value] : by_label) {
       prometheus::ClientMetric metric;
-      if (*use != '\0') metric.label.push_back({"use", use});
+      if (!label.empty()) metric.label.push_back({label, key});
       metric.gauge.value = value;
       family.metric.push_back(std::move(metric));
     }

@@ -22,6 +22,7 @@
 //   superoffload_kernel_bytes_per_second{pass}                         of the last pass of a kind
 //   superoffload_optimizers, superoffload_attachments                  hosted, attached
 //   superoffload_memory_bytes{use}, superoffload_memory_budget_bytes   state, gradients, parameters; the limit
+//   superoffload_memory_node_bytes{node}                               where optimizers' memory lies (NUMA)
 //   superoffload_worker_threads
 #ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 #define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
@@ -49,6 +50,7 @@ struct DaemonGauges {
   size_t optimizers = 0;
   size_t attachments = 0;
   memory::MemoryUse memory;
+  std::map<int, uint64_t> bytes_by_node;
 };
 
 struct DaemonConstants {

@@ -67,13 +67,13 @@ memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, size_t groups)
 }
 
 absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, size_t groups,
-                                                  const std::string& description) {
+                                                  const std::string& description, const memory::Placement& placement) {
   const size_t bytes[] = {layout.parameters_bytes, layout.gradients_bytes, layout.state_bytes,
                           engine::Record::Bytes(groups, layout.chunks),
                           2 * (sizeof(DescriptionHeader) + description.size() + kDescriptionRoom)};
   HostedMemory hosted;
   for (size_t i = 0; i < std::size(kParts); ++i) {
-    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i]);
+    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i], placement);
     if (!created.ok()) return created.status();
     hosted.*kParts[i].memory = *std::move(created);
   }
@@ -116,6 +116,14 @@ absl::Status HostedMemory::Describe(const std::string& text) const {
   std::memcpy(at + sizeof(header), text.data(), text.size());
   std::memcpy(at, &header, sizeof(header));
   return absl::OkStatus();
+}
+
+std::map<int, uint64_t> HostedMemory::BytesByNode() const {
+  std::map<int, uint64_t> by_node;
+  for (const Part& part : kParts) {
+    for (const auto& [node, bytes] : (this->*part.memory).bytes_by_node()) by_node[node] += bytes;
+  }
+  return by_node;
 }
 
 absl::Status HostedMemory::Check(const engine::Layout& layout, size_t groups) const {

@@ -3,6 +3,7 @@
 #ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_MEMORY_H_
 #define SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_MEMORY_H_
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct HostedMemory {
 
   // RESOURCE_EXHAUSTED.
   static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, size_t groups,
-                                             const std::string& description);
+                                             const std::string& description, const memory::Placement& placement);
 
   // Recognises the parts by their names. DATA_LOSS: one is missing or damaged.
   static absl::StatusOr<HostedMemory> Open(std::vector<memory::FileDescriptor> fds);
@@ -40,6 +41,9 @@ struct HostedMemory {
 
   // Whether the parts are as large as the layout needs. DATA_LOSS.
   absl::Status Check(const engine::Layout& layout, size_t groups) const;
+
+  // By NUMA node.
+  std::map<int, uint64_t> BytesByNode() const;
 
   std::vector<int> fds() const { return {parameters.fd(), gradients.fd(), state.fd(), record.fd(), description.fd()}; }
   engine::OptimizerMemory view() const { return {parameters.data(), gradients.data(), state.data(), record.data()}; }

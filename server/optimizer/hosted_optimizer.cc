@@ -22,12 +22,13 @@ absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& mem
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
     OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, const std::string& description,
-    memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
+    const memory::Placement& placement, memory::MemoryBudget* budget, engine::WorkerPool* pool,
+    OptimizerObserver* observer) {
   const size_t groups = spec.groups.size();
   return Build(
       std::move(id), std::move(spec), policy,
-      [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description); }, budget, pool,
-      observer);
+      [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description, placement); },
+      budget, pool, observer);
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(

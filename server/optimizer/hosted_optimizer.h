@@ -41,6 +41,7 @@ class HostedOptimizer final : private engine::StepObserver {
   static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Create(OptimizerId id, engine::OptimizerSpec spec,
                                                                  engine::SpeculationPolicy policy,
                                                                  const std::string& description,
+                                                                 const memory::Placement& placement,
                                                                  memory::MemoryBudget* budget, engine::WorkerPool* pool,
                                                                  OptimizerObserver* observer);
 

@@ -48,7 +48,7 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
   }
   // Allocating takes long: the name is reserved, the table is not locked.
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> created =
-      HostedOptimizer::Create(id, std::move(spec), policy, description, budget_, pool_, observer_);
+      HostedOptimizer::Create(id, std::move(spec), policy, description, placement_, budget_, pool_, observer_);
   absl::MutexLock lock(&mu_);
   if (!created.ok()) {
     optimizers_.erase(id);
@@ -180,6 +180,14 @@ void OptimizerTable::Shutdown() {
     // Cannot fail once nothing is attached.
     optimizer->engine().WaitSettled().IgnoreError();
   }
+}
+
+std::map<int, uint64_t> OptimizerTable::BytesByNode() const {
+  std::map<int, uint64_t> by_node;
+  for (const OptimizerPtr& optimizer : All()) {
+    for (const auto& [node, bytes] : optimizer->memory().BytesByNode()) by_node[node] += bytes;
+  }
+  return by_node;
 }
 
 size_t OptimizerTable::size() const { return All().size(); }

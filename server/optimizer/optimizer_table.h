@@ -26,9 +26,10 @@ using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
 class OptimizerTable {
  public:
   // All must outlive the table.
-  OptimizerTable(size_t max_per_user, memory::MemoryBudget* budget, engine::WorkerPool* pool,
-                 OptimizerObserver* observer, DescriptorStore* store)
+  OptimizerTable(size_t max_per_user, const memory::Placement& placement, memory::MemoryBudget* budget,
+                 engine::WorkerPool* pool, OptimizerObserver* observer, DescriptorStore* store)
       : max_per_user_(max_per_user),
+        placement_(placement),
         budget_(budget),
         pool_(pool),
         observer_(observer),
@@ -72,6 +73,9 @@ class OptimizerTable {
   // Refuses new optimizers and attachments, ends all attachments, waits for their end and settles every optimizer.
   void Shutdown();
 
+  // Of all optimizers, by NUMA node.
+  std::map<int, uint64_t> BytesByNode() const;
+
   size_t size() const;
   size_t attachments() const;
 
@@ -81,6 +85,7 @@ class OptimizerTable {
   absl::Status Erase(const OptimizerPtr& optimizer);
 
   const size_t max_per_user_;
+  const memory::Placement placement_;
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;
   OptimizerObserver* const observer_;

@@ -12,6 +12,7 @@
 #include "server/engine/speculation.h"
 #include "server/optimizer/hosted_optimizer.h"
 #include "server/optimizer/step_report_hub.h"
+#include "server/topology/topology.h"
 #include "superoffload/v1/optimizer.pb.h"
 
 namespace superoffload::rpc {
@@ -28,6 +29,7 @@ absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync);
 // With `details`, parameters and layout too.
 v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details);
 v1::StepReport ToProto(const optimizer::WatchedStep& step);
+v1::Topology ToProto(const topology::Topology& topology);
 
 }  // namespace superoffload::rpc
 

@@ -17,15 +17,23 @@ namespace superoffload::rpc {
 class ServerServiceImpl final : public v1::ServerService::Service {
  public:
   // `info` is called for every request.
-  explicit ServerServiceImpl(std::function<v1::ServerInfo()> info) : info_(std::move(info)) {}
+  ServerServiceImpl(std::function<v1::ServerInfo()> info, absl::StatusOr<v1::Topology> topology)
+      : info_(std::move(info)), topology_(std::move(topology)) {}
 
   grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*, v1::ServerInfo* response) override {
     *response = info_();
     return grpc::Status::OK;
   }
 
+  grpc::Status GetTopology(grpc::ServerContext*, const v1::GetTopologyRequest*, v1::Topology* response) override {
+    if (!topology_.ok()) return ToGrpc(topology_.status());
+    *response = *topology_;
+    return grpc::Status::OK;
+  }
+
  private:
   const std::function<v1::ServerInfo()> info_;
+  const absl::StatusOr<v1::Topology> topology_;
 };
 
 // Unary calls are synchronous, since some wait for the kernels; streams are reactors, since they live as long as a

@@ -138,6 +138,7 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   absl::StatusOr<v1::ServerInfo> GetServerInfo();
+  absl::StatusOr<v1::Topology> GetTopology();
   absl::StatusOr<v1::Optimizer> CreateOptimizer(const v1::CreateOptimizerRequest& request);
   absl::StatusOr<v1::Optimizer> GetOptimizer(const std::string& name);
   absl::StatusOr<std::vector<v1::Optimizer>> ListOptimizers();

@@ -78,6 +78,10 @@ absl::Status Client::ConnectDescriptors(const v1::ServerInfo& info) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::Topology> Client::GetTopology() {
+  return Call(*server_, &v1::ServerService::Stub::GetTopology, token_, v1::GetTopologyRequest());
+}
+
 absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kConnectTimeout);

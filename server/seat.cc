@@ -1,0 +1,23 @@
+#include "server/seat.h"
+
+namespace superoffload {
+
+absl::StatusOr<Seat> FindSeat(const v1::DaemonConfig& config) {
+  Seat seat{.topology = topology::Discover(), .superchip = std::nullopt, .shares = {}, .placement = {}};
+  seat.placement.huge_pages = config.huge_pages() != v1::HUGE_PAGES_OFF;
+  seat.placement.strict = config.misplaced_memory() != v1::MISPLACED_MEMORY_WARN;
+  if (!config.has_superchip()) return seat;
+  if (!seat.topology.ok()) return seat.topology.status();
+  absl::StatusOr<topology::Superchip> superchip = topology::FindSuperchip(*seat.topology, config.superchip());
+  if (!superchip.ok()) return superchip.status();
+  const size_t trainer_cores =
+      config.has_trainer_cores() ? config.trainer_cores() : topology::DefaultTrainerCores(*superchip);
+  absl::StatusOr<topology::CoreShares> shares = topology::ShareCores(*superchip, trainer_cores);
+  if (!shares.ok()) return shares.status();
+  seat.superchip = config.superchip();
+  seat.shares = *std::move(shares);
+  seat.placement.node = superchip->memory_node;
+  return seat;
+}
+
+}  // namespace superoffload

@@ -1,0 +1,28 @@
+// The daemon's seat in the machine: which memory, which cores. Found once, at the start.
+#ifndef SUPEROFFLOAD_SERVER_SEAT_H_
+#define SUPEROFFLOAD_SERVER_SEAT_H_
+
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/memory/placement.h"
+#include "server/topology/topology.h"
+#include "superoffload/v1/config.pb.h"
+
+namespace superoffload {
+
+struct Seat {
+  absl::StatusOr<topology::Topology> topology;
+  std::optional<unsigned> superchip;  // index into it
+  topology::CoreShares shares;        // empty without one
+  memory::Placement placement;
+};
+
+// INVALID_ARGUMENT: the configured Superchip or share of cores does not exist. UNAVAILABLE: one is configured, and
+// hwloc cannot describe the machine.
+absl::StatusOr<Seat> FindSeat(const v1::DaemonConfig& config);
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_SERVER_SEAT_H_
