@@ -27,6 +27,9 @@ namespace {
 // A plan of 2^20 parameters fits.
 constexpr int kMaxMessageBytes = 256 << 20;
 
+// For the recovery of one optimizer.
+constexpr absl::Duration kAdoptTime = absl::Minutes(10);
+
 // What is left of streams and calls when the optimizers are settled has nothing to wait for.
 constexpr std::chrono::milliseconds kShutdownGrace{500};
 
@@ -99,9 +102,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   if (!seat.ok()) return seat.status();
   std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
   if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
-  daemon->AdoptOptimizers();
-  if (absl::Status status = daemon->Serve(); !status.ok()) return status;
+  Inheritance inheritance = daemon->service_manager_.TakeInheritance();
+  daemon->AdoptOptimizers(std::move(inheritance.kept));
+  if (absl::Status status = daemon->Serve(std::move(inheritance)); !status.ok()) return status;
   daemon->service_manager_.Ready();
+  daemon->watchdog_ = std::make_unique<Watchdog>(&daemon->pool_);
   return daemon;
 }
 
@@ -135,8 +140,9 @@ absl::Status Daemon::LockRuntimeDirectory() {
   return absl::OkStatus();
 }
 
-void Daemon::AdoptOptimizers() {
-  for (auto& [name, fds] : service_manager_.TakeDescriptors()) {
+void Daemon::AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept) {
+  for (auto& [name, fds] : kept) {
+    service_manager_.ExtendTimeout(kAdoptTime);
     absl::StatusOr<std::string> adopted = rpc::Adopt(table_, scheduler_, std::move(fds));
     if (adopted.ok()) {
       LogInfo(absl::StrCat("recovered optimizer \"", *adopted, "\" at its last committed step"));
@@ -147,14 +153,14 @@ void Daemon::AdoptOptimizers() {
   }
 }
 
-absl::Status Daemon::Serve() {
+absl::Status Daemon::Serve(Inheritance inheritance) {
   // Left by a daemon that was killed; as long as they are there, its trainers know that a successor is on its way.
-  ::unlink(PathOf("control.sock").c_str());
-  ::unlink(PathOf("descriptors.sock").c_str());
+  if (!inheritance.control_socket.valid()) ::unlink(PathOf("control.sock").c_str());
+  if (!inheritance.descriptor_socket.valid()) ::unlink(PathOf("descriptors.sock").c_str());
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
       PathOf("descriptors.sock"), Access(config_),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
-      [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); });
+      [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); }, std::move(inheritance.descriptor_socket));
   if (!descriptors.ok()) return descriptors.status();
   descriptors_ = *std::move(descriptors);
   if (config_.metrics_address() != "off") {
@@ -164,6 +170,17 @@ absl::Status Daemon::Serve() {
     if (!bound.ok()) return bound.status();
     metrics_address_ = *bound;
   }
+  if (absl::Status status = ServeGrpc(std::move(inheritance.control_socket)); !status.ok()) return status;
+  LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
+                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), pool_.thread_count(),
+                          std::string(kernels::KernelTarget()),
+                          static_cast<double>(config_.memory_budget_bytes()) / (1 << 30),
+                          metrics_address_.empty() ? "off" : "http://" + metrics_address_ + "/metrics"));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
+  const bool has_inherited = inherited.valid();
   server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); }, UsedTopology());
   optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(
       &table_, &scheduler_, &hub_, &observers_, descriptors_.get(), config_.control_calls_per_second());
@@ -171,7 +188,11 @@ absl::Status Daemon::Serve() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.AddListeningPort("unix:" + PathOf("control.sock"), grpc::InsecureServerCredentials());
+  if (has_inherited) {
+    acceptor_ = std::make_unique<ConnectionAcceptor>(std::move(inherited), builder);
+  } else {
+    builder.AddListeningPort("unix:" + PathOf("control.sock"), grpc::InsecureServerCredentials());
+  }
   if (config_.has_remote_operators()) {
     absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials = MutualTls(config_.remote_operators());
     if (!credentials.ok()) return credentials.status();
@@ -191,25 +212,26 @@ absl::Status Daemon::Serve() {
     }
     LogInfo(absl::StrCat("operators with a certificate are served on TCP port ", remote_port_));
   }
-  ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
-  LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
-                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), pool_.thread_count(),
-                          std::string(kernels::KernelTarget()),
-                          static_cast<double>(config_.memory_budget_bytes()) / (1 << 30),
-                          metrics_address_.empty() ? "off" : "http://" + metrics_address_ + "/metrics"));
+  if (has_inherited) {
+    acceptor_->Start();
+  } else {
+    ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
+  }
   return absl::OkStatus();
 }
 
 Daemon::~Daemon() {
   if (server_ != nullptr) {
     service_manager_.Stopping();
+    watchdog_.reset();
     server_->GetHealthCheckService()->SetServingStatus(false);
     optimizer_service_->CancelCheckpoints();
     scheduler_.Shutdown();
     table_.Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
     server_->Wait();
-    ::unlink(PathOf("control.sock").c_str());
+    if (acceptor_ == nullptr) ::unlink(PathOf("control.sock").c_str());
+    acceptor_.reset();
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
   }
   metrics_.Close();

@@ -4,12 +4,15 @@
 
 #include <grpcpp/server.h>
 
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/checkpoint/scheduler.h"
+#include "server/connection_acceptor.h"
 #include "server/engine/worker_pool.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
@@ -20,6 +23,7 @@
 #include "server/seat.h"
 #include "server/service_manager.h"
 #include "server/transport/descriptor_server.h"
+#include "server/watchdog.h"
 #include "superoffload/v1/config.pb.h"
 
 namespace superoffload {
@@ -52,8 +56,9 @@ class Daemon {
 
   Daemon(const v1::DaemonConfig& config, Seat seat);
   absl::Status LockRuntimeDirectory();
-  void AdoptOptimizers();
-  absl::Status Serve();
+  void AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept);
+  absl::Status Serve(Inheritance inheritance);
+  absl::Status ServeGrpc(memory::FileDescriptor inherited);
   v1::ServerInfo Info() const;
   absl::StatusOr<v1::Topology> UsedTopology() const;
   std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
@@ -76,6 +81,8 @@ class Daemon {
   std::unique_ptr<rpc::OptimizerServiceImpl> optimizer_service_;
   int remote_port_ = 0;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<ConnectionAcceptor> acceptor_;  // with socket activation
+  std::unique_ptr<Watchdog> watchdog_;
 };
 
 }  // namespace superoffload

@@ -1,6 +1,7 @@
 #include "server/service_manager.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 
 #include <cstdlib>
@@ -9,21 +10,31 @@
 
 namespace superoffload {
 
-std::map<std::string, std::vector<memory::FileDescriptor>> ServiceManager::TakeDescriptors() {
-  std::map<std::string, std::vector<memory::FileDescriptor>> kept;
+Inheritance ServiceManager::TakeInheritance() {
+  Inheritance inheritance;
   char** names = nullptr;
   const int count = ::sd_listen_fds_with_names(/*unset_environment=*/1, &names);
   for (int i = 0; i < count; ++i) {
     const int fd = SD_LISTEN_FDS_START + i;
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-    kept[names[i]].emplace_back(fd);
+    if (::sd_is_socket(fd, AF_UNIX, SOCK_STREAM, /*listening=*/1) > 0) {
+      inheritance.control_socket = memory::FileDescriptor(fd);
+    } else if (::sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, /*listening=*/1) > 0) {
+      inheritance.descriptor_socket = memory::FileDescriptor(fd);
+    } else {
+      inheritance.kept[names[i]].emplace_back(fd);
+    }
     std::free(names[i]);
   }
   std::free(names);
-  return kept;
+  return inheritance;
 }
 
 void ServiceManager::Ready() { ::sd_notify(0, "READY=1"); }
+
+void ServiceManager::ExtendTimeout(absl::Duration time) {
+  ::sd_notify(0, absl::StrCat("EXTEND_TIMEOUT_USEC=", absl::ToInt64Microseconds(time)).c_str());
+}
 
 void ServiceManager::Stopping() { ::sd_notify(0, "STOPPING=1"); }
 

@@ -7,17 +7,30 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/memory/shared_memory.h"
 #include "server/optimizer/descriptor_store.h"
 
 namespace superoffload {
 
+// What the service manager passed at the start.
+struct Inheritance {
+  // Descriptors that a predecessor had kept, by name.
+  std::map<std::string, std::vector<memory::FileDescriptor>> kept;
+  // Listening sockets, where it listens (socket activation); else invalid.
+  memory::FileDescriptor control_socket;     // SOCK_STREAM
+  memory::FileDescriptor descriptor_socket;  // SOCK_SEQPACKET
+};
+
 class ServiceManager final : public optimizer::DescriptorStore {
  public:
-  // What a predecessor had kept, by name. Only the first call returns anything.
-  std::map<std::string, std::vector<memory::FileDescriptor>> TakeDescriptors();
+  // Only the first call returns anything.
+  Inheritance TakeInheritance();
 
   void Ready();
+
+  // The start takes longer: so much more time from now.
+  void ExtendTimeout(absl::Duration time);
   void Stopping();
 
   void Keep(const std::string& name, const std::vector<int>& fds) override;

@@ -79,11 +79,7 @@ bool EqualInConstantTime(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path, AccessPolicy access,
-                                                                           DescriptorSource source,
-                                                                           SessionEnd on_session_end) {
+absl::StatusOr<memory::FileDescriptor> ListenOn(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -99,19 +95,32 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const
   }
   // Anyone may connect; who sees what is decided by the peer's credentials.
   if (::chmod(path.c_str(), 0666) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
+  return listener;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path, AccessPolicy access,
+                                                                           DescriptorSource source,
+                                                                           SessionEnd on_session_end,
+                                                                           memory::FileDescriptor inherited) {
+  const bool has_inherited = inherited.valid();
+  absl::StatusOr<memory::FileDescriptor> listener = has_inherited ? std::move(inherited) : ListenOn(path);
+  if (!listener.ok()) return listener.status();
   memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
   if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), std::move(listener),
-                                                                std::move(stop_event), std::move(source),
+  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), *std::move(listener),
+                                                                has_inherited, std::move(stop_event), std::move(source),
                                                                 std::move(on_session_end)));
 }
 
 DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
-                                   memory::FileDescriptor stop_event, DescriptorSource source,
+                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source,
                                    SessionEnd on_session_end)
     : path_(std::move(path)),
       access_(std::move(access)),
       listener_(std::move(listener)),
+      inherited_(inherited),
       stop_event_(std::move(stop_event)),
       source_(std::move(source)),
       on_session_end_(std::move(on_session_end)),
@@ -123,7 +132,7 @@ DescriptorServer::~DescriptorServer() {
   const uint64_t one = 1;
   (void)!::write(stop_event_.get(), &one, sizeof(one));
   thread_.join();
-  ::unlink(path_.c_str());
+  if (!inherited_) ::unlink(path_.c_str());
 }
 
 absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) const {

@@ -44,9 +44,11 @@ class DescriptorServer {
   using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
   using SessionEnd = std::function<void(const Peer&)>;
 
-  // Listens on the socket path, which must not exist.
+  // Listens on the socket path, which must not exist; or on `inherited`, if it is valid, which does already and stays
+  // when the server ends.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, AccessPolicy access,
-                                                                  DescriptorSource source, SessionEnd on_session_end);
+                                                                  DescriptorSource source, SessionEnd on_session_end,
+                                                                  memory::FileDescriptor inherited = {});
 
   // Stops listening and closes every connection, calling `on_session_end` for each.
   ~DescriptorServer();
@@ -67,7 +69,7 @@ class DescriptorServer {
     absl::Status refusal;  // what its first request is answered with, if it may not stay
   };
 
-  DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
+  DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener, bool inherited,
                    memory::FileDescriptor stop_event, DescriptorSource source, SessionEnd on_session_end);
   void Run();
   void Accept();
@@ -81,6 +83,7 @@ class DescriptorServer {
   const std::string path_;
   const AccessPolicy access_;
   const memory::FileDescriptor listener_;
+  const bool inherited_;
   const memory::FileDescriptor stop_event_;
   const DescriptorSource source_;
   const SessionEnd on_session_end_;

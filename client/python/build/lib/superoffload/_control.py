@@ -1,0 +1,104 @@
+"""The control plane: one gRPC channel and one descriptor connection to a daemon."""
+
+import ctypes
+import os
+import time
+from typing import Any
+
+import grpc
+
+from superoffload import _library
+from superoffload._error import Error, from_rpc
+from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
+
+_TOKEN_KEY = "superoffload-token"
+_RETRY_SECONDS = 0.02
+_SOCKET_SECONDS = 1.0  # a successor makes its socket within this time after the old one is gone
+
+# Plans of hundreds of thousands of parameters exceed gRPC's default of 4 MiB.
+_CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class Connection:
+    """Authenticated calls of OptimizerService. Not thread-safe."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._old_handles: list[ctypes.c_void_p] = []
+        self._open()
+
+    def _open(self) -> None:
+        channel = grpc.insecure_channel(self.endpoint, options=_CHANNEL_OPTIONS)
+        handle = ctypes.c_void_p()
+        try:
+            self.server_info = optimizer_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
+                optimizer_pb2.GetServerInfoRequest(), timeout=30
+            )
+            _library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
+        except grpc.RpcError as error:
+            channel.close()
+            raise from_rpc(error) from None
+        except Error:
+            channel.close()
+            raise
+        self._channel, self.handle = channel, handle
+        self._stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
+        self._metadata = [(_TOKEN_KEY, _library.function("token")(handle).decode())]
+
+    def wait_reopened(self, timeout_seconds: float) -> None:
+        """Connects anew to a daemon that died, once its successor listens; raises Error when none does.
+
+        A daemon that was stopped on purpose takes its socket away, and nobody waits for it.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        socket_deadline = time.monotonic() + _SOCKET_SECONDS
+        old_channel, old_handle = self._channel, self.handle
+        while True:
+            try:
+                self._open()
+                old_channel.close()
+                self._old_handles.append(old_handle)  # attachments that were made through it still have their mappings
+                return
+            except Error as error:
+                now = time.monotonic()
+                if self.alive():
+                    socket_deadline = now + _SOCKET_SECONDS
+                if error.code != grpc.StatusCode.UNAVAILABLE or now > min(deadline, socket_deadline):
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def call(self, method: str, request: Any, timeout_seconds: float | None = None) -> Any:
+        """One unary call; raises Error."""
+        try:
+            return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    def stream(self, method: str, request: Any) -> Any:
+        """A call that answers with a stream; returns its last message; raises Error."""
+        try:
+            return list(getattr(self._stub, method)(request, metadata=self._metadata))[-1]
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    def attach(
+        self, request: optimizer_pb2.AttachOptimizerRequest
+    ) -> tuple[Any, optimizer_pb2.AttachOptimizerResponse]:
+        """Opens the stream that is the attachment's life; returns it with its first message."""
+        stream = self._stub.AttachOptimizer(request, metadata=self._metadata)
+        try:
+            return stream, next(stream)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    def alive(self) -> bool:
+        """Whether a daemon may still come back: its socket is there."""
+        return os.path.exists(self.endpoint.removeprefix("unix:"))
+
+    def close(self) -> None:
+        """Ends every attachment made through this connection."""
+        if self.handle:
+            for handle in [*self._old_handles, self.handle]:
+                _library.function("disconnect")(handle)
+            self.handle = None
+            self._channel.close()

@@ -1,0 +1,142 @@
+"""How a model's parameters lie in the daemon's memory."""
+
+import ctypes
+import dataclasses
+import zlib
+from typing import Any
+
+import grpc
+import torch
+
+from superoffload._attachment import Attachment
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2
+
+_DATA_TYPES = {
+    torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
+    torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
+    torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
+}
+
+
+@dataclasses.dataclass
+class HostedParameter:
+    """One trainable parameter and its views of the daemon's memory."""
+
+    tensor: torch.nn.Parameter
+    name: str
+    group: int
+    buckets: range = range(0)
+    theta: torch.Tensor | None = None  # the published parameter; what `tensor.data` becomes
+    slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots
+    version: int = 0  # of `tensor`, when it was last known to be what the daemon published
+
+    def adopt(self) -> None:
+        """Makes the published parameter the model's."""
+        self.tensor.data = self.theta
+        self.version = self.tensor._version
+
+    def modified(self) -> bool:
+        """Whether somebody else wrote or replaced the parameter since the daemon published it."""
+        return self.tensor._version != self.version or self.tensor.data_ptr() != self.theta.data_ptr()
+
+
+def collect(param_groups: list[dict[str, Any]]) -> list[HostedParameter]:
+    """The trainable parameters of all groups, tied ones once, in order; raises Error for what cannot be hosted."""
+    hosted: dict[int, HostedParameter] = {}
+    for group_index, group in enumerate(param_groups):
+        names = group.get("param_names") or [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
+        for name, tensor in zip(names, group["params"], strict=True):
+            if not tensor.requires_grad or tensor.numel() == 0 or id(tensor) in hosted:
+                continue
+            if tensor.device.type != "cpu" or tensor.dtype not in _DATA_TYPES or tensor.layout != torch.strided:
+                raise Error(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"parameter {name} is {tensor.layout} {tensor.dtype} on {tensor.device}, but this daemon serves "
+                    "dense bfloat16, float16 and float32 parameters in CPU memory; move or cast the model first",
+                )
+            hosted[id(tensor)] = HostedParameter(tensor, name, group_index)
+    if not hosted:
+        raise Error(grpc.StatusCode.INVALID_ARGUMENT, "no parameter requires gradients; there is nothing to optimize")
+    return list(hosted.values())
+
+
+def specification(hosted: list[HostedParameter]) -> list[optimizer_pb2.Parameter]:
+    """As CreateOptimizer takes it; gradients have the dtype of their parameter."""
+    return [
+        optimizer_pb2.Parameter(
+            name=parameter.name,
+            shape=list(parameter.tensor.shape),
+            dtype=_DATA_TYPES[parameter.tensor.dtype],
+            gradient_dtype=_DATA_TYPES[parameter.tensor.dtype],
+            group=parameter.group,
+        )
+        for parameter in hosted
+    ]
+
+
+def check_same(hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer) -> None:
+    """Raises Error unless the hosted optimizer was made for these very parameters."""
+
+    def words(parameter: optimizer_pb2.Parameter) -> str:
+        dtype = optimizer_pb2.DataType.Name(parameter.dtype).removeprefix("DATA_TYPE_").lower()
+        return f'"{parameter.name}" {list(parameter.shape)} {dtype} in group {parameter.group}'
+
+    ours, theirs = specification(hosted), optimizer.parameters
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            difference = f"the model's parameter {words(mine)} is {words(other)} there"
+            break
+    else:
+        if len(ours) == len(theirs):
+            return
+        difference = f"the model has {len(ours)} parameters, it has {len(theirs)}"
+    raise Error(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f'optimizer "{optimizer.name}" was made for another model: {difference}; '
+        "choose another name or delete that optimizer",
+    )
+
+
+def checksums(hosted: list[HostedParameter]) -> list[int]:
+    """CRC-32 of each parameter's bytes, row-major."""
+    result = []
+    for parameter in hosted:
+        tensor = parameter.tensor.detach().contiguous()
+        data = (ctypes.c_byte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+        result.append(zlib.crc32(data))
+    return result
+
+
+def _view(buffer: Any, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+
+
+def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
+    """Fills in where each parameter and its gradients lie."""
+    for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
+        tensor = parameter.tensor
+        size = tensor.numel() * tensor.element_size()
+        parameter.buckets = range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
+        parameter.theta = _view(attachment.parameters(placement.parameters_offset, size), tensor)
+        parameter.slots = tuple(
+            _view(attachment.gradients(offset, size), tensor) for offset in placement.gradient_offsets
+        )
+
+
+def state_tensors(hosted: list[HostedParameter], attachment: Attachment) -> dict[str, dict[str, torch.Tensor]]:
+    """Copies of masters and moments by parameter name, fp32, in the parameter's shape."""
+    layout = attachment.optimizer.layout
+    arrays = {
+        "master": layout.master_offset,
+        "exp_avg": layout.exp_avg_offset,
+        "exp_avg_sq": layout.exp_avg_sq_offset,
+    }
+    result = {}
+    for parameter, placement in zip(hosted, layout.placements, strict=True):
+        like = torch.empty(parameter.tensor.shape, dtype=torch.float32, device="meta")
+        result[parameter.name] = {
+            key: _view(attachment.state(offset + 4 * placement.state_offset, 4 * like.numel()), like).clone()
+            for key, offset in arrays.items()
+        }
+    return result

@@ -1,0 +1,498 @@
+"""Optimizers for PyTorch whose state and arithmetic live in superoffloadd.
+
+One changed line::
+
+    optimizer = superoffload.torch.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
+
+Parameters (bfloat16, float16 or float32, dense, on the CPU) become views of memory that the daemon shares; fp32
+masters and moments never leave the daemon. Gradients are handed over bucket by bucket while backward runs, and the
+daemon publishes new parameters as soon as it has them, speculating on the verdict about the step; the result is bit
+for bit that of an optimizer which waits.
+
+Differences from torch.optim that a training loop can see:
+
+- ``step()`` takes the gradients: ``.grad`` is None afterwards, as if ``zero_grad()`` had been called.
+- A parameter without a gradient in a step counts as one with a zero gradient (torch leaves it alone).
+- Between backward and ``step()`` parameters may already be those of the step to come.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import sys
+import tempfile
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import grpc
+import torch
+
+from superoffload import _torch_clip, _torch_import, _torch_parameters
+from superoffload._attachment import Attachment, StepResult, VerdictKind
+from superoffload._control import Connection
+from superoffload._daemon import resolve_endpoint
+from superoffload._error import Error
+from superoffload._torch_hand_over import HandOver
+from superoffload.v1 import optimizer_pb2
+
+__all__ = ["Adam", "AdamW", "CheckpointSchedule", "StepResult", "VerdictKind"]
+
+Sync = Literal["check", "push_params", "pull_params"]
+Speculation = Literal["adaptive", "always", "never"]
+
+_SYNC = {
+    "check": optimizer_pb2.SYNC_CHECK,
+    "push_params": optimizer_pb2.SYNC_PUSH,
+    "pull_params": optimizer_pb2.SYNC_PULL,
+}
+_SPECULATION = {
+    "adaptive": optimizer_pb2.SPECULATION_ADAPTIVE,
+    "always": optimizer_pb2.SPECULATION_ALWAYS,
+    "never": optimizer_pb2.SPECULATION_NEVER,
+}
+Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_HANDLE = "superoffload"  # key of the light handle in state_dict()
+_WARN_AFTER_SKIPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSchedule:
+    """Checkpoints that the daemon takes by itself, while training goes on."""
+
+    every_steps: int  # committed ones
+    directory: str  # must exist on the daemon's machine; checkpoints become its step-00001000, ...
+    keep: int = 2  # newest ones that stay; 0 keeps all
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW as torch.optim.AdamW defines it, in the daemon, on fp32 masters.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
+            not require gradients are left alone; tied ones are updated once.
+        lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
+        max_grad_norm: clip the global 2-norm of the gradients to this; None does not clip.
+        endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places
+            ($XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd, /tmp/superoffloadd-UID), else a private one that ends
+            with this process.
+        name: the optimizer's name in the daemon. With a name it outlives this process, and building an optimizer of
+            that name attaches to it again. Without one it is deleted in the end.
+        sync: when attaching to an existing optimizer: "check" that the model's parameters are the published ones,
+            "push_params" (the model wins) or "pull_params" (the daemon wins).
+        speculation: "adaptive", "always" or "never"; never changes results.
+        restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
+            with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is.
+        checkpoint: have the daemon take checkpoints while training goes on.
+        lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
+            keeps it.
+        bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
+        overlap: hand gradients over during backward; False hands all over in step().
+
+    Raises:
+        Error: what the daemon or the adapter refuses, with a canonical code and a sentence.
+    """
+
+    _algorithm = optimizer_pb2.ALGORITHM_ADAMW
+
+    # torch.amp.GradScaler then leaves unscaling and the decision to skip to step().
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_grad_norm: float | None = None,
+        endpoint: str | None = None,
+        name: str | None = None,
+        sync: Sync = "check",
+        speculation: Speculation = "adaptive",
+        restore: Directories | None = None,
+        checkpoint: CheckpointSchedule | None = None,
+        lease_seconds: float | None = None,
+        bucket_bytes: int = 0,
+        overlap: bool = True,
+    ) -> None:
+        if sync not in _SYNC:
+            raise ValueError(f"sync is {sync!r} but must be one of {', '.join(map(repr, _SYNC))}")
+        if speculation not in _SPECULATION:
+            raise ValueError(f"speculation is {speculation!r} but must be one of {', '.join(map(repr, _SPECULATION))}")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm} but must be positive; None means no clipping")
+        self._attached = False
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.max_grad_norm = max_grad_norm
+        self.last_result: StepResult | None = None
+        self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
+        self._clip: float | None = None  # threshold of a clip call in the open step
+        self._anonymous = name is None
+        self.name = name or f"{os.path.basename(sys.argv[0]) or 'python'}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.name = "".join(c if c.isalnum() and c.isascii() or c in "._-" else "_" for c in self.name)[-128:]
+        self._hosted = _torch_parameters.collect(self.param_groups)
+        _torch_clip.check_free(self.hosted_parameters())
+        self._connection = Connection(resolve_endpoint(endpoint))
+        try:
+            policies = _policies(speculation, checkpoint, lease_seconds)
+            self._attach(sync, policies, restore, bucket_bytes)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._sent_groups: list[tuple[float, ...] | None] = [None] * len(self.param_groups)
+        self._hand_over = HandOver(self._attachment, self._hosted, overlap, weakref.WeakMethod(self._prepare_step))
+        self._attached = True
+        _torch_clip.register(self, self.hosted_parameters())
+        self._finalizer = weakref.finalize(
+            self, _end, self._connection, self._attachment, self.name if self._anonymous else None
+        )
+        self._finalizer.atexit = False
+        _at_exit(self._finalizer)
+
+    # Attaching.
+
+    def _attach(
+        self, sync: Sync, policies: optimizer_pb2.Policies, restore: Directories | None, bucket_bytes: int
+    ) -> None:
+        created = self._create(policies, bucket_bytes)
+        request = optimizer_pb2.AttachOptimizerRequest(
+            name=self.name, sync=optimizer_pb2.SYNC_PUSH if created else _SYNC[sync]
+        )
+        if created and restore is not None:
+            try:
+                self._restore(restore)
+            except Error:
+                self._connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=self.name))
+                raise
+            request.sync = optimizer_pb2.SYNC_PULL
+        if not created:
+            existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
+            _torch_parameters.check_same(self._hosted, existing)
+            if request.sync == optimizer_pb2.SYNC_CHECK:
+                request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
+        self._attachment = Attachment(self._connection, request)
+        _torch_parameters.map_views(self._hosted, self._attachment)
+        if request.sync == optimizer_pb2.SYNC_PUSH:
+            self._push()
+        for parameter in self._hosted:
+            parameter.adopt()
+            parameter.tensor.grad = None
+
+    def _create(self, policies: optimizer_pb2.Policies, bucket_bytes: int) -> bool:
+        """Returns False when the optimizer exists already."""
+        request = optimizer_pb2.CreateOptimizerRequest(
+            name=self.name,
+            algorithm=self._algorithm,
+            parameters=_torch_parameters.specification(self._hosted),
+            policies=policies,
+            bucket_bytes=bucket_bytes,
+        )
+        for group in self.param_groups:
+            lr, beta1, beta2, eps, weight_decay = _hyperparameters(group)
+            request.groups.add(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        try:
+            self._connection.call("CreateOptimizer", request)
+        except Error as error:
+            if error.code != grpc.StatusCode.ALREADY_EXISTS:
+                raise
+            return False
+        return True
+
+    def _restore(self, directories: Directories) -> None:
+        if isinstance(directories, str | os.PathLike):
+            directories = [directories]
+        request = optimizer_pb2.RestoreOptimizerRequest(name=self.name, directories=map(os.path.abspath, directories))
+        restored = self._connection.call("RestoreOptimizer", request)
+        for group, values in zip(self.param_groups, restored.groups, strict=True):
+            group.update(
+                lr=values.lr, betas=(values.beta1, values.beta2), eps=values.eps, weight_decay=values.weight_decay
+            )
+
+    def _push(self) -> None:
+        for parameter in self._hosted:
+            if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
+                parameter.theta.copy_(parameter.tensor.detach())
+        self._connection.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
+
+    # Stepping.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One optimizer step; returns the closure's loss. ``last_result`` has the daemon's report.
+
+        Non-finite gradients skip the step, as under torch.amp; see ``skipped_steps``.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_attached()
+        self._check_unfrozen()
+        scale_tensor = getattr(self, "grad_scale", None)  # set by GradScaler, whose check rewrote each gradient once
+        self._hand_over.finish(tolerated_writes=0 if scale_tensor is None else 1)
+        self._send_groups()
+        gradient_scale = 1.0 if scale_tensor is None else 1.0 / float(scale_tensor)
+        thresholds = [t for t in (self._clip and self._clip * gradient_scale, self.max_grad_norm) if t is not None]
+        self._clip = None
+        self._account(self._hand_over.end(gradient_scale, min(thresholds, default=0.0)))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
+        if self._attached:
+            self._clip = None
+            self._hand_over.abandon()
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Returns the global 2-norm of the gradients and clips the step at hand to `max_norm`.
+
+        torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
+        """
+        self._check_attached()
+        with torch.no_grad():
+            norm = self._hand_over.wait_norm()
+        self._clip = float(max_norm)
+        return torch.tensor(norm)
+
+    def _prepare_step(self) -> None:
+        for parameter in self._hosted:
+            if parameter.modified():
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"parameter {parameter.name} was changed by somebody else than the optimizer; call push_params() "
+                    "to make the model's parameters the masters, or pull_params() to undo the change",
+                )
+        self._send_groups()
+
+    def _send_groups(self) -> None:
+        for index, group in enumerate(self.param_groups):
+            values = _hyperparameters(group)
+            if values != self._sent_groups[index]:
+                self._attachment.set_group(index, *values)
+                self._sent_groups[index] = values
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
+
+    def _check_unfrozen(self) -> None:
+        hosted = {id(parameter.tensor) for parameter in self._hosted}
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None and id(tensor) not in hosted:
+                    raise Error(
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        "a parameter that was frozen when the optimizer was built has a gradient; "
+                        "build the optimizer after unfreezing",
+                    )
+
+    def _account(self, result: StepResult) -> None:
+        self.last_result = result
+        if not result.kind.skipped:
+            return
+        self.skipped_steps[result.kind] += 1
+        skips = result.consecutive_skips
+        if skips >= _WARN_AFTER_SKIPS and skips & (skips - 1) == 0:
+            reason = "gradients are infinite or NaN"
+            if result.kind == VerdictKind.SKIP_OVERFLOW:
+                reason = "the gradient norm is beyond what the second moment can hold"
+            warnings.warn(f"{skips} steps in a row were skipped: {reason}", RuntimeWarning, stacklevel=4)
+
+    # State.
+
+    def hosted_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that the daemon updates."""
+        return [parameter.tensor for parameter in self._hosted]
+
+    def push_params(self) -> None:
+        """The trainer wins: masters become the model's parameters as they are; moments stay."""
+        self._check_attached()
+        self._hand_over.abandon()
+        self._push()
+        for parameter in self._hosted:
+            parameter.adopt()
+
+    def pull_params(self) -> None:
+        """The daemon wins: the model's parameters become the masters again."""
+        self._check_attached()
+        self._hand_over.abandon()
+        self._connection.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
+        for parameter in self._hosted:
+            parameter.adopt()
+
+    def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of ``master``, ``exp_avg`` and ``exp_avg_sq`` by parameter name: fp32, in the parameter's shape."""
+        self._check_attached()
+        self._hand_over.abandon()
+        self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
+        return _torch_parameters.state_tensors(self._hosted, self._attachment)
+
+    def save_checkpoint(self, directory: str | os.PathLike[str]) -> int:
+        """Has the daemon write a checkpoint of this moment, and waits; returns its number of committed steps.
+
+        ``directory`` must not exist. Its safetensors files hold ``model.NAME``, ``exp_avg.NAME`` and
+        ``exp_avg_sq.NAME`` in fp32.
+        """
+        self._check_attached()
+        self._hand_over.abandon()
+        request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=os.path.abspath(directory))
+        return self._connection.stream("CheckpointOptimizer", request).committed_steps
+
+    def restore_checkpoint(self, directories: Directories) -> None:
+        """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved."""
+        self._check_attached()
+        self._hand_over.abandon()
+        with self._attachment.detached():
+            self._restore(directories)
+        self.last_result = None
+        self._sent_groups = [None] * len(self.param_groups)
+        for parameter in self._hosted:
+            parameter.adopt()
+            parameter.tensor.grad = None
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """A state_dict that torch.optim.AdamW (or Adam) on the same parameters can load: copies of all moments."""
+        tensors = self.state_tensors()
+        state = super().state_dict()
+        state["state"] = {
+            index: {
+                "step": torch.tensor(float(self._committed_steps())),
+                "exp_avg": tensors[name]["exp_avg"],
+                "exp_avg_sq": tensors[name]["exp_avg_sq"],
+            }
+            for index, name in self._torch_indices().items()
+        }
+        return state
+
+    def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the state of a torch.optim.AdamW (or Adam) on the same parameters; the model's parameters stay."""
+        self._check_attached()
+        with tempfile.TemporaryDirectory() as directory:
+            _torch_import.write_checkpoint(
+                directory, state_dict, self._torch_indices(), self.state_tensors(), [p.group for p in self._hosted]
+            )
+            self.restore_checkpoint(directory)
+
+    def _torch_indices(self) -> dict[int, str]:
+        """The hosted parameters' names by torch.optim's index of their state."""
+        names = {id(parameter.tensor): parameter.name for parameter in self._hosted}
+        tensors = [tensor for group in self.param_groups for tensor in group["params"]]
+        return {index: names[id(tensor)] for index, tensor in enumerate(tensors) if id(tensor) in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A light handle: hyper-parameters, and where the state is. Tensors: ``state_tensors()``."""
+        state = super().state_dict()
+        state["state"] = {}
+        state[_HANDLE] = {"name": self.name, "committed_steps": self._committed_steps()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes hyper-parameters back; refuses a handle of another optimizer or another moment of this one."""
+        handle = state_dict.get(_HANDLE)
+        if handle is None:
+            raise Error(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "this state_dict was not saved by a superoffload optimizer; load that of a torch.optim.AdamW with "
+                "load_torch_state_dict()",
+            )
+        here = {"name": self.name, "committed_steps": self._committed_steps()}
+        if dict(handle) != here:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the state_dict is a handle of optimizer {handle['name']} after {handle['committed_steps']} committed "
+                f"steps, but this is {here['name']} after {here['committed_steps']}; build the optimizer with the "
+                "name= of the one that was saved, while its daemon still runs, or restore a checkpoint",
+            )
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_attached", False):
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "parameters cannot be added once the daemon has planned its memory; pass all groups when building",
+            )
+        super().add_param_group(param_group)
+
+    def _committed_steps(self) -> int:
+        return self.last_result.committed_steps if self.last_result else self._attachment.optimizer.committed_steps
+
+    def close(self) -> None:
+        """Ends the attachment. Parameters move to memory of their own; an optimizer without a name is deleted."""
+        if not self._attached:
+            return
+        self._hand_over.abandon()
+        self._hand_over.close()
+        self._attached = False
+        _torch_clip.unregister(self.hosted_parameters())
+        for parameter in self._hosted:
+            parameter.tensor.grad = None
+            parameter.tensor.data = parameter.theta.clone()
+        self._finalizer()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        raise TypeError("a superoffload optimizer cannot be copied; build another one")
+
+    def __reduce__(self) -> None:
+        raise TypeError("a superoffload optimizer cannot be pickled; save state_dict() instead")
+
+
+class Adam(AdamW):
+    """Adam as torch.optim.Adam defines it (weight decay as an L2 term); arguments as for AdamW."""
+
+    _algorithm = optimizer_pb2.ALGORITHM_ADAM
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+
+def _policies(
+    speculation: Speculation, checkpoint: CheckpointSchedule | None, lease_seconds: float | None
+) -> optimizer_pb2.Policies:
+    policies = optimizer_pb2.Policies(speculation=_SPECULATION[speculation])
+    if checkpoint is not None:
+        policies.checkpoint.every_steps = checkpoint.every_steps
+        policies.checkpoint.directory = os.path.abspath(checkpoint.directory)
+        policies.checkpoint.keep = checkpoint.keep
+    if lease_seconds is not None:
+        policies.lease.FromTimedelta(datetime.timedelta(seconds=lease_seconds))
+    return policies
+
+
+def _hyperparameters(group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+    beta1, beta2 = group["betas"]
+    values = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+    lr, *rest = map(float, values)
+    if not math.isfinite(lr):
+        raise ValueError(f"lr is {lr} but must be finite")
+    return (lr, *rest)
+
+
+def _end(connection: Connection, attachment: Attachment, delete: str | None) -> None:
+    """Ends an attachment and deletes an optimizer that nobody can name."""
+    attachment.end()
+    if delete is not None:
+        with contextlib.suppress(Error):  # it is gone, or the daemon is
+            connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=delete))
+    connection.close()
+
+
+def _at_exit(finalizer: weakref.finalize) -> None:
+    # Registered after a private daemon's own exit handler, so that it runs before it.
+    atexit.register(finalizer)

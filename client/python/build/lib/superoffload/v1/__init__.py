@@ -1,0 +1,1 @@
+"""Generated from proto/superoffload/v1 when the package is built."""

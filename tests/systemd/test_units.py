@@ -1,0 +1,206 @@
+"""The package, installed in a machine of its own (systemd-nspawn), run by a real systemd."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
+ROOT = BUILD / "systemd-root"
+TRAINER = BUILD / "client" / "train_bigram"
+SERVICE = "superoffloadd@0.service"
+CONTROL = ["superoffloadctl", "--endpoint=unix:/run/superoffloadd-0/control.sock"]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="systemd-nspawn needs root")
+
+
+def run(*words, **arguments):
+    return subprocess.run(words, check=True, capture_output=True, text=True, **arguments).stdout
+
+
+def make_package():
+    run("cmake", f"-DSUPEROFFLOAD_PYTHON={shutil.which('python3', path=os.path.dirname(os.sys.executable))}", BUILD)
+    run("ninja", "-C", BUILD)
+    run("cpack", "-C", "RelWithDebInfo", cwd=BUILD)
+    run("cmake", "-DSUPEROFFLOAD_PYTHON=", BUILD)
+    (package,) = BUILD.glob("superoffloadd_*_*.deb")
+    return package
+
+
+def make_root(package):
+    depends = run("dpkg-deb", "-f", package, "Depends")
+    packages = [re.sub(r"\(.*?\)", "", word).strip() for word in depends.split(",")]
+    packages += ["systemd", "systemd-sysv", "dbus", "procps", "libgcc-s1"]
+    if not (ROOT / "complete").exists():
+        shutil.rmtree(ROOT, ignore_errors=True)
+        run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}", "bookworm", ROOT)
+        (ROOT / "complete").touch()
+    shutil.copy(package, ROOT / "superoffloadd.deb")
+
+
+class Machine:
+    """A booted container."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            ["systemd-nspawn", "-q", "-D", ROOT, "--register=no", "--keep-unit", "--private-network"]
+            + ["--console=pipe", f"--bind-ro={TRAINER}:/opt/train_bigram", "-b"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.leader = self._wait_leader()
+        self.wait(lambda: self("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded"))
+
+    def _wait_leader(self):
+        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        self.wait(lambda: self.process.poll() is not None or children.read_text().split())
+        assert self.process.poll() is None, "systemd-nspawn does not work here"
+        return children.read_text().split()[0]
+
+    def __call__(self, *words, check=True, timeout=60):
+        done = subprocess.run(
+            ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-C", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert not check or done.returncode == 0, (words, done.stdout, done.stderr, self.journal())
+        return done
+
+    def journal(self):
+        return self("journalctl", "--no-pager", "-n", "60", "-u", SERVICE, check=False).stdout
+
+    def start(self, *words):
+        return subprocess.Popen(
+            ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-C", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def main_pid(self):
+        return int(self("systemctl", "show", "-P", "MainPID", SERVICE).stdout)
+
+    @staticmethod
+    def wait(condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def stop(self):
+        self("systemctl", "poweroff", check=False)
+        self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def machine():
+    make_root(make_package())
+    booted = Machine()
+    booted("dpkg", "-i", "/superoffloadd.deb")
+    yield booted
+    booted.stop()
+
+
+@pytest.fixture
+def service(machine):
+    machine("systemctl", "start", "superoffloadd@0.socket")
+    yield machine
+    machine("systemctl", "stop", "superoffloadd@0.socket", SERVICE)
+    machine("systemctl", "reset-failed", check=False)
+
+
+def committed_steps(machine):
+    """Of the only optimizer; none while the daemon is away."""
+    listed = machine(*CONTROL, "list", check=False)
+    lines = listed.stdout.splitlines()[1:]
+    return int(lines[0].split()[-2 if lines[0].endswith("none") else -3]) if lines else None
+
+
+def train(machine):
+    (ROOT / "text").write_text("to be or not to be " * 100)
+    return machine.start(
+        "/opt/train_bigram", "--text=/text", "--endpoint=unix:/run/superoffloadd-0/control.sock", "--steps=1000000000"
+    )
+
+
+def test_units_are_well_formed_and_confined(machine):
+    verified = machine("systemd-analyze", "verify", SERVICE, "superoffloadd@0.socket", "sys-fs-resctrl.mount")
+    assert verified.stdout + verified.stderr == ""
+    security = machine("systemd-analyze", "security", "--no-pager", SERVICE).stdout
+    exposure = re.search(r"Overall exposure level .*: ([\d.]+) (\w+)", security)
+    assert exposure[2] in ("OK", "SAFE"), security
+
+
+def test_the_first_connection_starts_the_daemon_and_stop_ends_it(service):
+    assert service("systemctl", "is-active", SERVICE, check=False).stdout.strip() == "inactive"
+    info = service(*CONTROL, "info").stdout
+    assert "workers" in info
+    assert service("systemctl", "is-active", SERVICE).stdout.strip() == "active"
+    pid = service.main_pid()
+    status = service("cat", f"/proc/{pid}/status").stdout
+    user = service("id", "-u", "superoffload").stdout.strip()
+    assert re.search(rf"^Uid:\t{user}\t{user}\t", status, re.M)
+    assert service("test", "-S", "/run/superoffloadd/control.sock").returncode == 0  # what trainers look for
+    service("systemctl", "stop", SERVICE)
+    assert "settled" in service.journal()
+    assert service("systemctl", "show", "-P", "ExecMainStatus", SERVICE).stdout.strip() == "0"
+
+
+def test_optimizers_survive_a_killed_daemon_in_the_descriptor_store(service):
+    trainer = train(service)
+    service.wait(lambda: (committed_steps(service) or 0) > 10)
+    before = service.main_pid()
+    service("kill", "-9", str(before))
+    assert "UNAVAILABLE" in trainer.communicate(timeout=60)[1]
+    service.wait(lambda: service.main_pid() not in (0, before))
+    assert committed_steps(service) > 10
+    assert "recovered optimizer" in service.journal()
+    assert re.search(r"trainer +none", service(*CONTROL, "describe", "bigram").stdout)
+
+
+def test_a_daemon_that_hangs_is_killed_and_its_optimizers_survive(service):
+    service("mkdir", "-p", "/run/systemd/system/superoffloadd@.service.d")
+    service("sh", "-c", "printf '[Service]\\nWatchdogSec=1\\n' >/run/systemd/system/superoffloadd@.service.d/w.conf")
+    service("systemctl", "daemon-reload")
+    trainer = train(service)
+    service.wait(lambda: (committed_steps(service) or 0) > 10)
+    before = service.main_pid()
+    time.sleep(2)
+    assert service.main_pid() == before  # it is alive and says so
+    service("kill", "-STOP", str(before))
+    service.wait(lambda: service.main_pid() not in (0, before))
+    assert committed_steps(service) > 10
+    assert "watchdog" in service.journal().lower()
+    trainer.kill()
+    service("rm", "/run/systemd/system/superoffloadd@.service.d/w.conf")
+    service("systemctl", "daemon-reload")
+
+
+def test_an_upgrade_keeps_optimizers(service):
+    trainer = train(service)
+    service.wait(lambda: (committed_steps(service) or 0) > 10)
+    trainer.kill()
+    trainer.wait()
+    service("dpkg", "-i", "/superoffloadd.deb")
+    before = service.main_pid()
+    service("systemctl", "restart", SERVICE)
+    assert service.main_pid() != before
+    assert committed_steps(service) > 10
+
+
+def test_the_package_goes_without_a_trace(machine):
+    machine("systemctl", "start", "superoffloadd@0.socket")
+    machine(*CONTROL, "info")
+    machine("dpkg", "--purge", "superoffloadd")
+    left = machine(
+        "sh", "-c", "find / -xdev -name '*superoffload*' -not -path '/proc/*' -not -path '/superoffloadd.deb'"
+    ).stdout
+    ours = [path for path in left.split() if not path.startswith(("/var/log", "/run/systemd", "/run/log", "/tmp"))]
+    assert not ours, ours
+    machine("dpkg", "-i", "/superoffloadd.deb")
