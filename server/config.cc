@@ -64,6 +64,15 @@ absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std:
       absl::StrCat(source, ":", error.message(), " (fields are described in config.proto)"));
 }
 
+partition::Shares PartitionShares(const v1::DaemonConfig& config) {
+  partition::Shares shares;
+  const v1::Partition& given = config.partition();
+  if (given.optimizer_cache_percent() > 0) shares.optimizer_cache_percent = given.optimizer_cache_percent();
+  if (given.optimizer_bandwidth_percent() > 0) shares.optimizer_bandwidth_percent = given.optimizer_bandwidth_percent();
+  if (given.trainer_bandwidth_percent() > 0) shares.trainer_bandwidth_percent = given.trainer_bandwidth_percent();
+  return shares;
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -104,6 +113,13 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.memory_budget_bytes() < kMinMemoryBudgetBytes) {
     return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", config.memory_budget_bytes(),
                                                    " but must be at least ", kMinMemoryBudgetBytes));
+  }
+  const partition::Shares shares = PartitionShares(config);
+  for (const uint32_t percent :
+       {shares.optimizer_cache_percent, shares.optimizer_bandwidth_percent, shares.trainer_bandwidth_percent}) {
+    if (percent > 100) {
+      return absl::InvalidArgumentError(absl::StrCat("partition has a share of ", percent, " percent; at most 100"));
+    }
   }
   const v1::RemoteOperators& remote = config.remote_operators();
   if (config.has_remote_operators() && (remote.address().empty() || remote.certificate_file().empty() ||

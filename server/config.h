@@ -6,12 +6,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/partition/partition.h"
 #include "superoffload/v1/config.pb.h"
 
 namespace superoffload {
 
 // INVALID_ARGUMENT with `source`, line, column and field of what is wrong.
 absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std::string& source);
+
+partition::Shares PartitionShares(const v1::DaemonConfig& config);
 
 // The whole file. NOT_FOUND.
 absl::StatusOr<std::string> ReadFile(const std::string& path);

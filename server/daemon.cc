@@ -51,6 +51,16 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const v1::Rem
   return grpc::SslServerCredentials(options);
 }
 
+// Those that are started later follow the thread that starts them.
+std::vector<pid_t> OwnThreads() {
+  std::vector<pid_t> threads;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    threads.push_back(static_cast<pid_t>(std::stol(entry.path().filename())));
+  }
+  return threads;
+}
+
 const char* VerdictText(transport::Verdict verdict) {
   switch (verdict) {
     case transport::Verdict::kSkipNonFinite:
@@ -102,6 +112,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   if (!seat.ok()) return seat.status();
   std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
   if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
+  if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;
   Inheritance inheritance = daemon->service_manager_.TakeInheritance();
   daemon->AdoptOptimizers(std::move(inheritance.kept));
   if (absl::Status status = daemon->Serve(std::move(inheritance)); !status.ok()) return status;
@@ -140,6 +151,22 @@ absl::Status Daemon::LockRuntimeDirectory() {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::JoinPartition() {
+  if (!seat_.superchip || config_.partition().off()) return absl::OkStatus();
+  auto groups = std::make_unique<partition::Partition>(partition::KernelResctrlFiles(), seat_.partition_place());
+  // Not root: somebody who is has made the groups (--prepare_partition).
+  absl::Status status = ::geteuid() == 0 ? groups->Prepare(PartitionShares(config_)) : absl::OkStatus();
+  if (status.ok()) status = groups->Join(OwnThreads());
+  if (status.ok()) {
+    LogInfo("cache and memory bandwidth are partitioned between trainers and the optimizer");
+    partition_ = std::move(groups);
+    return absl::OkStatus();
+  }
+  if (config_.partition().required()) return status;
+  LogInfo(absl::StrCat("cache and memory bandwidth are not partitioned: ", status.message()));
+  return absl::OkStatus();
+}
+
 void Daemon::AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept) {
   for (auto& [name, fds] : kept) {
     service_manager_.ExtendTimeout(kAdoptTime);
@@ -165,7 +192,8 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   descriptors_ = *std::move(descriptors);
   if (config_.metrics_address() != "off") {
     absl::StatusOr<std::string> bound = metrics_.Expose(config_.metrics_address(), [this] {
-      return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used(), table_.BytesByNode()};
+      return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used(), table_.BytesByNode(),
+                                   partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read()};
     });
     if (!bound.ok()) return bound.status();
     metrics_address_ = *bound;
@@ -235,6 +263,9 @@ Daemon::~Daemon() {
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
   }
   metrics_.Close();
+  if (partition_ != nullptr && ::geteuid() == 0) {
+    if (absl::Status status = partition_->Remove(); !status.ok()) LogWarning(std::string(status.message()));
+  }
   descriptors_.reset();
 }
 

@@ -56,6 +56,7 @@ class Daemon {
 
   Daemon(const v1::DaemonConfig& config, Seat seat);
   absl::Status LockRuntimeDirectory();
+  absl::Status JoinPartition();
   void AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept);
   absl::Status Serve(Inheritance inheritance);
   absl::Status ServeGrpc(memory::FileDescriptor inherited);
@@ -69,6 +70,7 @@ class Daemon {
   memory::FileDescriptor lock_;
   memory::MemoryBudget budget_;
   engine::WorkerPool pool_;
+  std::unique_ptr<partition::Partition> partition_;  // where there is one
   metrics::Metrics metrics_;
   optimizer::StepReportHub hub_;
   checkpoint::Scheduler scheduler_;

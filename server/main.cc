@@ -1,5 +1,6 @@
 // superoffloadd: reads the configuration, starts the daemon, runs until SIGTERM or SIGINT.
 #include <pthread.h>
+#include <pwd.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -18,6 +19,8 @@
 #include "server/daemon.h"
 #include "server/keeper.h"
 #include "server/log.h"
+#include "server/partition/partition.h"
+#include "server/seat.h"
 
 ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
 ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets");
@@ -25,6 +28,9 @@ ABSL_FLAG(uint64_t, memory_budget_bytes, 0, "memory that all optimizers together
 ABSL_FLAG(uint32_t, worker_threads, 0, "threads that run the optimizer kernels");
 ABSL_FLAG(std::string, metrics_address, "", "host:port of the Prometheus exposer, or \"off\"");
 ABSL_FLAG(int, superchip, -1, "the Superchip that the daemon belongs to, counted from 0; -1: none");
+ABSL_FLAG(bool, prepare_partition, false,
+          "as root: make the resctrl groups that a daemon of another user joins, and exit");
+ABSL_FLAG(bool, remove_partition, false, "as root: remove them, and exit");
 ABSL_FLAG(bool, keeper, false,
           "start the daemon as a child, keep its optimizers' memory while it is dead and start it again; for places "
           "without systemd");
@@ -56,6 +62,23 @@ void StopOnStdinEof() {
     }
     ::kill(::getpid(), SIGTERM);
   }).detach();
+}
+
+// For the service: its daemon is not root.
+int RunPartition(bool prepare) {
+  absl::StatusOr<v1::DaemonConfig> config = LoadConfig();
+  absl::StatusOr<Seat> seat = config.ok() ? FindSeat(*config) : absl::StatusOr<Seat>(config.status());
+  if (!seat.ok() || !seat->superchip) {
+    LogError(seat.ok() ? "partitions are of a Superchip: give --superchip" : std::string(seat.status().message()));
+    return 2;
+  }
+  if (config->partition().off()) return 0;
+  partition::Place place = seat->partition_place();
+  if (const passwd* user = ::getpwnam("superoffload"); user != nullptr) place.daemon_uid = user->pw_uid;
+  partition::Partition groups(partition::KernelResctrlFiles(), place);
+  const absl::Status status = prepare ? groups.Prepare(PartitionShares(*config)) : groups.Remove();
+  if (!status.ok()) LogInfo(std::string(status.message()));
+  return status.ok() || !config->partition().required() ? 0 : 1;
 }
 
 int Run() {
@@ -98,6 +121,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "superoffloadd takes flags only, not \"%s\"; see --help\n", rest[1]);
     return 2;
   }
+  if (absl::GetFlag(FLAGS_prepare_partition)) return superoffload::RunPartition(/*prepare=*/true);
+  if (absl::GetFlag(FLAGS_remove_partition)) return superoffload::RunPartition(/*prepare=*/false);
   if (absl::GetFlag(FLAGS_keeper)) {
     std::vector<std::string> command{"/proc/self/exe"};
     for (int i = 1; i < argc; ++i) command.push_back(argv[i]);

@@ -1,6 +1,21 @@
 #include "server/seat.h"
 
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+
 namespace superoffload {
+
+partition::Place Seat::partition_place() const {
+  partition::Place place{
+      .memory_node = *placement.node, .trainer_cpus = shares.trainer, .cache_ids = {}, .daemon_uid = ::geteuid()};
+  std::ifstream file(absl::StrCat("/sys/devices/system/cpu/cpu", shares.optimizer.front(), "/cache/index3/id"));
+  if (int id; file >> id) place.cache_ids.push_back(id);
+  place.cache_ids.push_back(static_cast<int>(*placement.node));  // some kernels number domains so
+  return place;
+}
 
 absl::StatusOr<Seat> FindSeat(const v1::DaemonConfig& config) {
   Seat seat{.topology = topology::Discover(), .superchip = std::nullopt, .shares = {}, .placement = {}};

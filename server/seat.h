@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/memory/placement.h"
+#include "server/partition/partition.h"
 #include "server/topology/topology.h"
 #include "superoffload/v1/config.pb.h"
 
@@ -17,6 +18,9 @@ struct Seat {
   std::optional<unsigned> superchip;  // index into it
   topology::CoreShares shares;        // empty without one
   memory::Placement placement;
+
+  // Where its cache and bandwidth are partitioned; only with a Superchip.
+  partition::Place partition_place() const;
 };
 
 // INVALID_ARGUMENT: the configured Superchip or share of cores does not exist. UNAVAILABLE: one is configured, and

@@ -138,15 +138,26 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     const DaemonGauges now = gauges_();
-    return {Make("superoffload_optimizers", "Optimizers hosted.", "", {{"", static_cast<double>(now.optimizers)}}),
-            Make("superoffload_attachments", "Optimizers with a trainer attached.", "",
-                 {{"", static_cast<double>(now.attachments)}}),
-            Make("superoffload_memory_node_bytes", "Bytes held for optimizers, by NUMA node.", "node",
-                 ByNode(now.bytes_by_node)),
-            Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.", "use",
-                 {{"state", static_cast<double>(now.memory.state_bytes)},
-                  {"gradients", static_cast<double>(now.memory.gradients_bytes)},
-                  {"parameters", static_cast<double>(now.memory.parameters_bytes)}})};
+    std::vector<prometheus::MetricFamily> families{
+        Make("superoffload_optimizers", "Optimizers hosted.", "", {{"", static_cast<double>(now.optimizers)}}),
+        Make("superoffload_attachments", "Optimizers with a trainer attached.", "",
+             {{"", static_cast<double>(now.attachments)}}),
+        Make("superoffload_memory_node_bytes", "Bytes held for optimizers, by NUMA node.", "node",
+             ByNode(now.bytes_by_node)),
+        Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.", "use",
+             {{"state", static_cast<double>(now.memory.state_bytes)},
+              {"gradients", static_cast<double>(now.memory.gradients_bytes)},
+              {"parameters", static_cast<double>(now.memory.parameters_bytes)}})};
+    std::map<std::string, Values> by_counter;
+    for (const partition::Reading& reading : now.partition) {
+      by_counter[reading.counter].emplace_back(reading.group, static_cast<double>(reading.value));
+    }
+    for (const auto& [counter, values] : by_counter) {
+      const std::string name =
+          absl::StrCat("superoffload_partition_", counter, counter == "llc_occupancy" ? "_bytes" : "");
+      families.push_back(Make(name.c_str(), "Counted by resctrl, by control group.", "group", values));
+    }
+    return families;
   }
 
  private:

@@ -23,6 +23,9 @@
 //   superoffload_optimizers, superoffload_attachments                  hosted, attached
 //   superoffload_memory_bytes{use}, superoffload_memory_budget_bytes   state, gradients, parameters; the limit
 //   superoffload_memory_node_bytes{node}                               where optimizers' memory lies (NUMA)
+//   superoffload_partition_llc_occupancy_bytes{group}                  last-level cache held: trainer, optimizer
+//   superoffload_partition_mbm_total_bytes{group}                      memory traffic so far, where it is counted
+//   superoffload_partition_mbm_local_bytes{group}                      likewise, to memory of the same node
 //   superoffload_worker_threads
 #ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 #define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
@@ -31,12 +34,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/memory/memory_budget.h"
 #include "server/optimizer/optimizer_observer.h"
+#include "server/partition/partition.h"
 
 namespace prometheus {
 class Exposer;
@@ -51,6 +56,7 @@ struct DaemonGauges {
   size_t attachments = 0;
   memory::MemoryUse memory;
   std::map<int, uint64_t> bytes_by_node;
+  std::vector<partition::Reading> partition;
 };
 
 struct DaemonConstants {
