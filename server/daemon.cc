@@ -289,6 +289,7 @@ v1::ServerInfo Daemon::Info() const {
   info.set_memory_used_bytes(budget_.used().total_bytes());
   info.set_optimizers(static_cast<uint32_t>(table_.size()));
   info.set_attachments(static_cast<uint32_t>(table_.attachments()));
+  info.set_survives_restarts(service_manager_.present());
   info.mutable_start_time()->set_seconds(absl::ToUnixSeconds(start_time_));
   return info;
 }

@@ -10,6 +10,8 @@
 
 namespace superoffload {
 
+ServiceManager::ServiceManager() : present_(std::getenv("NOTIFY_SOCKET") != nullptr) {}
+
 Inheritance ServiceManager::TakeInheritance() {
   Inheritance inheritance;
   char** names = nullptr;

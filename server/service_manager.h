@@ -24,6 +24,10 @@ struct Inheritance {
 
 class ServiceManager final : public optimizer::DescriptorStore {
  public:
+  ServiceManager();
+
+  bool present() const { return present_; }
+
   // Only the first call returns anything.
   Inheritance TakeInheritance();
 
@@ -35,6 +39,9 @@ class ServiceManager final : public optimizer::DescriptorStore {
 
   void Keep(const std::string& name, const std::vector<int>& fds) override;
   void Drop(const std::string& name) override;
+
+ private:
+  const bool present_;
 };
 
 }  // namespace superoffload

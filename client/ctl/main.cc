@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/bench.h"
 #include "client/ctl/commands.h"
+#include "client/ctl/doctor.h"
 #include "superoffload/client.hpp"
 
 ABSL_FLAG(std::string, endpoint, "",
@@ -20,6 +21,7 @@ ABSL_FLAG(std::string, tls_authority, "", "for a daemon at host:port: certificat
 ABSL_FLAG(std::string, tls_certificate, "", "likewise: your certificate");
 ABSL_FLAG(std::string, tls_key, "", "likewise: its key");
 ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
+ABSL_FLAG(std::string, root, "", "doctor: look at the machine whose files are below this directory");
 ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
 
 namespace superoffload::ctl {
@@ -39,6 +41,7 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
   superoffloadctl topology         the machine: memory nodes, cores and GPUs, and what of it the daemon uses
   superoffloadctl pin -- COMMAND...
                                    run a trainer on the cores that the daemon leaves to trainers
+  superoffloadctl doctor           what makes a daemon slow or unsafe on this machine, each with its remedy
   superoffloadctl bench [--output=FILE] [FLAG...]
                                    this machine's best number of workers and prefetch distance (adam_bench --tune)
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to
@@ -54,6 +57,9 @@ int BadUsage(const std::string& message) {
 
 int Run(const std::vector<std::string>& words) {
   if (words.empty()) return BadUsage("which command?");
+  if (words[0] == "doctor" && words.size() == 1) {
+    return RunDoctor(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_root), absl::GetFlag(FLAGS_json));
+  }
   const Command* command = FindCommand(words[0]);
   if (command == nullptr) return BadUsage(absl::StrCat("unknown command \"", words[0], "\""));
   const size_t operands = words.size() - 1;
