@@ -12,6 +12,10 @@ install(FILES systemd/superoffloadd.default DESTINATION /etc/default RENAME supe
 install(FILES systemd/superoffloadd.textproto DESTINATION /etc/superoffloadd)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
+install(PROGRAMS deploy/slurm/prolog.sh deploy/slurm/epilog.sh DESTINATION share/superoffload)
+install(FILES deploy/prometheus/rules.yml deploy/prometheus/scrape.yml deploy/grafana/dashboard.json
+  DESTINATION share/superoffload)
+
 # For C and C++ users: headers, libraries, CMake and pkg-config files.
 install(DIRECTORY client/include/ DESTINATION include FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 install(DIRECTORY proto/superoffload DESTINATION include FILES_MATCHING PATTERN "*.h")

@@ -8,9 +8,7 @@
 //   superoffload_republished_buckets_total{optimizer,uid}              speculation undone by the verdict
 //   superoffload_gradient_bytes_total{optimizer,uid}                   handed over by trainers
 //   superoffload_parameter_bytes_total{optimizer,uid}                  published to trainers
-//   superoffload_step_phase_seconds{optimizer,uid,phase}                        histogram; receive: BEGIN_STEP to
-//   END_STEP, exposed: then to
-//                                                                      the last final parameters
+//   superoffload_step_phase_seconds{optimizer,uid,phase}               histogram; receive: to END_STEP, exposed: after
 //   superoffload_checkpoints_total{optimizer,uid,result}               written, failed
 //   superoffload_checkpoint_seconds{optimizer,uid}                     histogram of those written
 //   superoffload_checkpoint_bytes{optimizer,uid}                       of the last one written
