@@ -14,7 +14,7 @@ packages=(
   python3-venv python3-dev
 )
 [[ " $* " == *" --tests "* ]] && packages+=(
-  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static mmdebstrap binutils clang libclang-rt-14-dev openssl systemd-container dpkg-dev
+  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static mmdebstrap binutils clang libclang-rt-14-dev openssl systemd-container dpkg-dev qemu-system-arm ipxe-qemu cpio
 )
 missing=()
 for package in "${packages[@]}"; do
