@@ -36,9 +36,14 @@ install(FILES ${CMAKE_BINARY_DIR}/superoffload.pc DESTINATION ${CMAKE_INSTALL_LI
 # setuptools, wheel and grpcio-tools.
 set(SUPEROFFLOAD_PYTHON "" CACHE FILEPATH "Python that builds the wheel; empty for none")
 if(SUPEROFFLOAD_PYTHON)
+  # From a copy: building leaves files beside the sources.
+  set(wheel_source ${CMAKE_BINARY_DIR}/wheel-source)
   add_custom_target(wheel ALL
+    COMMAND ${CMAKE_COMMAND} -E rm -rf ${wheel_source}
+    COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/client/python ${wheel_source}/client/python
+    COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/proto ${wheel_source}/proto
     COMMAND ${SUPEROFFLOAD_PYTHON} -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir
-            ${CMAKE_BINARY_DIR}/wheel ${CMAKE_SOURCE_DIR}/client/python
+            ${CMAKE_BINARY_DIR}/wheel ${wheel_source}/client/python
     VERBATIM)
   install(DIRECTORY ${CMAKE_BINARY_DIR}/wheel/ DESTINATION share/superoffload FILES_MATCHING PATTERN "*.whl")
 endif()

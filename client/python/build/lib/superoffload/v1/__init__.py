@@ -1,1 +1,0 @@
-"""Generated from proto/superoffload/v1 when the package is built."""
