@@ -1,6 +1,7 @@
 #include "server/daemon.h"
 
 #include <fcntl.h>
+#include <google/protobuf/util/message_differencer.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -246,6 +247,17 @@ absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
     ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
   }
   return absl::OkStatus();
+}
+
+bool Daemon::Reload(const v1::DaemonConfig& config) {
+  descriptors_->SetAccess(Access(config));
+  optimizer_service_->SetCallsPerSecond(config.control_calls_per_second());
+  kernels::SetPrefetchElements(config.prefetch_elements());
+  *config_.mutable_allowed_uids() = config.allowed_uids();
+  *config_.mutable_operator_uids() = config.operator_uids();
+  config_.set_control_calls_per_second(config.control_calls_per_second());
+  config_.set_prefetch_elements(config.prefetch_elements());
+  return !google::protobuf::util::MessageDifferencer::Equals(config_, config);
 }
 
 Daemon::~Daemon() {

@@ -34,6 +34,10 @@ class Daemon {
   // runtime directory.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config);
 
+  // Takes over what can change while it runs: allowed_uids, operator_uids, control_calls_per_second,
+  // prefetch_elements. Returns whether `config` asks for anything that needs a restart.
+  bool Reload(const v1::DaemonConfig& config);
+
   // Ends attachments, settles optimizers, then stops serving.
   ~Daemon();
 
@@ -64,7 +68,7 @@ class Daemon {
   absl::StatusOr<v1::Topology> UsedTopology() const;
   std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
 
-  const v1::DaemonConfig config_;
+  v1::DaemonConfig config_;  // as it is applied; changed by Reload only
   const Seat seat_;
   const absl::Time start_time_;
   memory::FileDescriptor lock_;

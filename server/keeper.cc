@@ -73,7 +73,7 @@ class Keeper {
     if (::bind(notify_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) return false;
     sigset_t signals;
     sigemptyset(&signals);
-    for (int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&signals, signal);
+    for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
     ::sigprocmask(SIG_BLOCK, &signals, &old_signals_);
     signals_ = FileDescriptor(::signalfd(-1, &signals, SFD_CLOEXEC));
     return signals_.valid();
@@ -113,6 +113,10 @@ class Keeper {
       if (polled[1].revents == 0) continue;
       signalfd_siginfo info;
       if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) continue;
+      if (info.ssi_signo == SIGHUP) {
+        ::kill(child, SIGHUP);
+        continue;
+      }
       if (info.ssi_signo != SIGCHLD) {
         stopping_ = true;
         ::kill(child, SIGTERM);

@@ -1,4 +1,4 @@
-// superoffloadd: reads the configuration, starts the daemon, runs until SIGTERM or SIGINT.
+// superoffloadd: reads the configuration, starts the daemon, runs until SIGTERM or SIGINT. SIGHUP reloads.
 #include <pthread.h>
 #include <pwd.h>
 #include <signal.h>
@@ -81,12 +81,24 @@ int RunPartition(bool prepare) {
   return status.ok() || !config->partition().required() ? 0 : 1;
 }
 
+// The configuration is read anew; one that is wrong changes nothing.
+void Reload(Daemon& daemon) {
+  absl::StatusOr<v1::DaemonConfig> config = LoadConfig();
+  if (!config.ok()) {
+    LogError(absl::StrCat("not reloaded: ", config.status().message()));
+    return;
+  }
+  LogInfo(daemon.Reload(*config) ? "reloaded; what else has changed takes a restart, over which optimizers stay"
+                                 : "reloaded");
+}
+
 int Run() {
   // Before any thread starts, so that all inherit the mask and only sigwait sees the signals.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that met it
@@ -103,7 +115,7 @@ int Run() {
   }
   if (absl::GetFlag(FLAGS_exit_on_stdin_eof)) StopOnStdinEof();
   int signal_number = 0;
-  sigwait(&signals, &signal_number);
+  while (sigwait(&signals, &signal_number) == 0 && signal_number == SIGHUP) Reload(**daemon);
   LogInfo(absl::StrCat("stopping on signal ", signal_number));
   daemon->reset();
   return 0;

@@ -6,10 +6,15 @@
 
 namespace superoffload::rpc {
 
+void CallQuota::SetCallsPerSecond(uint32_t calls_per_second) {
+  absl::MutexLock lock(&mu_);
+  calls_per_second_ = calls_per_second;
+}
+
 absl::Status CallQuota::Take(uid_t uid, absl::Time now) {
+  absl::MutexLock lock(&mu_);
   if (calls_per_second_ == 0) return absl::OkStatus();
   const double most = 2.0 * calls_per_second_;
-  absl::MutexLock lock(&mu_);
   Bucket& bucket = buckets_.try_emplace(uid, Bucket{most, now}).first->second;
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - bucket.filled));  // clocks jump
   bucket.calls = std::min(most, bucket.calls + seconds * calls_per_second_);

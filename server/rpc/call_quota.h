@@ -20,6 +20,8 @@ class CallQuota {
   // 0 means no limit.
   explicit CallQuota(uint32_t calls_per_second) : calls_per_second_(calls_per_second) {}
 
+  void SetCallsPerSecond(uint32_t calls_per_second);
+
   // RESOURCE_EXHAUSTED: the user's calls are used up for now.
   absl::Status Take(uid_t uid, absl::Time now);
 
@@ -29,8 +31,8 @@ class CallQuota {
     absl::Time filled;
   };
 
-  const uint32_t calls_per_second_;
   absl::Mutex mu_;
+  uint32_t calls_per_second_ ABSL_GUARDED_BY(mu_);
   std::map<uid_t, Bucket> buckets_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -54,6 +54,8 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
         descriptors_(descriptors),
         quota_(calls_per_second) {}
 
+  void SetCallsPerSecond(uint32_t calls_per_second) { quota_.SetCallsPerSecond(calls_per_second); }
+
   // Cancels the checkpoints that calls wait for.
   void CancelCheckpoints() { stopping_ = true; }
 

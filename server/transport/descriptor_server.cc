@@ -118,12 +118,12 @@ DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory
                                    bool inherited, memory::FileDescriptor stop_event, DescriptorSource source,
                                    SessionEnd on_session_end)
     : path_(std::move(path)),
-      access_(std::move(access)),
       listener_(std::move(listener)),
       inherited_(inherited),
       stop_event_(std::move(stop_event)),
       source_(std::move(source)),
       on_session_end_(std::move(on_session_end)),
+      access_(std::move(access)),
       thread_([this] { Run(); }) {
   pthread_setname_np(thread_.native_handle(), "so-descriptors");
 }
@@ -145,6 +145,16 @@ absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) co
   return absl::UnauthenticatedError(absl::StrCat("no valid token in the metadata \"" SUPEROFFLOAD_TOKEN_METADATA_KEY
                                                  "\"; say HELLO on the descriptor socket ",
                                                  path_, " and keep that connection open"));
+}
+
+void DescriptorServer::SetAccess(AccessPolicy access) {
+  absl::MutexLock lock(&mu_);
+  access_ = std::move(access);
+}
+
+AccessPolicy DescriptorServer::access() const {
+  absl::MutexLock lock(&mu_);
+  return access_;
 }
 
 void DescriptorServer::Run() {
@@ -185,7 +195,7 @@ void DescriptorServer::Accept() {
   const Peer peer{.session = ++last_session_,
                   .uid = credentials.uid,
                   .pid = credentials.pid,
-                  .is_operator = access_.IsOperator(credentials.uid)};
+                  .is_operator = access().IsOperator(credentials.uid)};
   absl::Status refusal = Admit(credentials.uid);
   if (refusal.ok()) {
     absl::MutexLock lock(&mu_);
@@ -199,7 +209,7 @@ void DescriptorServer::Accept() {
 }
 
 absl::Status DescriptorServer::Admit(uid_t uid) const {
-  if (!access_.Allows(uid)) {
+  if (!access().Allows(uid)) {
     return absl::PermissionDeniedError(
         absl::StrCat("uid ", uid, " may not use this daemon; ask its operator to add it to allowed_uids"));
   }

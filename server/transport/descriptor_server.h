@@ -56,6 +56,9 @@ class DescriptorServer {
   // UNAUTHENTICATED when no open connection has the token. Thread-safe.
   absl::StatusOr<Peer> Authenticate(const std::string& token) const;
 
+  // From the next connection on.
+  void SetAccess(AccessPolicy access);
+
   const std::string& path() const { return path_; }
 
  private:
@@ -73,15 +76,15 @@ class DescriptorServer {
                    memory::FileDescriptor stop_event, DescriptorSource source, SessionEnd on_session_end);
   void Run();
   void Accept();
-  // Of the user, or the reason why it may have no connection.
+  // Why the user may have no further connection, if it may not.
   absl::Status Admit(uid_t uid) const;
+  AccessPolicy access() const;
   // False when the connection is to be closed.
   bool Serve(const Connection& connection);
   void Drop(int fd);
   void DropOldestRefused();
 
   const std::string path_;
-  const AccessPolicy access_;
   const memory::FileDescriptor listener_;
   const bool inherited_;
   const memory::FileDescriptor stop_event_;
@@ -90,6 +93,7 @@ class DescriptorServer {
   uint64_t last_session_ = 0;
   std::map<int, Connection> connections_;  // the thread's own
   mutable absl::Mutex mu_;
+  AccessPolicy access_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mu_);  // by token
   std::thread thread_;
 };

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import textwrap
 
@@ -61,6 +62,26 @@ def test_only_allowed_users_connect_and_only_operators_see_others(tmp_path):
     assert ctl(daemon, "describe", "roots", user=FRIEND).returncode == 1
     watcher = ctl(daemon, "list", user=STRANGER + 10)
     assert watcher.returncode == 0 and "roots" in watcher.stdout
+    assert daemon.stop() == 0
+
+
+@as_root
+def test_a_reload_changes_who_is_allowed_and_a_wrong_file_changes_nothing(tmp_path):
+    daemon = configured(tmp_path, f"allowed_uids: {FRIEND}")
+    config = tmp_path / "superoffloadd.textproto"
+
+    def reload(text, message):
+        config.write_text(text)
+        daemon.process.send_signal(signal.SIGHUP)
+        assert message in next(line for line in iter(daemon.process.stderr.readline, "") if "reloaded" in line)
+
+    assert ctl(daemon, "list", user=STRANGER).returncode == 1
+    reload(f"allowed_uids: [{FRIEND}, {STRANGER}]", " reloaded\n")
+    assert ctl(daemon, "list", user=STRANGER).returncode == 0
+    reload("allowed_uids: nobody", "not reloaded: ")
+    assert ctl(daemon, "list", user=STRANGER).returncode == 0
+    reload("allowed_uids: 1\nworker_threads: 7", "takes a restart")
+    assert ctl(daemon, "list", user=STRANGER).returncode == 1
     assert daemon.stop() == 0
 
 

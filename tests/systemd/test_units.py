@@ -182,6 +182,14 @@ def test_a_daemon_that_hangs_is_killed_and_its_optimizers_survive(service):
     service("systemctl", "daemon-reload")
 
 
+def test_reload_reads_the_configuration_anew(service):
+    service(*CONTROL, "info")
+    pid = service.main_pid()
+    service("systemctl", "reload", SERVICE)
+    service.wait(lambda: "reloaded" in service.journal())
+    assert service.main_pid() == pid
+
+
 def test_an_upgrade_keeps_optimizers(service):
     trainer = train(service)
     service.wait(lambda: (committed_steps(service) or 0) > 10)

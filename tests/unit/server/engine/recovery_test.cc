@@ -6,12 +6,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <memory>
 #include <random>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "server/engine/step_engine.h"
 #include "tests/support/sequential_optimizer.h"
@@ -177,6 +179,28 @@ INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
                          ::testing::Combine(::testing::Values(SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
                                                               SpeculationPolicy::kAdaptive),
                                             ::testing::Values(1, 3)));
+
+TEST(RecordTest, AnotherVersionAndDamageAreRefusedAndLeftAsTheyAre) {
+  constexpr size_t kGroups = 2, kChunks = 5;
+  std::vector<kernels::UndoSlot> memory(Record::Bytes(kGroups, kChunks) / sizeof(kernels::UndoSlot) + 1);
+  std::byte* const bytes = reinterpret_cast<std::byte*>(memory.data());
+  ASSERT_TRUE(Record(bytes, kGroups, kChunks).Check().ok());
+  EXPECT_EQ(Record(bytes, kGroups, kChunks + 1).Check().code(), absl::StatusCode::kFailedPrecondition);
+  const auto refused = [&](size_t offset, absl::StatusCode code) {
+    bytes[offset] ^= std::byte{0x40};
+    const std::vector<std::byte> before(bytes, bytes + Record::Bytes(kGroups, kChunks));
+    EXPECT_EQ(Record(bytes, kGroups, kChunks).Check().code(), code) << "byte " << offset;
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), bytes));
+    bytes[offset] ^= std::byte{0x40};
+    EXPECT_TRUE(Record(bytes, kGroups, kChunks).Check().ok());
+  };
+  refused(0, absl::StatusCode::kFailedPrecondition);  // the magic
+  refused(8, absl::StatusCode::kFailedPrecondition);  // the version
+  refused(12, absl::StatusCode::kDataLoss);           // the number of groups
+  refused(16, absl::StatusCode::kDataLoss);           // the number of chunks
+  refused(24, absl::StatusCode::kDataLoss);           // the checksum itself
+  refused(32, absl::StatusCode::kDataLoss);           // committed, far from what the chunks have absorbed
+}
 
 }  // namespace
 }  // namespace superoffload::engine

@@ -1,0 +1,56 @@
+"""The installed tree as a C and C++ user finds it."""
+
+import os
+import pathlib
+import subprocess
+
+BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
+ROOT = pathlib.Path(__file__).parents[2]
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES C CXX)
+set(CMAKE_CXX_STANDARD 20)
+find_package(superoffload 0.1 REQUIRED)
+add_executable(trainer trainer.cc)
+find_package(absl CONFIG REQUIRED)
+target_link_libraries(trainer PRIVATE superoffload::superoffload_client_cpp absl::flags absl::flags_parse)
+add_executable(plain plain.c)
+target_link_libraries(plain PRIVATE superoffload::superoffload_client)
+"""
+PLAIN = """
+#include <stdio.h>
+#include <superoffload/superoffload.h>
+int main(void) {
+  struct superoffload_connection* connection = NULL;
+  int code = superoffload_connect("/nonexistent", &connection);
+  printf("%d %s\\n", code, superoffload_last_error());
+  return 0;
+}
+"""
+
+
+def run(*words, **arguments):
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
+    root = tmp_path / "root"
+    run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    (tmp_path / "plain.c").write_text(PLAIN)
+    (tmp_path / "trainer.cc").write_text((ROOT / "client/examples/train_bigram.cc").read_text())
+    (config,) = root.glob("usr/lib*/**/superoffload-config.cmake")
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "b", "-G", "Ninja", f"-Dsuperoffload_DIR={config.parent}")
+    run("ninja", "-C", tmp_path / "b")
+    assert run(tmp_path / "b" / "plain").startswith("14 ")
+    (tmp_path / "text").write_text("to be or not to be " * 100)
+    trained = run(tmp_path / "b/trainer", f"--text={tmp_path}/text", "--steps=10", f"--endpoint={daemon.endpoint}")
+    assert "loss" in trained
+    (pc,) = root.glob("usr/lib*/**/superoffload.pc")
+    flags = run(
+        "pkg-config", "--cflags", "--libs", "superoffload", env={**os.environ, "PKG_CONFIG_PATH": str(pc.parent)}
+    )
+    assert "-lsuperoffload" in flags
