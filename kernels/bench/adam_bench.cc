@@ -23,6 +23,7 @@
 #include "kernels/bench/arrays.h"
 #include "kernels/bench/baselines.h"
 #include "kernels/bench/report.h"
+#include "kernels/bench/subnormals.h"
 #include "kernels/bench/team.h"
 #include "kernels/bench/torch_process.h"
 
@@ -34,6 +35,7 @@ ABSL_FLAG(int, repetitions, 15, "passes of each kernel; medians are reported");
 ABSL_FLAG(std::string, torch, "", "a Python with torch: measures torch.optim.AdamW, fused and foreach, too");
 
 ABSL_FLAG(bool, tune, false, "find this machine's best number of workers and prefetch distance, for the configuration");
+ABSL_FLAG(bool, subnormals, false, "measure what decaying moments cost, on every instruction set, and nothing else");
 ABSL_FLAG(std::string, output, "", "with --tune: write the fields of superoffloadd.textproto there");
 
 namespace superoffload::kernels {
@@ -207,6 +209,7 @@ int Tune(const Baselines& baselines, size_t elements, DType dtype, int repetitio
 }
 
 int Main() {
+  if (absl::GetFlag(FLAGS_subnormals)) return RunSubnormals();
   const Baselines* baselines = BaselinesForThisMachine();
   const std::optional<DType> dtype = ParseDType(absl::GetFlag(FLAGS_dtype));
   std::vector<int> threads;
