@@ -12,16 +12,16 @@ namespace superoffload::kernels {
 inline constexpr uint32_t kFloatInfinity = 0x7f800000;
 
 // IEEE fp32 bits -> bf16 bits.
-inline uint16_t NarrowToBFloat16(float value) {
+constexpr uint16_t NarrowToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffff) > kFloatInfinity) return static_cast<uint16_t>((bits >> 16 & 0x8000) | 0x7fc0);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline float WidenBFloat16(uint16_t half) { return std::bit_cast<float>(static_cast<uint32_t>(half) << 16); }
+constexpr float WidenBFloat16(uint16_t half) { return std::bit_cast<float>(static_cast<uint32_t>(half) << 16); }
 
 // IEEE fp32 bits -> IEEE fp16 bits.
-inline uint16_t NarrowToFloat16(float value) {
+constexpr uint16_t NarrowToFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
@@ -38,7 +38,7 @@ inline uint16_t NarrowToFloat16(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
-inline float WidenFloat16(uint16_t half) {
+constexpr float WidenFloat16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
   uint32_t bits;

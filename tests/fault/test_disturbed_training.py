@@ -1,5 +1,6 @@
 """Whatever happens around a training run, its weights are those of an undisturbed one, bit for bit."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -193,9 +194,10 @@ torch.save(train(sys.argv[1], "stopped"), sys.argv[2])
 
     def stop_one():
         pid = throw.choice([trainer.pid, daemon.process.pid])
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(throw.uniform(0.001, 0.1))
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # the trainer may be through
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(throw.uniform(0.001, 0.1))
+            os.kill(pid, signal.SIGCONT)
         time.sleep(throw.uniform(0, 0.05))
 
     with Background(stop_one):

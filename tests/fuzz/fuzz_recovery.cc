@@ -56,7 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const engine::Layout layout = *engine::PlanLayout(spec);
   if (size == 0) return 0;
   optimizer::HostedMemory memory =
-      *optimizer::HostedMemory::Create(layout, spec.groups.size(), rpc::Describe(1000, request));
+      *optimizer::HostedMemory::Create(layout, spec.groups.size(), rpc::Describe(1000, request), {});
   engine::Record(memory.record.data(), spec.groups.size(), layout.chunks);
   if (data[0] % 4 == 3) {
     memory.Describe(std::string(reinterpret_cast<const char*>(data) + 1, size - 1)).IgnoreError();
@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   NullObserver observer;
   NullStore store;
   checkpoint::Scheduler scheduler(&observer);
-  optimizer::OptimizerTable table(16, &budget, &pool, &observer, &store);
+  optimizer::OptimizerTable table(16, {}, &budget, &pool, &observer, &store);
   const absl::StatusOr<std::string> adopted = rpc::Adopt(table, scheduler, std::move(fds));
   if (!adopted.ok() && adopted.status().message().empty()) std::abort();
   scheduler.Shutdown();

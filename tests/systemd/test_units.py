@@ -87,7 +87,7 @@ class Machine:
         return int(self("systemctl", "show", "-P", "MainPID", SERVICE).stdout)
 
     @staticmethod
-    def wait(condition, seconds=60):
+    def wait(condition, seconds=240):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline

@@ -1,0 +1,258 @@
+// The GPU kernels on a GPU: their bits against the CPU's, their speed against the GPU's own copies. Prints one table
+// and ends with "checks=N failures=M"; exit status 2 when there is no GPU to check. Usage: kernel_check [--elements N]
+// N per measurement, 256 Mi unless told
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/adam/adam_element.h"
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace superoffload::kernels {
+namespace {
+
+[[noreturn]] void Die(const CudaStatus& status) {
+  std::fprintf(stderr, "kernel_check: %s\n", status.message.c_str());
+  std::exit(2);
+}
+
+const char* Name(DType dtype) {
+  return dtype == DType::kBFloat16 ? "bfloat16" : dtype == DType::kFloat16 ? "float16" : "float32";
+}
+
+class Gpu {
+ public:
+  Gpu() {
+    CudaStatus status;
+    driver_ = CudaDriver::Load(&status);
+    if (driver_ == nullptr) Die(status);
+    CudaDevice device;
+    Check(driver_->DeviceGet(&device, 0), "finding the GPU");
+    char name[256] = "";
+    Check(driver_->DeviceGetName(name, sizeof(name), device), "naming the GPU");
+    CudaContext context;
+    Check(driver_->DevicePrimaryCtxRetain(&context, device), "making a context");
+    Check(driver_->CtxSetCurrent(context), "using a context");
+    if (status = kernels_.Load(*driver_); !status.ok()) Die(status);
+    Check(driver_->StreamCreate(&stream_, 1), "making a stream");
+    Check(driver_->EventCreate(&begin_, 0), "making an event");
+    Check(driver_->EventCreate(&end_, 0), "making an event");
+    std::printf("%s\n", name);
+  }
+
+  void Check(int result, const char* call) const {
+    if (const CudaStatus status = driver_->Status(result, call); !status.ok()) Die(status);
+  }
+  void Check(const CudaStatus& status) const {
+    if (!status.ok()) Die(status);
+  }
+
+  void* Allocate(size_t bytes) const {
+    CudaPointer pointer;
+    Check(driver_->MemAlloc(&pointer, bytes), "allocating GPU memory");
+    return reinterpret_cast<void*>(pointer);
+  }
+  template <typename T>
+  T* Upload(const std::vector<T>& host) const {
+    void* const device = Allocate(host.size() * sizeof(T));
+    Check(
+        driver_->MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(device), host.data(), host.size() * sizeof(T), stream_),
+        "copying to the GPU");
+    return static_cast<T*>(device);
+  }
+  template <typename T>
+  std::vector<T> Download(const T* device, size_t n) const {
+    std::vector<T> host(n);
+    Check(driver_->MemcpyDtoHAsync(host.data(), reinterpret_cast<CudaPointer>(device), n * sizeof(T), stream_),
+          "copying from the GPU");
+    Check(driver_->StreamSynchronize(stream_), "waiting for the GPU");
+    return host;
+  }
+  void Free(const void* device) const { driver_->MemFree(reinterpret_cast<CudaPointer>(device)); }
+
+  // Median seconds of several runs.
+  template <typename Work>
+  double Seconds(Work work) const {
+    std::vector<float> milliseconds;
+    for (int i = 0; i < 11; ++i) {
+      Check(driver_->EventRecord(begin_, stream_), "recording an event");
+      work();
+      Check(driver_->EventRecord(end_, stream_), "recording an event");
+      Check(driver_->StreamSynchronize(stream_), "waiting for the GPU");
+      Check(driver_->EventElapsedTime(&milliseconds.emplace_back(), begin_, end_), "reading events");
+    }
+    std::nth_element(milliseconds.begin(), milliseconds.begin() + 5, milliseconds.end());
+    return milliseconds[5] * 1e-3;
+  }
+
+  const CudaDriver& driver() const { return *driver_; }
+  const CudaKernels& kernels() const { return kernels_; }
+  CudaStream stream() const { return stream_; }
+
+ private:
+  const CudaDriver* driver_;
+  CudaKernels kernels_;
+  CudaStream stream_;
+  CudaEvent begin_, end_;
+};
+
+struct Tally {
+  int checks = 0, failures = 0;
+  void Report(const std::string& what, bool good) {
+    ++checks;
+    failures += good ? 0 : 1;
+    std::printf("%-48s %s\n", what.c_str(), good ? "same bits" : "DIFFERENT");
+  }
+};
+
+// Numbers of all sizes, some of which are flushed.
+std::vector<std::byte> RandomElements(size_t n, DType dtype, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<std::byte> elements(n * DTypeBytes(dtype));
+  for (size_t i = 0; i < n; ++i) {
+    const float scale = std::exp2(static_cast<float>(random() % 100) - 80);
+    StoreElement({elements.data(), dtype}, i, normal(random) * scale);
+  }
+  return elements;
+}
+
+void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
+  std::mt19937 random(static_cast<unsigned>(dtype) + 1);
+  const uint64_t elements = 3 * kChunkElements + 777;
+  std::vector<PackedTensor> tensors;
+  std::vector<float> expected(elements, 0.0f);
+  for (uint64_t first = 0; first + 64 < elements;) {
+    const uint64_t n = std::min<uint64_t>(1 + random() % 20000, elements - first);
+    const std::vector<std::byte> data = RandomElements(n, dtype, random);
+    tensors.push_back({gpu.Upload(data), first, n});
+    for (uint64_t i = 0; i < n; ++i) expected[first + i] = LoadElement({data.data(), dtype}, i);
+    first = (first + n + 63) / 64 * 64;
+  }
+  const size_t chunks = (elements + kChunkElements - 1) / kChunkElements;
+  std::byte* const slot = gpu.Upload(std::vector<std::byte>(elements * DTypeBytes(slot_dtype), std::byte{0xff}));
+  double* const sums = gpu.Upload(std::vector<double>(chunks, -1));
+  const PackedTensor* const table = gpu.Upload(tensors);
+  gpu.Check(gpu.kernels().Pack(
+      {table, static_cast<uint32_t>(tensors.size()), dtype, {slot, slot_dtype}, elements, sums}, gpu.stream()));
+  const std::vector<std::byte> packed = gpu.Download(slot, elements * DTypeBytes(slot_dtype));
+  bool good = true;
+  for (uint64_t i = 0; i < elements; ++i) {
+    const float actual = LoadElement({packed.data(), slot_dtype}, i);
+    good = good && std::memcmp(&actual, &expected[i], sizeof(float)) == 0;
+  }
+  const std::vector<double> actual_sums = gpu.Download(sums, chunks);
+  for (size_t c = 0; c < chunks; ++c) {
+    const uint64_t first = c * kChunkElements, n = std::min<uint64_t>(kChunkElements, elements - first);
+    good = good && actual_sums[c] == SumOfSquares(n, {&expected[first], DType::kFloat32});
+  }
+  tally.Report(std::string("pack and norm, ") + Name(dtype) + " to " + Name(slot_dtype), good);
+  for (const PackedTensor& tensor : tensors) gpu.Free(tensor.data);
+  for (const void* pointer :
+       {static_cast<const void*>(slot), static_cast<const void*>(sums), static_cast<const void*>(table)}) {
+    gpu.Free(pointer);
+  }
+}
+
+void CheckResident(const Gpu& gpu, DType dtype, WeightDecay form, Tally& tally) {
+  constexpr size_t kElements = 2 * kChunkElements + 4321;
+  std::mt19937 random(99);
+  std::vector<float> p(kElements, 0.25f), m(kElements), v(kElements);
+  std::vector<std::byte> theta(kElements * DTypeBytes(dtype));
+  float *gpu_p = gpu.Upload(p), *gpu_m = gpu.Upload(m), *gpu_v = gpu.Upload(v);
+  std::byte* const gpu_theta = gpu.Upload(theta);
+  for (uint64_t t = 1; t <= 5; ++t) {
+    const std::vector<std::byte> gradient = RandomElements(kElements, dtype, random);
+    const AdamStep step = MakeAdamStep({.lr = 1e-2, .weight_decay = 0.1, .decay_form = form}, t, 0.5);
+    std::byte* const gpu_gradient = gpu.Upload(gradient);
+    gpu.Check(gpu.kernels().ResidentAdam(
+        {{gpu_p, gpu_m, gpu_v}, step, {gpu_gradient, dtype}, {gpu_theta, dtype}, kElements}, gpu.stream()));
+    for (size_t first = 0; first < kElements; first += kChunkElements) {
+      const size_t bytes = first * DTypeBytes(dtype);
+      Plain(std::min(kChunkElements, kElements - first), {&p[first], &m[first], &v[first]}, step,
+            {gradient.data() + bytes, dtype}, {theta.data() + bytes, dtype});
+    }
+    gpu.Download(gpu_gradient, 1);
+    gpu.Free(gpu_gradient);
+  }
+  const auto same = [&](const float* device, const std::vector<float>& host) {
+    return std::memcmp(gpu.Download(device, kElements).data(), host.data(), kElements * sizeof(float)) == 0;
+  };
+  const bool good =
+      same(gpu_p, p) && same(gpu_m, m) && same(gpu_v, v) && gpu.Download(gpu_theta, theta.size()) == theta;
+  tally.Report(std::string("resident ") + (form == WeightDecay::kL2 ? "Adam, " : "AdamW, ") + Name(dtype), good);
+  for (const void* pointer : {static_cast<const void*>(gpu_p), static_cast<const void*>(gpu_m),
+                              static_cast<const void*>(gpu_v), static_cast<const void*>(gpu_theta)}) {
+    gpu.Free(pointer);
+  }
+}
+
+void Measure(const Gpu& gpu, size_t elements) {
+  const auto memory = [&](size_t bytes) { return gpu.Allocate(bytes); };
+  void *from = memory(2 * elements), *to = memory(4 * elements);
+  auto *p = static_cast<float*>(memory(4 * elements)), *m = static_cast<float*>(memory(4 * elements)),
+       *v = static_cast<float*>(memory(4 * elements));
+  auto* const sums = static_cast<double*>(memory((elements / kChunkElements + 1) * sizeof(double)));
+  const PackedTensor* const table = gpu.Upload(std::vector<PackedTensor>{{from, 0, elements}});
+  const AdamStep step = MakeAdamStep({}, 3, 1);
+  const auto address = [](void* pointer) { return reinterpret_cast<CudaPointer>(pointer); };
+  const double copy = 4.0 * elements / gpu.Seconds([&] {
+    gpu.Check(gpu.driver().MemcpyDtoDAsync(address(to), address(from), 2 * elements, gpu.stream()), "copying");
+  });
+  std::printf("%-48s %8.1f GB/s\n", "copy within the GPU", copy / 1e9);
+  const auto row = [&](const char* what, double bytes, double seconds) {
+    std::printf("%-48s %8.1f GB/s, %.2f of the copy\n", what, bytes / seconds / 1e9, bytes / seconds / copy);
+  };
+  row("pack bfloat16 to bfloat16, with the norm", 4.0 * elements, gpu.Seconds([&] {
+    gpu.Check(gpu.kernels().Pack({table, 1, DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
+  }));
+  row("pack bfloat16 to float32, with the norm", 6.0 * elements, gpu.Seconds([&] {
+    gpu.Check(gpu.kernels().Pack({table, 1, DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
+  }));
+  row("resident AdamW, bfloat16", 28.0 * elements, gpu.Seconds([&] {
+    gpu.Check(gpu.kernels().ResidentAdam({{p, m, v}, step, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements},
+                                         gpu.stream()));
+  }));
+  std::vector<std::byte> host(2 * elements);
+  const auto link = [&](const char* what) {
+    const double down = gpu.Seconds([&] {
+      gpu.Check(gpu.driver().MemcpyDtoHAsync(host.data(), address(from), host.size(), gpu.stream()), "copying");
+    });
+    const double up = gpu.Seconds([&] {
+      gpu.Check(gpu.driver().MemcpyHtoDAsync(address(from), host.data(), host.size(), gpu.stream()), "copying");
+    });
+    std::printf("%-48s %8.1f GB/s down, %.1f up\n", what, static_cast<double>(host.size()) / down / 1e9,
+                static_cast<double>(host.size()) / up / 1e9);
+  };
+  link("copies over the link, pageable");
+  gpu.Check(gpu.driver().MemHostRegister(host.data(), host.size(), 0), "registering host memory");
+  link("copies over the link, registered");
+  gpu.Check(gpu.driver().MemHostUnregister(host.data()), "unregistering host memory");
+}
+
+int Main(size_t elements) {
+  const Gpu gpu;
+  Tally tally;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    CheckPack(gpu, dtype, dtype, tally);
+    if (dtype != DType::kFloat32) CheckPack(gpu, dtype, DType::kFloat32, tally);
+    CheckResident(gpu, dtype, WeightDecay::kDecoupled, tally);
+    CheckResident(gpu, dtype, WeightDecay::kL2, tally);
+  }
+  Measure(gpu, elements);
+  std::printf("checks=%d failures=%d\n", tally.checks, tally.failures);
+  return tally.failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace superoffload::kernels
+
+int main(int argc, char** argv) {
+  const size_t elements =
+      argc == 3 && std::string(argv[1]) == "--elements" ? std::strtoull(argv[2], nullptr, 10) : size_t{256} << 20;
+  return superoffload::kernels::Main(elements);
+}

@@ -1,0 +1,45 @@
+"""The GPU checks on machines without a GPU: they say so, and with a fake driver run up to its calls."""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
+CHECK = BUILD / "tests" / "device" / "kernel_check"
+FAKE = BUILD / "tests" / "support" / "fake-cuda"
+
+
+def run(*flags, **environment):
+    return subprocess.run([CHECK, *flags], capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.fixture(scope="module")
+def has_kernels():
+    if "without GPU kernels" in run(LD_LIBRARY_PATH=str(FAKE)).stderr:
+        pytest.skip("built without nvcc")
+
+
+def test_without_a_driver_there_is_a_sentence():
+    if pathlib.Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("there is a driver")
+    done = run()
+    assert done.returncode == 2
+    assert "no NVIDIA driver" in done.stderr and "host memory" in done.stderr
+
+
+def test_everything_runs_up_to_the_drivers_calls(has_kernels):
+    done = run("--elements", "65536", LD_LIBRARY_PATH=str(FAKE))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "checks=11 failures=0"
+
+
+@pytest.mark.parametrize(
+    ("result", "remedy"),
+    [(2, "free GPU memory"), (201, "PID namespace"), (214, "out of service"), (999, "CUDA error 999")],
+)
+def test_a_failing_call_is_named_with_its_remedy(has_kernels, result, remedy):
+    done = run(LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_FAIL=str(result))
+    assert done.returncode == 2
+    assert "allocating GPU memory" in done.stderr and remedy in done.stderr
