@@ -24,7 +24,7 @@ std::vector<std::byte> RandomElements(size_t n, DType dtype, std::mt19937& rando
   std::normal_distribution<float> normal;
   std::vector<std::byte> elements(n * DTypeBytes(dtype));
   for (size_t i = 0; i < n; ++i) {
-    const float scale = std::exp2(static_cast<float>(random() % 60) - 40);
+    const float scale = std::exp2(static_cast<float>(random() % 50) - 40);
     StoreElement({elements.data(), dtype}, i, normal(random) * scale);
   }
   return elements;
