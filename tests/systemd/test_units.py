@@ -55,8 +55,16 @@ class Machine:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.leader = self._wait_leader()
-        self.wait(lambda: self("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded"))
+        try:
+            self.leader = self._wait_leader()
+            self.wait(self._runs)
+        except BaseException:
+            self.process.terminate()
+            self.process.wait()
+            raise
+
+    def _runs(self):
+        return self("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def _wait_leader(self):
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
