@@ -5,12 +5,13 @@
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
+#include "server/engine/worker_pool.h"
 
 namespace superoffload::engine {
 
 // Finishes the chunks whose update was cut off, then absorbs every committed gradient that a chunk still lacks. May
 // itself be killed at any instruction and run again.
-void AbsorbCommitted(const Layout& layout, const OptimizerMemory& memory, Record& record);
+void AbsorbCommitted(const Layout& layout, const OptimizerMemory& memory, Record& record, WorkerPool& pool);
 
 }  // namespace superoffload::engine
 

@@ -326,7 +326,7 @@ PendingGradient StepEngine::Committed(uint32_t bucket) const {
 }
 
 void StepEngine::Recover() {
-  AbsorbCommitted(*layout_, memory_, record_);
+  AbsorbCommitted(*layout_, memory_, record_, *pool_);
   statistics_.step = statistics_.committed_steps = record_.committed();
   RunMaintenance(PassKind::kRestore);
   maintenance_.reset();
