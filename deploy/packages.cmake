@@ -1,4 +1,7 @@
 # What "cmake --install" and the .deb (cpack) hold beside programs and libraries.
+if(SUPEROFFLOAD_SANITIZE)
+  return()  # nobody installs those
+endif()
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
