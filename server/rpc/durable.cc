@@ -6,6 +6,17 @@
 #include "superoffload/v1/durable.pb.h"
 
 namespace superoffload::rpc {
+namespace {
+
+absl::StatusOr<v1::DurableOptimizer> ReadDurable(const optimizer::HostedMemory& memory) {
+  absl::StatusOr<std::string> description = memory.Description();
+  if (!description.ok()) return description.status();
+  v1::DurableOptimizer durable;
+  if (durable.ParseFromString(*description)) return durable;
+  return absl::DataLossError("the description of the optimizer is damaged");
+}
+
+}  // namespace
 
 std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request) {
   v1::DurableOptimizer durable;
@@ -31,27 +42,23 @@ void ApplyPolicies(optimizer::OptimizerTable& table, checkpoint::Scheduler& sche
 }
 
 absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const v1::Policies& policies) {
-  absl::StatusOr<std::string> description = optimizer.memory().Description();
-  if (!description.ok()) return description.status();
-  v1::DurableOptimizer durable;
-  if (!durable.ParseFromString(*description)) return absl::DataLossError("the description of the optimizer is damaged");
-  *durable.mutable_request()->mutable_policies() = policies;
-  return optimizer.memory().Describe(durable.SerializeAsString());
+  absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(optimizer.memory());
+  if (!durable.ok()) return durable.status();
+  *durable->mutable_request()->mutable_policies() = policies;
+  return optimizer.memory().Describe(durable->SerializeAsString());
 }
 
 absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
                                   std::vector<memory::FileDescriptor> fds) {
   absl::StatusOr<optimizer::HostedMemory> memory = optimizer::HostedMemory::Open(std::move(fds));
   if (!memory.ok()) return memory.status();
-  absl::StatusOr<std::string> description = memory->Description();
-  if (!description.ok()) return description.status();
-  v1::DurableOptimizer durable;
-  if (!durable.ParseFromString(*description)) return absl::DataLossError("the description of the optimizer is damaged");
-  absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(durable.request());
+  absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(*memory);
+  if (!durable.ok()) return durable.status();
+  absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(durable->request());
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<Policies> policies = ToPolicies(durable.request().policies());
+  absl::StatusOr<Policies> policies = ToPolicies(durable->request().policies());
   if (!policies.ok()) return policies.status();
-  const optimizer::OptimizerId id{durable.uid(), durable.request().name()};
+  const optimizer::OptimizerId id{durable->uid(), durable->request().name()};
   absl::StatusOr<optimizer::OptimizerPtr> adopted =
       table.Adopt(id, *std::move(spec), policies->speculation, *std::move(memory));
   if (!adopted.ok()) return adopted.status();

@@ -12,6 +12,7 @@
 
 #include "kernels/adam/adam_element.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "tests/support/random_elements.h"
 
 namespace superoffload::kernels {
 namespace {
@@ -110,16 +111,7 @@ struct Tally {
   }
 };
 
-// Finite numbers of all sizes, some of which are flushed: what a NaN looks like is up to each processor.
-std::vector<std::byte> RandomElements(size_t n, DType dtype, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> elements(n * DTypeBytes(dtype));
-  for (size_t i = 0; i < n; ++i) {
-    const float scale = std::exp2(static_cast<float>(random() % 90) - 80);
-    StoreElement({elements.data(), dtype}, i, normal(random) * scale);
-  }
-  return elements;
-}
+constexpr int kLowest = -80;  // exponent of the smallest gradients, some of which are flushed
 
 void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
   std::mt19937 random(static_cast<unsigned>(dtype) + 1);
@@ -128,7 +120,7 @@ void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
   std::vector<float> expected(elements, 0.0f);
   for (uint64_t first = 0; first + 64 < elements;) {
     const uint64_t n = std::min<uint64_t>(1 + random() % 20000, elements - first);
-    const std::vector<std::byte> data = RandomElements(n, dtype, random);
+    const std::vector<std::byte> data = test::RandomElements(n, dtype, kLowest, random);
     tensors.push_back({gpu.Upload(data), first, n});
     for (uint64_t i = 0; i < n; ++i) expected[first + i] = LoadElement({data.data(), dtype}, i);
     first = (first + n + 63) / 64 * 64;
@@ -166,7 +158,7 @@ void CheckResident(const Gpu& gpu, DType dtype, WeightDecay form, Tally& tally) 
   float *gpu_p = gpu.Upload(p), *gpu_m = gpu.Upload(m), *gpu_v = gpu.Upload(v);
   std::byte* const gpu_theta = gpu.Upload(theta);
   for (uint64_t t = 1; t <= 5; ++t) {
-    const std::vector<std::byte> gradient = RandomElements(kElements, dtype, random);
+    const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
     const AdamStep step = MakeAdamStep({.lr = 1e-2, .weight_decay = 0.1, .decay_form = form}, t, 0.5);
     std::byte* const gpu_gradient = gpu.Upload(gradient);
     gpu.Check(gpu.kernels().ResidentAdam(

@@ -10,6 +10,7 @@
 
 #include "kernels/adam/adam_element.h"
 #include "kernels/cuda/kernels.cuh"
+#include "tests/support/random_elements.h"
 #include "tests/unit/kernels/fake_cuda.h"
 // After fake_cuda.h.
 #include "kernels/cuda/pack.cu"
@@ -18,17 +19,8 @@
 namespace superoffload::kernels {
 namespace {
 
+constexpr int kLowest = -40;  // exponent of the smallest gradients
 constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
-
-std::vector<std::byte> RandomElements(size_t n, DType dtype, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> elements(n * DTypeBytes(dtype));
-  for (size_t i = 0; i < n; ++i) {
-    const float scale = std::exp2(static_cast<float>(random() % 50) - 40);
-    StoreElement({elements.data(), dtype}, i, normal(random) * scale);
-  }
-  return elements;
-}
 
 TEST(CudaPackTest, PacksCastsAndSumsAsTheCpuDoes) {
   std::mt19937 random(7);
@@ -41,7 +33,7 @@ TEST(CudaPackTest, PacksCastsAndSumsAsTheCpuDoes) {
       std::vector<float> expected(elements, 0.0f);
       for (uint64_t first = 0; first + 64 < elements;) {
         const uint64_t n = std::min<uint64_t>(1 + random() % 30000, elements - first);
-        data.push_back(RandomElements(n, dtype, random));
+        data.push_back(test::RandomElements(n, dtype, kLowest, random));
         tensors.push_back({data.back().data(), first, n});
         for (uint64_t i = 0; i < n; ++i) expected[first + i] = LoadElement({data.back().data(), dtype}, i);
         first = (first + n + 63) / 64 * 64;
@@ -86,7 +78,7 @@ TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
       std::vector<float> expected_p = p, expected_m = m, expected_v = v;
       std::vector<std::byte> theta(kElements * DTypeBytes(dtype)), expected_theta(theta.size());
       for (uint64_t t = 1; t <= 4; ++t) {
-        const std::vector<std::byte> gradient = RandomElements(kElements, dtype, random);
+        const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
         const AdamStep step = MakeAdamStep({.lr = 1e-2, .weight_decay = 0.1, .decay_form = form}, t, 0.5);
         LaunchFakeInTurn(
             superoffload_resident_adam, 2, kResidentThreads,
