@@ -19,6 +19,43 @@ using CudaFunction = struct CudaFunctionTag*;
 using CudaStream = struct CudaStreamTag*;
 using CudaEvent = struct CudaEventTag*;
 
+// As cuda.h has them; tests/unit/kernels/cuda_abi_test.cc compares where there is a toolkit.
+struct CudaUuid {
+  char bytes[16];
+  bool operator==(const CudaUuid&) const = default;
+};
+struct CudaIpcMemoryHandle {
+  char bytes[64];
+};
+struct CudaIpcEventHandle {
+  char bytes[64];
+};
+using CudaAllocation = unsigned long long;  // CUmemGenericAllocationHandle
+struct CudaLocation {
+  int type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+  int id = 0;
+};
+struct CudaAllocationProperties {
+  int type = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
+  int handle_types = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+  CudaLocation location;
+  void* win32_metadata = nullptr;
+  unsigned char flags[8] = {};
+};
+struct CudaAccess {
+  CudaLocation location;
+  int flags = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+};
+
+inline constexpr int kCudaPosixDescriptor = 1;       // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2, kCudaEventInterprocess = 4;
+inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
+inline constexpr unsigned kCudaHostRegisterPortable = 1;
+// CUdevice_attribute.
+inline constexpr int kCudaPageableMemoryAccess = 88, kCudaHostPageTables = 100, kCudaVmmSupported = 102,
+                     kCudaVmmDescriptorSupported = 103, kCudaHostNumaId = 134;
+
 // A canonical status code (0: OK) and a sentence.
 struct CudaStatus {
   int code = 0;
@@ -34,9 +71,12 @@ struct CudaDriver {
   int (*DeviceGet)(CudaDevice* device, int ordinal);
   int (*DeviceGetName)(char* name, int bytes, CudaDevice device);
   int (*DeviceGetAttribute)(int* value, int attribute, CudaDevice device);
+  int (*DeviceGetUuid)(CudaUuid* uuid, CudaDevice device);
   int (*DevicePrimaryCtxRetain)(CudaContext* context, CudaDevice device);
   int (*DevicePrimaryCtxRelease)(CudaDevice device);
   int (*CtxSetCurrent)(CudaContext context);
+  int (*CtxPushCurrent)(CudaContext context);
+  int (*CtxPopCurrent)(CudaContext* context);
   int (*ModuleLoadData)(CudaModule* module, const void* image);
   int (*ModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name);
   int (*LaunchKernel)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -44,6 +84,25 @@ struct CudaDriver {
                       void** extra);
   int (*MemAlloc)(CudaPointer* pointer, size_t bytes);
   int (*MemFree)(CudaPointer pointer);
+  int (*MemGetInfo)(size_t* free_bytes, size_t* total_bytes);
+  int (*MemGetAddressRange)(CudaPointer* base, size_t* bytes, CudaPointer pointer);
+  int (*IpcGetMemHandle)(CudaIpcMemoryHandle* handle, CudaPointer pointer);
+  int (*IpcOpenMemHandle)(CudaPointer* pointer, CudaIpcMemoryHandle handle, unsigned flags);
+  int (*IpcCloseMemHandle)(CudaPointer pointer);
+  int (*IpcGetEventHandle)(CudaIpcEventHandle* handle, CudaEvent event);
+  int (*IpcOpenEventHandle)(CudaEvent* event, CudaIpcEventHandle handle);
+  int (*MemGetAllocationGranularity)(size_t* bytes, const CudaAllocationProperties* properties, int option);
+  int (*MemCreate)(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
+                   unsigned long long flags);
+  int (*MemRelease)(CudaAllocation allocation);
+  int (*MemExportToShareableHandle)(void* handle, CudaAllocation allocation, int type, unsigned long long flags);
+  int (*MemImportFromShareableHandle)(CudaAllocation* allocation, void* handle, int type);
+  int (*MemAddressReserve)(CudaPointer* pointer, size_t bytes, size_t alignment, CudaPointer at,
+                           unsigned long long flags);
+  int (*MemAddressFree)(CudaPointer pointer, size_t bytes);
+  int (*MemMap)(CudaPointer pointer, size_t bytes, size_t offset, CudaAllocation allocation, unsigned long long flags);
+  int (*MemUnmap)(CudaPointer pointer, size_t bytes);
+  int (*MemSetAccess)(CudaPointer pointer, size_t bytes, const CudaAccess* access, size_t count);
   int (*MemHostRegister)(void* data, size_t bytes, unsigned flags);
   int (*MemHostUnregister)(void* data);
   int (*MemcpyHtoDAsync)(CudaPointer to, const void* from, size_t bytes, CudaStream stream);
@@ -52,9 +111,11 @@ struct CudaDriver {
   int (*StreamCreate)(CudaStream* stream, unsigned flags);
   int (*StreamDestroy)(CudaStream stream);
   int (*StreamSynchronize)(CudaStream stream);
+  int (*StreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
   int (*EventCreate)(CudaEvent* event, unsigned flags);
   int (*EventDestroy)(CudaEvent event);
   int (*EventRecord)(CudaEvent event, CudaStream stream);
+  int (*EventSynchronize)(CudaEvent event);
   int (*EventElapsedTime)(float* milliseconds, CudaEvent begin, CudaEvent end);
   int (*GetErrorString)(int result, const char** text);
 

@@ -42,6 +42,6 @@ def test_everything_runs_up_to_the_drivers_calls(checked):
     [(2, "free GPU memory"), (201, "PID namespace"), (214, "out of service"), (999, "CUDA error 999")],
 )
 def test_a_failing_call_is_named_with_its_remedy(checked, result, remedy):
-    done = run(LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_FAIL=str(result))
+    done = run(LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_FAIL=f"cuMemAlloc_v2={result}")
     assert done.returncode == 2
     assert "allocating GPU memory" in done.stderr and remedy in done.stderr

@@ -1,49 +1,258 @@
-// A libcuda.so.1 for machines without a GPU: device memory is the host's, streams are in order and at once, and the GPU
-// kernels' sources run on the host. It covers everything up to the driver's calls, and says nothing about a GPU.
-// $FAKE_CUDA_FAIL: the CUresult with which allocations end.
+// A libcuda.so.1 for machines without a GPU. It covers everything up to the driver's calls, and says nothing about a GPU.
+//
+// Device memory is the host's, at the same addresses, in files that other processes can map. Each stream is a thread
+// that runs its work in order; events are counters that processes share. So whoever forgets a wait gets wrong bits, the
+// surer the longer the streams dawdle. The GPU kernels' sources run on the host.
+//
+//   FAKE_CUDA_FAIL   "cuMemAlloc_v2=2,cuIpcGetMemHandle=801": these calls end with these CUresults
+//   FAKE_CUDA_DELAY  microseconds by which each piece of a stream's work is delayed at most, at random
+//   FAKE_CUDA_UUID   first byte of the GPU's UUID
+//   FAKE_CUDA_COHERENT  1: the GPU reads and writes the host's pageable memory
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
 
 #include "kernels/adam/adam_element.h"
+#include "kernels/cuda/cuda_driver.h"
 #include "kernels/cuda/kernels.cuh"
 #include "tests/unit/kernels/fake_cuda.h"
 // After fake_cuda.h.
 #include "kernels/cuda/pack.cu"
 #include "kernels/cuda/resident.cu"
 
+using superoffload::kernels::CudaAccess;
+using superoffload::kernels::CudaAllocationProperties;
+using superoffload::kernels::CudaIpcEventHandle;
+using superoffload::kernels::CudaIpcMemoryHandle;
+using superoffload::kernels::CudaUuid;
 using superoffload::kernels::PackArguments;
 using superoffload::kernels::ResidentArguments;
 
 namespace {
 
-constexpr int kNotFound = 500;
-int context, module, stream, event;  // their addresses are handles
-const char kPack[] = "superoffload_pack", kResident[] = "superoffload_resident_adam";
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201;
+constexpr size_t kPage = 4096;
 
-template <typename Handle>
-int Give(void** handle, Handle& what) {
-  *handle = &what;
+int Failure(const char* call) {
+  const char* const failures = std::getenv("FAKE_CUDA_FAIL");
+  if (failures == nullptr) return 0;
+  const std::string text = std::string(",") + failures;
+  const size_t at = text.find("," + std::string(call) + "=");
+  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + std::strlen(call) + 2);
+}
+#define FAIL_IF_TOLD()                                             \
+  if (const int failure = Failure(__func__); failure != 0) return failure
+
+int Setting(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? 0 : std::atoi(value);
+}
+
+// Memory: a file per allocation, found by its address.
+struct Mapped {
+  size_t bytes;
+  int fd;
+};
+std::mutex mu;
+std::map<uint64_t, Mapped> allocations;
+
+int MakeFile(size_t bytes) {
+  const int fd = ::memfd_create("fake-gpu-memory", MFD_CLOEXEC);
+  return fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? fd : -1;
+}
+
+int MapFile(uint64_t* pointer, int fd, size_t bytes, void* at = nullptr) {
+  void* const data =
+      ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at == nullptr ? 0 : MAP_FIXED), fd, 0);
+  if (data == MAP_FAILED) return kOutOfMemory;
+  *pointer = reinterpret_cast<uint64_t>(data);
+  std::lock_guard lock(mu);
+  allocations[*pointer] = {bytes, fd};
   return 0;
 }
+
+int Unmap(uint64_t pointer) {
+  std::lock_guard lock(mu);
+  const auto found = allocations.find(pointer);
+  if (found == allocations.end()) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(pointer), found->second.bytes);
+  ::close(found->second.fd);
+  allocations.erase(found);
+  return 0;
+}
+
+// What a handle is: a file of another process.
+struct Handle {
+  pid_t pid;
+  int fd;
+  uint64_t bytes;
+};
+static_assert(sizeof(Handle) <= sizeof(CudaIpcMemoryHandle));
+
+int OpenHandle(const Handle& handle) {
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle.pid, handle.fd);
+  return ::open(path, O_RDWR | O_CLOEXEC);
+}
+
+// An event: how often it was recorded, and which of these records the streams have reached.
+struct EventCounters {
+  std::atomic<uint64_t> recorded{0}, reached{0};
+  std::atomic<pid_t> recorder{0};
+};
+struct Event {
+  EventCounters* counters;
+  int fd;
+  std::chrono::steady_clock::time_point reached_at;
+};
+
+bool Reached(const EventCounters& counters, uint64_t record) {
+  if (counters.reached.load(std::memory_order_acquire) >= record) return true;
+  const pid_t recorder = counters.recorder;
+  return recorder != 0 && ::kill(recorder, 0) != 0;  // its work will not come any more
+}
+
+void AwaitRecord(const EventCounters& counters, uint64_t record) {
+  while (!Reached(counters, record)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+class Stream {
+ public:
+  Stream() : thread_([this] { Run(); }) {}
+  ~Stream() {
+    Synchronize();
+    {
+      std::lock_guard lock(mu_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  int Do(std::function<void()> work) {
+    {
+      std::lock_guard lock(mu_);
+      work_.push_back(std::move(work));
+    }
+    changed_.notify_all();
+    return 0;
+  }
+
+  void Synchronize() {
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [this] { return work_.empty(); });
+  }
+
+ private:
+  void Run() {
+    std::minstd_rand random(std::random_device{}());
+    const int delay = Setting("FAKE_CUDA_DELAY");
+    std::unique_lock lock(mu_);
+    while (true) {
+      changed_.wait(lock, [this] { return stop_ || !work_.empty(); });
+      if (work_.empty()) return;
+      const std::function<void()> work = work_.front();
+      lock.unlock();
+      if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(delay)));
+      work();
+      lock.lock();
+      work_.pop_front();
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+Stream* Get(void* stream) {
+  static Stream* const default_stream = new Stream;  // leaked: exit handlers may still use it
+  return stream == nullptr ? default_stream : static_cast<Stream*>(stream);
+}
+
+void RunAlone(const std::function<void()>& kernel) {
+  static std::mutex* const one = new std::mutex;  // the fake's blocks share globals
+  std::lock_guard lock(*one);
+  kernel();
+}
+
+// Host memory that was registered: only copies of such memory are asynchronous, as on a GPU without coherence.
+std::map<uint64_t, size_t> registered;
+
+bool IsRegistered(const void* data, size_t bytes) {
+  if (Setting("FAKE_CUDA_COHERENT") != 0) return true;
+  const uint64_t begin = reinterpret_cast<uint64_t>(data);
+  std::lock_guard lock(mu);
+  auto after = registered.upper_bound(begin);
+  return after != registered.begin() && (--after, begin + bytes <= after->first + after->second);
+}
+
+int Copy(void* to, const void* from, size_t bytes, const void* host, void* stream) {
+  Get(stream)->Do([=] { std::memcpy(to, from, bytes); });
+  if (!IsRegistered(host, bytes)) Get(stream)->Synchronize();
+  return 0;
+}
+
+int context, module;  // their addresses are handles
+const char kPack[] = "superoffload_pack", kResident[] = "superoffload_resident_adam";
 
 }  // namespace
 
 extern "C" {
 
-int cuInit(unsigned) { return 0; }
+int cuInit(unsigned) {
+  FAIL_IF_TOLD();
+  return 0;
+}
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDeviceGetCount(int* count) { return *count = 1, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : 101; }
 int cuDeviceGetName(char* name, int bytes, int) {
   return std::strncpy(name, "fake GPU", static_cast<size_t>(bytes)), 0;
 }
-int cuDeviceGetAttribute(int* value, int, int) { return *value = 0, 0; }
-int cuDevicePrimaryCtxRetain(void** handle, int) { return Give(handle, context); }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  const bool coherent = attribute == superoffload::kernels::kCudaPageableMemoryAccess ||
+                        attribute == superoffload::kernels::kCudaHostPageTables;
+  return *value = coherent ? Setting("FAKE_CUDA_COHERENT") : 1, 0;
+}
+int cuDeviceGetUuid_v2(CudaUuid* uuid, int) {
+  *uuid = {};
+  uuid->bytes[0] = static_cast<char>(Setting("FAKE_CUDA_UUID"));
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** handle, int) {
+  FAIL_IF_TOLD();
+  return *handle = &context, 0;
+}
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
-int cuModuleLoadData(void** handle, const void* image) { return image == nullptr ? 1 : Give(handle, module); }
+int cuCtxPushCurrent_v2(void*) { return 0; }
+int cuCtxPopCurrent_v2(void** popped) { return *popped = &context, 0; }
+int cuModuleLoadData(void** handle, const void* image) {
+  FAIL_IF_TOLD();
+  return *handle = &module, image == nullptr ? kInvalidValue : 0;
+}
 int cuModuleGetFunction(const void** function, void*, const char* name) {
   for (const char* known : {kPack, kResident}) {
     if (std::strcmp(name, known) == 0) return *function = known, 0;
@@ -51,39 +260,172 @@ int cuModuleGetFunction(const void** function, void*, const char* name) {
   return kNotFound;
 }
 int cuLaunchKernel(const void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
-                   unsigned, void*, void** arguments, void**) {
+                   unsigned, void* stream, void** arguments, void**) {
+  FAIL_IF_TOLD();
   if (function == kPack) {
-    LaunchFake(superoffload::kernels::superoffload_pack, grid, block, *static_cast<PackArguments*>(arguments[0]));
-  } else {
-    LaunchFakeInTurn(superoffload::kernels::superoffload_resident_adam, grid, block,
-                     *static_cast<ResidentArguments*>(arguments[0]));
+    return Get(stream)->Do([grid, block, a = *static_cast<PackArguments*>(arguments[0])] {
+      RunAlone([&] { LaunchFake(superoffload::kernels::superoffload_pack, grid, block, a); });
+    });
   }
+  return Get(stream)->Do([grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {
+    RunAlone([&] { LaunchFakeInTurn(superoffload::kernels::superoffload_resident_adam, grid, block, a); });
+  });
+}
+
+int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+  FAIL_IF_TOLD();
+  return MapFile(pointer, MakeFile(bytes), bytes);
+}
+int cuMemFree_v2(uint64_t pointer) { return Unmap(pointer); }
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = size_t{4} << 30;
+  *total_bytes = size_t{8} << 30;
   return 0;
 }
-int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
-  if (const char* fail = std::getenv("FAKE_CUDA_FAIL"); fail != nullptr) return std::atoi(fail);
-  *pointer = reinterpret_cast<uint64_t>(std::malloc(bytes));
-  return *pointer == 0 ? 2 : 0;
+int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t pointer) {
+  std::lock_guard lock(mu);
+  auto after = allocations.upper_bound(pointer);
+  if (after == allocations.begin()) return kNotFound;
+  --after;
+  if (base != nullptr) *base = after->first;
+  if (bytes != nullptr) *bytes = after->second.bytes;
+  return 0;
 }
-int cuMemFree_v2(uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), 0; }
-int cuMemHostRegister_v2(void*, size_t, unsigned) { return 0; }
-int cuMemHostUnregister(void*) { return 0; }
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
-  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
+
+int cuIpcGetMemHandle(CudaIpcMemoryHandle* handle, uint64_t pointer) {
+  FAIL_IF_TOLD();
+  std::lock_guard lock(mu);
+  const auto found = allocations.find(pointer);
+  if (found == allocations.end()) return kInvalidValue;
+  const Handle content{::getpid(), found->second.fd, found->second.bytes};
+  std::memcpy(handle, &content, sizeof(content));
+  return 0;
 }
-int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
-  return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), 0;
+int cuIpcOpenMemHandle_v2(uint64_t* pointer, CudaIpcMemoryHandle handle, unsigned) {
+  FAIL_IF_TOLD();
+  Handle content;
+  std::memcpy(&content, &handle, sizeof(content));
+  const int fd = OpenHandle(content);
+  return fd < 0 ? kInvalidContext : MapFile(pointer, fd, content.bytes);
 }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
-  return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), 0;
+int cuIpcCloseMemHandle(uint64_t pointer) { return Unmap(pointer); }
+
+int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = 2u << 20, 0; }
+int cuMemCreate(uint64_t* allocation, size_t bytes, const CudaAllocationProperties*, unsigned long long) {
+  FAIL_IF_TOLD();
+  const int fd = MakeFile(bytes);
+  return *allocation = static_cast<uint64_t>(fd), fd < 0 ? kOutOfMemory : 0;
 }
-int cuStreamCreate(void** handle, unsigned) { return Give(handle, stream); }
-int cuStreamDestroy_v2(void*) { return 0; }
-int cuStreamSynchronize(void*) { return 0; }
-int cuEventCreate(void** handle, unsigned) { return Give(handle, event); }
-int cuEventDestroy_v2(void*) { return 0; }
-int cuEventRecord(void*, void*) { return 0; }
-int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, 0; }
-int cuGetErrorString(int result, const char** text) { return *text = result == 2 ? "out of memory" : "an error", 0; }
+int cuMemRelease(uint64_t allocation) { return ::close(static_cast<int>(allocation)), 0; }
+int cuMemExportToShareableHandle(void* handle, uint64_t allocation, int, unsigned long long) {
+  FAIL_IF_TOLD();
+  *static_cast<int*>(handle) = ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0);
+  return 0;
+}
+int cuMemImportFromShareableHandle(uint64_t* allocation, void* handle, int) {
+  FAIL_IF_TOLD();
+  const int fd = ::fcntl(static_cast<int>(reinterpret_cast<intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+  return *allocation = static_cast<uint64_t>(fd), fd < 0 ? kInvalidValue : 0;
+}
+int cuMemAddressReserve(uint64_t* pointer, size_t bytes, size_t, uint64_t, unsigned long long) {
+  *pointer = reinterpret_cast<uint64_t>(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  return 0;
+}
+int cuMemAddressFree(uint64_t, size_t) { return 0; }
+int cuMemMap(uint64_t pointer, size_t bytes, size_t, uint64_t allocation, unsigned long long) {
+  struct stat file {};
+  ::fstat(static_cast<int>(allocation), &file);
+  if (static_cast<uint64_t>(file.st_size) < bytes) return kInvalidValue;
+  return MapFile(&pointer, ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0), bytes,
+                 reinterpret_cast<void*>(pointer));
+}
+int cuMemUnmap(uint64_t pointer, size_t) { return Unmap(pointer); }
+int cuMemSetAccess(uint64_t, size_t, const CudaAccess*, size_t) { return 0; }
+
+int cuMemHostRegister_v2(void* data, size_t bytes, unsigned) {
+  FAIL_IF_TOLD();
+  std::lock_guard lock(mu);
+  registered[reinterpret_cast<uint64_t>(data)] = bytes;
+  return 0;
+}
+int cuMemHostUnregister(void* data) {
+  std::lock_guard lock(mu);
+  return registered.erase(reinterpret_cast<uint64_t>(data)) == 1 ? 0 : kInvalidValue;
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  FAIL_IF_TOLD();
+  return Copy(reinterpret_cast<void*>(to), from, bytes, from, stream);
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+  FAIL_IF_TOLD();
+  return Copy(to, reinterpret_cast<const void*>(from), bytes, to, stream);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  return Get(stream)->Do(
+      [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+}
+
+int cuStreamCreate(void** stream, unsigned) { return *stream = new Stream, 0; }
+int cuStreamDestroy_v2(void* stream) { return delete static_cast<Stream*>(stream), 0; }
+int cuStreamSynchronize(void* stream) {
+  FAIL_IF_TOLD();
+  return Get(stream)->Synchronize(), 0;
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  FAIL_IF_TOLD();
+  const EventCounters* const counters = static_cast<Event*>(event)->counters;
+  const uint64_t record = counters->recorded;  // the latest when the wait is issued
+  return Get(stream)->Do([=] { AwaitRecord(*counters, record); });
+}
+
+int cuEventCreate(void** event, unsigned) {
+  const int fd = MakeFile(kPage);
+  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return *event = new Event{new (page) EventCounters, fd, {}}, 0;
+}
+int cuEventDestroy_v2(void* event) {
+  // It stays, since streams may still look at it; only its file goes.
+  static auto* const destroyed = new std::deque<std::unique_ptr<Event>>;
+  std::lock_guard lock(mu);
+  ::close(destroyed->emplace_back(static_cast<Event*>(event))->fd);
+  return 0;
+}
+int cuEventRecord(void* handle, void* stream) {
+  FAIL_IF_TOLD();
+  auto* const event = static_cast<Event*>(handle);
+  event->counters->recorder = ::getpid();
+  const uint64_t record = ++event->counters->recorded;
+  return Get(stream)->Do([=] {
+    event->reached_at = std::chrono::steady_clock::now();
+    event->counters->reached.store(record, std::memory_order_release);
+  });
+}
+int cuEventSynchronize(void* event) {
+  FAIL_IF_TOLD();
+  const EventCounters& counters = *static_cast<Event*>(event)->counters;
+  return AwaitRecord(counters, counters.recorded), 0;
+}
+int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  const auto elapsed = static_cast<Event*>(end)->reached_at - static_cast<Event*>(begin)->reached_at;
+  return *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count(), 0;
+}
+int cuIpcGetEventHandle(CudaIpcEventHandle* handle, void* event) {
+  FAIL_IF_TOLD();
+  const Handle content{::getpid(), static_cast<Event*>(event)->fd, kPage};
+  std::memcpy(handle, &content, sizeof(content));
+  return 0;
+}
+int cuIpcOpenEventHandle(void** event, CudaIpcEventHandle handle) {
+  FAIL_IF_TOLD();
+  Handle content;
+  std::memcpy(&content, &handle, sizeof(content));
+  const int fd = OpenHandle(content);
+  if (fd < 0) return kInvalidContext;
+  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return *event = new Event{static_cast<EventCounters*>(page), fd, {}}, 0;
+}
+int cuGetErrorString(int result, const char** text) {
+  return *text = result == kOutOfMemory ? "out of memory" : "an error", 0;
+}
 
 }  // extern "C"

@@ -1,0 +1,122 @@
+#include "kernels/cuda/cuda_device.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace superoffload::kernels {
+namespace {
+
+constexpr int kNotFound = 5;  // canonical
+constexpr size_t kNameBytes = 128;
+
+}  // namespace
+
+CudaStatus GpuDevice::Open(int ordinal, std::shared_ptr<const GpuDevice>* device) {
+  CudaStatus status;
+  const CudaDriver* const driver = CudaDriver::Load(&status);
+  if (driver == nullptr) return status;
+  CudaDevice handle = 0;
+  if (status = driver->Status(driver->DeviceGet(&handle, ordinal), "opening GPU " + std::to_string(ordinal));
+      !status.ok()) {
+    return status;
+  }
+  return OpenHandle(*driver, handle, device);
+}
+
+CudaStatus GpuDevice::OpenByUuid(const CudaUuid& uuid, std::shared_ptr<const GpuDevice>* device) {
+  CudaStatus status;
+  const CudaDriver* const driver = CudaDriver::Load(&status);
+  if (driver == nullptr) return status;
+  int count = 0;
+  if (status = driver->Status(driver->DeviceGetCount(&count), "counting GPUs"); !status.ok()) return status;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CudaDevice handle = 0;
+    CudaUuid found{};
+    if (driver->DeviceGet(&handle, ordinal) != 0 || driver->DeviceGetUuid(&found, handle) != 0) continue;
+    if (found == uuid) return OpenHandle(*driver, handle, device);
+  }
+  return {kNotFound, "no " + UuidText(uuid) + " among the " + std::to_string(count) +
+                         " GPUs that this process sees; give it that GPU (CUDA_VISIBLE_DEVICES, DeviceAllow=, the "
+                         "container's devices; a MIG instance counts as a GPU of its own)"};
+}
+
+CudaStatus GpuDevice::OpenHandle(const CudaDriver& driver, CudaDevice handle,
+                                 std::shared_ptr<const GpuDevice>* device) {
+  std::shared_ptr<GpuDevice> opened(new GpuDevice(driver, handle));
+  char name[kNameBytes] = "";
+  if (CudaStatus status = driver.Status(driver.DeviceGetName(name, kNameBytes, handle), "asking for a GPU's name");
+      !status.ok()) {
+    return status;
+  }
+  opened->name_.assign(name, ::strnlen(name, kNameBytes));
+  if (CudaStatus status = driver.Status(driver.DeviceGetUuid(&opened->uuid_, handle), "asking for a GPU's UUID");
+      !status.ok()) {
+    return status;
+  }
+  if (CudaStatus status =
+          driver.Status(driver.DevicePrimaryCtxRetain(&opened->context_, handle), "opening the context of " + opened->name_);
+      !status.ok()) {
+    return status;
+  }
+  *device = std::move(opened);
+  return {};
+}
+
+GpuDevice::~GpuDevice() {
+  if (context_ != nullptr) driver_.DevicePrimaryCtxRelease(device_);
+}
+
+bool GpuDevice::Has(int attribute) const {
+  int value = 0;
+  return driver_.DeviceGetAttribute(&value, attribute, device_) == 0 && value != 0;
+}
+
+std::string UuidText(const CudaUuid& uuid) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+    char hex[3];
+    std::snprintf(hex, sizeof(hex), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    text += hex;
+    if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
+  }
+  return text;
+}
+
+CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream) {
+  CudaStream made = nullptr;
+  const CudaDriver& driver = device.driver();
+  CudaStatus status = driver.Status(driver.StreamCreate(&made, kCudaStreamNonBlocking), "making a stream");
+  if (status.ok()) *stream = OwnedStream(driver, made);
+  return status;
+}
+
+namespace {
+
+CudaStatus MakeEventWith(const GpuDevice& device, unsigned flags, OwnedEvent* event) {
+  CudaEvent made = nullptr;
+  const CudaDriver& driver = device.driver();
+  CudaStatus status = driver.Status(
+      driver.EventCreate(&made, flags | kCudaEventBlockingSync | kCudaEventDisableTiming), "making an event");
+  if (status.ok()) *event = OwnedEvent(driver, made);
+  return status;
+}
+
+}  // namespace
+
+CudaStatus MakeEvent(const GpuDevice& device, OwnedEvent* event) { return MakeEventWith(device, 0, event); }
+
+CudaStatus MakeInterprocessEvent(const GpuDevice& device, OwnedEvent* event, CudaIpcEventHandle* handle) {
+  if (CudaStatus status = MakeEventWith(device, kCudaEventInterprocess, event); !status.ok()) return status;
+  const CudaDriver& driver = device.driver();
+  return driver.Status(driver.IpcGetEventHandle(handle, event->get()), "exporting an event");
+}
+
+CudaStatus OpenEvent(const GpuDevice& device, const CudaIpcEventHandle& handle, OwnedEvent* event) {
+  CudaEvent opened = nullptr;
+  const CudaDriver& driver = device.driver();
+  CudaStatus status = driver.Status(driver.IpcOpenEventHandle(&opened, handle), "opening the trainer's event");
+  if (status.ok()) *event = OwnedEvent(driver, opened);
+  return status;
+}
+
+}  // namespace superoffload::kernels
