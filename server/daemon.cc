@@ -188,6 +188,8 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
       PathOf("descriptors.sock"), Access(config_),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
+      [this](const transport::Peer& peer, const superoffload_device_request& request,
+             const memory::FileDescriptor& descriptor) { return table_.MapDevice(peer, request, descriptor); },
       [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); }, std::move(inheritance.descriptor_socket));
   if (!descriptors.ok()) return descriptors.status();
   descriptors_ = *std::move(descriptors);

@@ -1,6 +1,7 @@
 #include "client/src/attachment.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -34,7 +35,7 @@ Status Attachment::Create(DescriptorConnection* connection, uint64_t epoch, uint
   }
   StepRings rings(std::move(ring), [connection] { return connection->DaemonGone(); });
   if (Status status = rings.Check(epoch); !status.ok()) return status;
-  std::unique_ptr<Attachment> created(new Attachment(std::move(rings), epoch, last_step, bucket_count));
+  std::unique_ptr<Attachment> created(new Attachment(connection, std::move(rings), epoch, last_step, bucket_count));
   const std::pair<superoffload_descriptor, Mapping*> mappings[] = {
       {SUPEROFFLOAD_DESCRIPTOR_PARAMETERS, &created->parameters_},
       {SUPEROFFLOAD_DESCRIPTOR_GRADIENTS, &created->gradients_}};
@@ -49,8 +50,10 @@ Status Attachment::Create(DescriptorConnection* connection, uint64_t epoch, uint
   return {};
 }
 
-Attachment::Attachment(StepRings rings, uint64_t epoch, uint64_t last_step, uint32_t bucket_count)
-    : epoch_(epoch),
+Attachment::Attachment(DescriptorConnection* connection, StepRings rings, uint64_t epoch, uint64_t last_step,
+                       uint32_t bucket_count)
+    : connection_(connection),
+      epoch_(epoch),
       last_step_(last_step),
       bucket_count_(bucket_count),
       rings_(std::move(rings)),
@@ -58,7 +61,13 @@ Attachment::Attachment(StepRings rings, uint64_t epoch, uint64_t last_step, uint
       handed_over_(bucket_count),
       ended_step_(last_step),
       completing_step_(last_step),
-      published_(bucket_count) {}
+      published_(bucket_count),
+      landing_(bucket_count) {}
+
+Attachment::~Attachment() {
+  stop_ = true;
+  if (completions_.joinable()) completions_.join();
+}
 
 Status Attachment::State(const Mapping** state) {
   if (state_.data() == nullptr) {
@@ -69,12 +78,14 @@ Status Attachment::State(const Mapping** state) {
 }
 
 Status Attachment::SetGroup(uint32_t group, double lr, double beta1, double beta2, double eps, double weight_decay) {
+  if (Status status = WaitOver(); !status.ok()) return status;
   return Submit(SUPEROFFLOAD_SUBMIT_GROUP, group, {lr, beta1, beta2, eps, weight_decay});
 }
 
 Status Attachment::BeginStep(double gradient_scale) {
   if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
   if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
+  if (Status status = WaitOver(); !status.ok()) return status;
   ++step_;
   if (Status status = Submit(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0, {gradient_scale}); !status.ok()) return status;
   open_ = true;
@@ -84,6 +95,27 @@ Status Attachment::BeginStep(double gradient_scale) {
 }
 
 Status Attachment::GradientReady(uint32_t bucket) {
+  if (Status status = CheckGradient(bucket); !status.ok()) return status;
+  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}); !status.ok()) return status;
+  handed_over_[bucket] = true;
+  ++handed_over_count_;
+  return {};
+}
+
+Status Attachment::GpuGradientReady(uint32_t bucket, const superoffload_tensor* tensors, uint32_t count,
+                                    kernels::DType dtype, kernels::CudaStream stream) {
+  if (Status status = CheckGradient(bucket); !status.ok()) return status;
+  if (Status status = gpu_->HandOver(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}), next_slot_, tensors, count,
+                                     dtype, stream);
+      !status.ok()) {
+    return status;
+  }
+  handed_over_[bucket] = true;
+  ++handed_over_count_;
+  return {};
+}
+
+Status Attachment::CheckGradient(uint32_t bucket) const {
   if (Status status = CheckOpen("gradient_ready"); !status.ok()) return status;
   if (bucket >= bucket_count_) {
     return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
@@ -93,9 +125,6 @@ Status Attachment::GradientReady(uint32_t bucket) {
     return Error(Code::kAlreadyExists, "bucket ", bucket, " was already handed over in step ", step_,
                  "; hand each bucket over once per step");
   }
-  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}); !status.ok()) return status;
-  handed_over_[bucket] = true;
-  ++handed_over_count_;
   return {};
 }
 
@@ -120,6 +149,7 @@ Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
     return status;
   }
   open_ = false;
+  stall_seconds_ = 0;
   ended_step_.store(step_, std::memory_order_release);
   return {};
 }
@@ -132,7 +162,8 @@ Status Attachment::AbandonStep() {
   return {};
 }
 
-Status Attachment::Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload) {
+superoffload_ring_entry Attachment::Entry(superoffload_submission opcode, uint32_t index,
+                                          std::initializer_list<double> payload) const {
   superoffload_ring_entry entry{.opcode = static_cast<uint16_t>(opcode),
                                 .flags = 0,
                                 .index = index,
@@ -140,7 +171,18 @@ Status Attachment::Submit(superoffload_submission opcode, uint32_t index, std::i
                                 .attachment_epoch = epoch_,
                                 .payload = {}};
   std::copy(payload.begin(), payload.end(), entry.payload.f64);
-  return rings_.WaitSubmit(entry);
+  return entry;
+}
+
+Status Attachment::Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload) {
+  const superoffload_ring_entry entry = Entry(opcode, index, payload);
+  return gpu_ != nullptr ? gpu_->Submit(entry) : rings_.WaitSubmit(entry);
+}
+
+// With a GPU the trainer goes on while the tail of its last step is under way; the next one begins when that is over.
+Status Attachment::WaitOver() {
+  if (gpu_ == nullptr || open_ || ended_step_.load(std::memory_order_relaxed) == last_step_) return {};
+  return WaitStep(std::nullopt, nullptr);
 }
 
 Status Attachment::CheckOpen(const char* call) const {
@@ -180,18 +222,105 @@ Status Attachment::WaitParameters(uint32_t bucket, const Deadline& deadline) {
 
 Status Attachment::WaitStep(const Deadline& deadline, superoffload_verdict* verdict) {
   const Status status = WaitUntil(ended_step_.load(std::memory_order_acquire), deadline,
-                                  [this] { return verdict_.has_value() && unfinished_ == 0; });
+                                  [this] { return verdict_.has_value() && unfinished_ == 0 && landings_ == 0; });
   if (status.ok() && verdict != nullptr) *verdict = *verdict_;
   return status;
+}
+
+Status Attachment::AwaitParameters(uint32_t bucket, const Deadline& deadline, kernels::CudaStream stream) {
+  if (bucket >= bucket_count_) {
+    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
+                 " buckets");
+  }
+  if (const uint64_t step = ended_step_.load(std::memory_order_acquire); step != last_step_) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto ready = [this, bucket] { return gpu_->resident(bucket) ? verdict_.has_value() : Final(bucket); };
+    if (Status status = WaitUntil(step, deadline, ready); !status.ok()) return status;
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    stall_seconds_ = stall_seconds_ + waited.count();
+  }
+  return gpu_->StreamWaits(bucket, stream);
+}
+
+Status Attachment::AttachGpu(const superoffload_gpu_options& options, superoffload_gpu_report* report) {
+  if (gpu_ != nullptr) return Error(Code::kFailedPrecondition, "the attachment has a GPU already; attach anew");
+  if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; attach the GPU before the first step");
+  if (options.bucket_count != bucket_count_) {
+    return Error(Code::kInvalidArgument, options.bucket_count, " buckets, but the attachment has ", bucket_count_);
+  }
+  const auto bytes = [](const Mapping& mapping) {
+    return std::span(static_cast<std::byte*>(mapping.data()), mapping.bytes());
+  };
+  GpuPlane::Attached attached{
+      .parameters = bytes(parameters_),
+      .gradients = bytes(gradients_),
+      .share = [this](superoffload_device_request* request,
+                      int descriptor) { return connection_->ShareDevice(epoch_, request, descriptor); },
+      .submit =
+          [this](superoffload_ring_entry entry) {
+            entry.attachment_epoch = epoch_;
+            return rings_.WaitSubmit(entry);
+          }};
+  if (Status status = GpuPlane::Create(options, std::move(attached), &gpu_); !status.ok()) return status;
+  next_slot_ = options.next_slot;
+  completions_ = std::thread([this] { TakeCompletions(); });
+  if (Status status = gpu_->ChooseMover(); !status.ok()) return status;
+  if (report != nullptr) *report = gpu_->report();
+  return {};
+}
+
+Status Attachment::SetResident(uint32_t count) {
+  if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
+  if (Status status = WaitOver(); !status.ok()) return status;
+  const Mapping* state = nullptr;
+  if (Status status = State(&state); !status.ok()) return status;
+  return gpu_->SetResident(count, static_cast<const std::byte*>(state->data()));
+}
+
+void Attachment::TakeCompletions() {
+  constexpr std::chrono::milliseconds kSlice{100};
+  while (!stop_) {
+    superoffload_ring_entry entry;
+    Status status = rings_.WaitCompletion(std::chrono::steady_clock::now() + kSlice, &entry);
+    const bool taken = status.ok();
+    if (taken) {
+      status = gpu_->OnCompletion(entry);
+    } else if (status.code == Code::kDeadlineExceeded) {
+      status = gpu_->failure();
+      if (status.ok()) continue;
+    }
+    if (!status.ok()) gpu_->Fail(status);
+    std::lock_guard lock(mu_);
+    failed_ = !status.ok();
+    if (taken && status.ok()) {
+      status = Take(entry);
+      if (!status.ok() && entry.step == 0) gpu_->Fail(status);  // it answers a probe
+    }
+    if (!status.ok()) failure_ = status;
+    changed_.notify_all();
+    if (failed_) return;
+  }
 }
 
 template <typename Done>
 Status Attachment::WaitUntil(uint64_t step, const Deadline& deadline, Done done) {
   if (step <= last_step_) return Error(Code::kFailedPrecondition, "nothing was asked for that could be waited for");
+  const bool takes = gpu_ == nullptr;
+  std::unique_lock lock(mu_);
   while (completing_step_ < step || !done()) {
-    superoffload_ring_entry entry;
-    if (Status status = rings_.WaitCompletion(deadline, &entry); !status.ok()) return status;
-    if (Status status = Take(entry); !status.ok()) return status;
+    if (takes) {
+      lock.unlock();
+      superoffload_ring_entry entry;
+      if (Status status = rings_.WaitCompletion(deadline, &entry); !status.ok()) return status;
+      lock.lock();
+      if (Status status = Take(entry); !status.ok()) return status;
+    } else if (!failure_.ok()) {
+      return failed_ ? failure_ : std::exchange(failure_, Status{});
+    } else if (!deadline) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, *deadline) == std::cv_status::timeout) {
+      return Error(Code::kDeadlineExceeded, "the daemon has not finished the step yet");
+    }
   }
   return {};
 }
@@ -212,6 +341,13 @@ Status Attachment::Take(const superoffload_ring_entry& entry) {
     const bool speculative = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0;
     published_[entry.index] = speculative ? Published::kSpeculative : Published::kFinal;
     if (verdict_) --unfinished_;
+    if (gpu_ != nullptr && gpu_->WaitsForLanding(entry.index)) {
+      ++landing_[entry.index];
+      ++landings_;
+    }
+  } else if (entry.opcode == SUPEROFFLOAD_COMPLETE_LANDED && entry.index < bucket_count_ && entry.step != 0) {
+    --landing_[entry.index];
+    --landings_;
   }
   return {};
 }
@@ -227,6 +363,7 @@ void Attachment::TakeVerdict(const superoffload_ring_entry& entry) {
                                   .committed_steps = payload.committed_steps,
                                   .global_norm = payload.global_norm,
                                   .clip_coefficient = payload.clip_coefficient};
+  next_slot_ = payload.next_slot;
   const bool stands = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATION_STANDS) != 0;
   const bool skip = entry.index != SUPEROFFLOAD_VERDICT_COMMIT && entry.index != SUPEROFFLOAD_VERDICT_CLIP;
   unfinished_ = 0;

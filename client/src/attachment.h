@@ -1,16 +1,21 @@
 // One attachment: its mappings, and its steps as the trainer sees them.
 //
-// Submitting and waiting touch different members, so that one thread may do each.
+// Submitting and waiting touch different members, so that one thread may do each. Without a GPU, whoever waits takes
+// completions from the ring; with one, a thread of the attachment does, and has parameters copied as soon as they come.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_ATTACHMENT_H_
 #define SUPEROFFLOAD_CLIENT_SRC_ATTACHMENT_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "client/src/descriptor_connection.h"
+#include "client/src/gpu/gpu_plane.h"
 #include "client/src/step_rings.h"
 #include "superoffload/superoffload.h"
 
@@ -22,11 +27,22 @@ class Attachment {
   static Status Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
                        std::unique_ptr<Attachment>* attachment);
 
+  ~Attachment();
+
   const Mapping& parameters() const { return parameters_; }
   const Mapping& gradients() const { return gradients_; }
 
   // Private copy-on-write view, mapped on first use.
   Status State(const Mapping** state);
+
+  // The GPU; see superoffload_gpu.h.
+  Status AttachGpu(const superoffload_gpu_options& options, superoffload_gpu_report* report);
+  GpuPlane* gpu() const { return gpu_.get(); }
+  Status GpuGradientReady(uint32_t bucket, const superoffload_tensor* tensors, uint32_t count, kernels::DType dtype,
+                          kernels::CudaStream stream);
+  Status AwaitParameters(uint32_t bucket, const Deadline& deadline, kernels::CudaStream stream);
+  Status SetResident(uint32_t count);
+  double stall_seconds() const { return stall_seconds_; }
 
   // Submitting; see superoffload.h.
   Status SetGroup(uint32_t group, double lr, double beta1, double beta2, double eps, double weight_decay);
@@ -45,18 +61,27 @@ class Attachment {
  private:
   enum class Published : uint8_t { kNo, kSpeculative, kFinal };
 
-  Attachment(StepRings rings, uint64_t epoch, uint64_t last_step, uint32_t bucket_count);
+  Attachment(DescriptorConnection* connection, StepRings rings, uint64_t epoch, uint64_t last_step,
+             uint32_t bucket_count);
+  superoffload_ring_entry Entry(superoffload_submission opcode, uint32_t index,
+                                std::initializer_list<double> payload) const;
   Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
   Status CheckOpen(const char* call) const;
+  Status CheckGradient(uint32_t bucket) const;
   Status CheckAllHandedOver(const char* call) const;
+  Status WaitOver();
 
-  // Takes completions until `done()` holds of `step`.
+  // Waits, or takes completions, until `done()` holds of `step`.
   template <typename Done>
   Status WaitUntil(uint64_t step, const Deadline& deadline, Done done);
   Status Take(const superoffload_ring_entry& entry);
   void TakeVerdict(const superoffload_ring_entry& entry);
-  bool Final(uint32_t bucket) const { return verdict_ && published_[bucket] == Published::kFinal; }
+  void TakeCompletions();
+  bool Final(uint32_t bucket) const {
+    return verdict_ && published_[bucket] == Published::kFinal && landing_[bucket] == 0;
+  }
 
+  DescriptorConnection* const connection_;
   const uint64_t epoch_;
   const uint64_t last_step_;  // before this attachment
   const uint32_t bucket_count_;
@@ -75,12 +100,24 @@ class Attachment {
   std::atomic<uint64_t> ended_step_;
   std::atomic<uint64_t> measured_step_ = 0;
 
-  // Waiting.
+  // Waiting; `mu_` guards it where the attachment has a thread for completions.
+  std::mutex mu_;
+  std::condition_variable changed_;
+  Status failure_;       // for the next wait to report
+  bool failed_ = false;  // it is the last thing that happened
   uint64_t completing_step_;
   std::optional<superoffload_verdict> verdict_;  // of completing_step_
   std::optional<double> norm_;                   // of completing_step_
   std::vector<Published> published_;
-  uint32_t unfinished_ = 0;  // buckets whose parameters the verdict left to come
+  uint32_t unfinished_ = 0;              // buckets whose parameters the verdict left to come
+  std::vector<uint32_t> landing_;        // per bucket: copies to the GPU that the daemon has yet to finish
+  uint32_t landings_ = 0;                // of all buckets
+  uint32_t next_slot_ = 0;               // of host gradients; with a GPU
+  std::atomic<double> stall_seconds_ = 0;  // in AwaitParameters, of the step ended last
+
+  std::unique_ptr<GpuPlane> gpu_;
+  std::atomic<bool> stop_ = false;
+  std::thread completions_;
 };
 
 }  // namespace superoffload::client

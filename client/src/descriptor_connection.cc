@@ -14,6 +14,34 @@ namespace {
 // A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever.
 constexpr timeval kReplyTimeout{.tv_sec = 30, .tv_usec = 0};
 
+superoffload_socket_request Request(superoffload_socket_kind kind, uint64_t attachment_epoch) {
+  superoffload_socket_request request{};
+  request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
+  request.version = SUPEROFFLOAD_SOCKET_VERSION;
+  request.kind = static_cast<uint16_t>(kind);
+  request.attachment_epoch = attachment_epoch;
+  return request;
+}
+
+// With a descriptor unless it is -1.
+bool Send(int socket, const void* request, size_t bytes, int descriptor) {
+  iovec iov{const_cast<void*>(request), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  if (descriptor >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  }
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+}
+
 // Takes ownership of whatever descriptors came, expected or not.
 size_t TakeDescriptors(msghdr& message, AttachmentFiles* files) {
   size_t taken = 0;
@@ -47,8 +75,10 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
     return ErrnoError(Code::kUnavailable, "no superoffloadd answers on " + path + "; start it or check the endpoint");
   }
   std::unique_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
+  superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_HELLO, 0);
   superoffload_socket_reply reply;
-  if (Status status = created->Exchange(SUPEROFFLOAD_SOCKET_HELLO, 0, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
+  if (Status status =
+          created->Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
       !status.ok()) {
     return status;
   }
@@ -58,9 +88,9 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
 }
 
 Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* files) {
+  superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, attachment_epoch);
   superoffload_socket_reply reply;
-  if (Status status =
-          Exchange(SUPEROFFLOAD_SOCKET_DESCRIPTORS, attachment_epoch, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
+  if (Status status = Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
       !status.ok()) {
     return status;
   }
@@ -75,17 +105,17 @@ Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* f
   return {};
 }
 
-Status DescriptorConnection::Exchange(superoffload_socket_kind kind, uint64_t attachment_epoch,
+Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
+                                         int descriptor) {
+  request->header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, attachment_epoch);
+  superoffload_socket_reply reply;
+  return Exchange(request, sizeof(*request), descriptor, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
+}
+
+Status DescriptorConnection::Exchange(const void* request, size_t bytes, int descriptor,
                                       superoffload_socket_kind expected, superoffload_socket_reply* reply,
                                       AttachmentFiles* files) {
-  superoffload_socket_request request{};
-  request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-  request.version = SUPEROFFLOAD_SOCKET_VERSION;
-  request.kind = static_cast<uint16_t>(kind);
-  request.attachment_epoch = attachment_epoch;
-  if (::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(request))) {
-    return ErrnoError(Code::kUnavailable, "the daemon is gone");
-  }
+  if (!Send(socket_.get(), request, bytes, descriptor)) return ErrnoError(Code::kUnavailable, "the daemon is gone");
   iovec iov{reply, sizeof(*reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)];
   msghdr message{};

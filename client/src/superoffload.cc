@@ -1,65 +1,20 @@
-// The C border: opaque handles in, status codes out; nothing is thrown across it.
+// superoffload.h: opaque handles in, status codes out.
 #include "superoffload/superoffload.h"
 
-#include <exception>
-#include <new>
-#include <string>
-
-#include "client/src/attachment.h"
-#include "client/src/descriptor_connection.h"
-#include "client/src/status.h"
-
-struct superoffload_connection {
-  std::unique_ptr<superoffload::client::DescriptorConnection> impl;
-};
-
-struct superoffload_attachment {
-  std::unique_ptr<superoffload::client::Attachment> impl;
-};
+#include "client/src/c_border.h"
 
 namespace {
 
 using superoffload::client::Attachment;
 using superoffload::client::Code;
-using superoffload::client::Deadline;
+using superoffload::client::DeadlineAfter;
 using superoffload::client::DescriptorConnection;
 using superoffload::client::Error;
+using superoffload::client::Guarded;
+using superoffload::client::LastError;
 using superoffload::client::Mapping;
 using superoffload::client::Status;
-
-std::string& LastError() {
-  thread_local std::string text;
-  return text;
-}
-
-// Runs `call`, keeps its sentence, returns its code.
-template <typename Call>
-int Guarded(Call call) {
-  try {
-    Status status = call();
-    LastError() = std::move(status.message);
-    return static_cast<int>(status.code);
-  } catch (const std::bad_alloc&) {
-    return static_cast<int>(Code::kResourceExhausted);
-  } catch (const std::exception&) {
-    return static_cast<int>(Code::kInternal);
-  }
-}
-
-template <typename Handle, typename Call>
-int WithHandle(Handle* handle, Call call) {
-  return Guarded([&]() -> Status {
-    if (handle == nullptr) return Error(Code::kInvalidArgument, "the handle is NULL");
-    return call(*handle->impl);
-  });
-}
-
-Deadline DeadlineAfter(int64_t milliseconds) {
-  // Longer than a year is for ever, and does not overflow the clock.
-  constexpr int64_t kForEver = int64_t{1000} * 60 * 60 * 24 * 365;
-  if (milliseconds < 0 || milliseconds > kForEver) return std::nullopt;
-  return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-}
+using superoffload::client::WithHandle;
 
 void* Base(const Mapping& mapping, size_t* bytes) {
   if (bytes != nullptr) *bytes = mapping.bytes();

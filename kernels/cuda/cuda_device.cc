@@ -90,32 +90,12 @@ CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream) {
   return status;
 }
 
-namespace {
-
-CudaStatus MakeEventWith(const GpuDevice& device, unsigned flags, OwnedEvent* event) {
+CudaStatus MakeEvent(const GpuDevice& device, OwnedEvent* event) {
   CudaEvent made = nullptr;
   const CudaDriver& driver = device.driver();
-  CudaStatus status = driver.Status(
-      driver.EventCreate(&made, flags | kCudaEventBlockingSync | kCudaEventDisableTiming), "making an event");
+  CudaStatus status =
+      driver.Status(driver.EventCreate(&made, kCudaEventBlockingSync | kCudaEventDisableTiming), "making an event");
   if (status.ok()) *event = OwnedEvent(driver, made);
-  return status;
-}
-
-}  // namespace
-
-CudaStatus MakeEvent(const GpuDevice& device, OwnedEvent* event) { return MakeEventWith(device, 0, event); }
-
-CudaStatus MakeInterprocessEvent(const GpuDevice& device, OwnedEvent* event, CudaIpcEventHandle* handle) {
-  if (CudaStatus status = MakeEventWith(device, kCudaEventInterprocess, event); !status.ok()) return status;
-  const CudaDriver& driver = device.driver();
-  return driver.Status(driver.IpcGetEventHandle(handle, event->get()), "exporting an event");
-}
-
-CudaStatus OpenEvent(const GpuDevice& device, const CudaIpcEventHandle& handle, OwnedEvent* event) {
-  CudaEvent opened = nullptr;
-  const CudaDriver& driver = device.driver();
-  CudaStatus status = driver.Status(driver.IpcOpenEventHandle(&opened, handle), "opening the trainer's event");
-  if (status.ok()) *event = OwnedEvent(driver, opened);
   return status;
 }
 

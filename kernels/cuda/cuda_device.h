@@ -90,10 +90,8 @@ using OwnedEvent = CudaObject<CudaEvent, &CudaDriver::EventDestroy>;
 // A stream that does not wait for the default stream.
 CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream);
 
-// Without timing; waiting for it sleeps. Interprocess: the handle is for OpenEvent of another process.
+// Without timing; a thread that waits for it sleeps.
 CudaStatus MakeEvent(const GpuDevice& device, OwnedEvent* event);
-CudaStatus MakeInterprocessEvent(const GpuDevice& device, OwnedEvent* event, CudaIpcEventHandle* handle);
-CudaStatus OpenEvent(const GpuDevice& device, const CudaIpcEventHandle& handle, OwnedEvent* event);
 
 }  // namespace superoffload::kernels
 

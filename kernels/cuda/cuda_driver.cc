@@ -63,8 +63,6 @@ bool FindAll(void* library, CudaDriver* d) {
          Find(library, "cuIpcGetMemHandle", &d->IpcGetMemHandle) &&
          Find(library, "cuIpcOpenMemHandle_v2", &d->IpcOpenMemHandle) &&
          Find(library, "cuIpcCloseMemHandle", &d->IpcCloseMemHandle) &&
-         Find(library, "cuIpcGetEventHandle", &d->IpcGetEventHandle) &&
-         Find(library, "cuIpcOpenEventHandle", &d->IpcOpenEventHandle) &&
          Find(library, "cuMemGetAllocationGranularity", &d->MemGetAllocationGranularity) &&
          Find(library, "cuMemCreate", &d->MemCreate) &&
          Find(library, "cuMemRelease", &d->MemRelease) &&

@@ -27,9 +27,6 @@ struct CudaUuid {
 struct CudaIpcMemoryHandle {
   char bytes[64];
 };
-struct CudaIpcEventHandle {
-  char bytes[64];
-};
 using CudaAllocation = unsigned long long;  // CUmemGenericAllocationHandle
 struct CudaLocation {
   int type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
@@ -49,7 +46,7 @@ struct CudaAccess {
 
 inline constexpr int kCudaPosixDescriptor = 1;       // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
-inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2, kCudaEventInterprocess = 4;
+inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostRegisterPortable = 1;
 // CUdevice_attribute.
@@ -89,8 +86,6 @@ struct CudaDriver {
   int (*IpcGetMemHandle)(CudaIpcMemoryHandle* handle, CudaPointer pointer);
   int (*IpcOpenMemHandle)(CudaPointer* pointer, CudaIpcMemoryHandle handle, unsigned flags);
   int (*IpcCloseMemHandle)(CudaPointer pointer);
-  int (*IpcGetEventHandle)(CudaIpcEventHandle* handle, CudaEvent event);
-  int (*IpcOpenEventHandle)(CudaEvent* event, CudaIpcEventHandle handle);
   int (*MemGetAllocationGranularity)(size_t* bytes, const CudaAllocationProperties* properties, int option);
   int (*MemCreate)(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
                    unsigned long long flags);

@@ -113,7 +113,7 @@ absl::Status StepEngine::BeginStep(uint64_t step, double gradient_scale) {
   return absl::OkStatus();
 }
 
-absl::Status StepEngine::GradientReady(uint64_t step, uint32_t index) {
+absl::Status StepEngine::GradientReady(uint64_t step, uint32_t index, std::optional<double> sum_of_squares) {
   absl::MutexLock lock(&mu_);
   if (absl::Status status = CheckStepOpen(step, "GRADIENT_READY"); !status.ok()) return status;
   if (index >= buckets_.size()) {
@@ -126,6 +126,7 @@ absl::Status StepEngine::GradientReady(uint64_t step, uint32_t index) {
                                                  "; hand each bucket over once per step"));
   }
   bucket.phase = Phase::kQueued;
+  bucket.stated_sum = sum_of_squares;
   ++open_->arrived;
   ready_.push_back(index);
   Advance();
@@ -145,8 +146,7 @@ absl::Status StepEngine::EndStep(uint64_t step, double gradient_scale, double ma
   open_->max_grad_norm = max_grad_norm;
   open_->ended = true;
   open_->end_time = absl::Now();
-  Advance();
-  MaybeDecide();
+  Proceed();
   return absl::OkStatus();
 }
 
@@ -221,13 +221,13 @@ std::optional<uint32_t> StepEngine::ClaimSnapshotBucket() {
 void StepEngine::BucketSaved(uint32_t bucket) {
   absl::MutexLock lock(&mu_);
   if (gate_.Saved(bucket)) ready_.push_front(bucket);
-  Advance();
+  Proceed();
 }
 
 void StepEngine::EndSnapshot() {
   absl::MutexLock lock(&mu_);
   for (const uint32_t bucket : gate_.Open()) ready_.push_back(bucket);
-  Advance();
+  Proceed();
 }
 
 void StepEngine::WakeSnapshot() {
@@ -345,12 +345,24 @@ void StepEngine::Advance() {
   while (!ready_.empty() && in_flight_ < kMaxPassesInFlight) {
     const uint32_t index = ready_.front();
     ready_.pop_front();
-    if (MustKeepState(index)) {
+    if (IsNormed(buckets_[index])) {
+      buckets_[index].phase = Phase::kNormed;
+      ++open_->measured;
+    } else if (MustKeepState(index)) {
       gate_.Await(index);
     } else {
       StartPass(index);
     }
   }
+}
+
+bool StepEngine::Speculates(const Bucket& bucket) const {
+  return open_->speculate && !Hurry() && std::isfinite(bucket.stated_sum.value_or(0));
+}
+
+// Whether a bucket that has just arrived needs no pass before the verdict.
+bool StepEngine::IsNormed(const Bucket& bucket) const {
+  return !maintenance_ && bucket.phase == Phase::kQueued && bucket.stated_sum && !Speculates(bucket);
 }
 
 // Whether the bucket's next pass might write state that a snapshot still has to save.
@@ -377,7 +389,7 @@ void StepEngine::StartPass(uint32_t index) {
     arguments.absorb = bucket.pending;
     arguments.publish = {.step = open_->applied[group], .slot = SlotOf(statistics_.committed_steps), .t = 0};
   } else {
-    const bool speculate = open_->speculate && !Hurry();
+    const bool speculate = Speculates(bucket);
     bucket.phase = speculate ? Phase::kSpeculating : Phase::kNorming;
     arguments.kind = speculate ? PassKind::kSpeculate : PassKind::kNorm;
     if (speculate) arguments.absorb = bucket.pending;
@@ -396,12 +408,15 @@ void StepEngine::OnPassDone(uint32_t index) {
   } else {
     FinishPass(index);
   }
+  Proceed();
+}
+
+void StepEngine::Proceed() {
   Advance();
-  if (open_) {
-    MaybeAnswerNorm();
-    MaybeDecide();
-    MaybeClose();
-  }
+  if (!open_) return;
+  MaybeAnswerNorm();
+  MaybeDecide();
+  MaybeClose();
 }
 
 void StepEngine::FinishPass(uint32_t index) {
@@ -448,7 +463,9 @@ void StepEngine::Absorbed(uint32_t index) {
 
 double StepEngine::SumOfSquares() const {
   double sum = 0;
-  for (const Bucket& bucket : buckets_) sum += bucket.pass->sum_of_squares();
+  for (const Bucket& bucket : buckets_) {
+    sum += bucket.phase == Phase::kNormed && bucket.stated_sum ? *bucket.stated_sum : bucket.pass->sum_of_squares();
+  }
   return sum;
 }
 

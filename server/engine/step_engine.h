@@ -13,7 +13,8 @@
 //                      -> kSpeculating -> kSpeculated  -> (kUndoing ->)    kFinal
 //
 // A queued bucket speculates when the policy says so and the step has not ended; otherwise only its norm is taken and
-// the update waits for the verdict, which is known once every bucket is normed or speculated. So no bucket is updated
+// the update waits for the verdict, which is known once every bucket is normed or speculated. A bucket that came with its
+// sum of squares needs no pass to be normed, and does not speculate when that sum is not finite. So no bucket is updated
 // twice unless its speculation turned out wrong, and results never depend on which path a bucket took.
 //
 // Bookkeeping is per bucket, since a skipped step leaves some buckets with the pending gradient absorbed and others
@@ -80,7 +81,7 @@ class StepEngine final : public transport::StepHandler {
   // StepHandler. Hyper-parameters that SetGroup changes inside a step are revised for it.
   absl::Status SetGroup(uint32_t group, const transport::GroupUpdate& update) override;
   absl::Status BeginStep(uint64_t step, double gradient_scale) override;
-  absl::Status GradientReady(uint64_t step, uint32_t bucket) override;
+  absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) override;
   absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status AbandonStep(uint64_t step) override;
   absl::Status MeasureNorm(uint64_t step, double gradient_scale) override;
@@ -137,6 +138,7 @@ class StepEngine final : public transport::StepHandler {
 
   struct Bucket {
     Phase phase = Phase::kAbsent;
+    std::optional<double> stated_sum;  // of squares, of the open step's gradient
     std::optional<PendingGradient> pending;
     std::unique_ptr<BucketPass> pass;
   };
@@ -164,6 +166,8 @@ class StepEngine final : public transport::StepHandler {
 
   // Whether more speculation would only be in the way of a verdict or a norm that waits for the last bucket.
   bool Hurry() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return open_->ended || open_->norm_scale.has_value(); }
+  bool Speculates(const Bucket& bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsNormed(const Bucket& bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckAllHandedOver(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   double SumOfSquares() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybeAnswerNorm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -175,6 +179,8 @@ class StepEngine final : public transport::StepHandler {
   PendingGradient Committed(uint32_t bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Does what can be done now.
+  void Proceed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Starts passes while the pool should have more from this optimizer.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartPass(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -192,21 +192,47 @@ void HostedOptimizer::WaitDetached(uint64_t epoch) const {
   mu_.Await(absl::Condition(&detached));
 }
 
-absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
+absl::StatusOr<std::shared_ptr<transport::HostTransport>> HostedOptimizer::TransportOf(uint64_t epoch) const {
   absl::MutexLock lock(&mu_);
-  if (attachment_.epoch != epoch || transport_ == nullptr) {
-    return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
-  }
-  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(transport_->ring_memory()), Duplicate(memory_.parameters),
+  if (attachment_.epoch == epoch && transport_ != nullptr) return transport_;
+  return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
+}
+
+absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
+  absl::StatusOr<std::shared_ptr<transport::HostTransport>> transport = TransportOf(epoch);
+  if (!transport.ok()) return transport.status();
+  const memory::SharedMemory& ring = (*transport)->ring_memory();
+  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.parameters),
                                                   Duplicate(memory_.gradients), memory_.state.OpenReadOnly()};
   transport::AttachmentDescriptors descriptors;
   for (size_t i = 0; i < descriptors.fds.size(); ++i) {
     if (!fds[i].ok()) return fds[i].status();
     descriptors.fds[i] = *std::move(fds[i]);
   }
-  descriptors.bytes = {transport_->ring_memory().bytes(), memory_.parameters.bytes(), memory_.gradients.bytes(),
-                       memory_.state.bytes()};
+  descriptors.bytes = {ring.bytes(), memory_.parameters.bytes(), memory_.gradients.bytes(), memory_.state.bytes()};
   return descriptors;
+}
+
+absl::Status HostedOptimizer::MapDevice(uint64_t epoch, const superoffload_device_request& request,
+                                        const memory::FileDescriptor& descriptor) {
+  absl::StatusOr<std::shared_ptr<transport::HostTransport>> transport = TransportOf(epoch);
+  if (!transport.ok()) return transport.status();
+  return (*transport)->MapDevice(request, descriptor.get(), MovedMemory());
+}
+
+transport::MovedMemory HostedOptimizer::MovedMemory() const {
+  transport::MovedMemory moved{.gradients = {memory_.gradients.data(), memory_.gradients.bytes()},
+                               .parameters = {memory_.parameters.data(), memory_.parameters.bytes()},
+                               .buckets = {},
+                               .next_slot = [this] { return engine_->statistics().next_slot(); }};
+  for (const engine::BucketLayout& bucket : layout_.buckets) {
+    moved.buckets.push_back({.gradient_offsets = bucket.gradient_offsets,
+                             .gradient_bytes = bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype),
+                             .parameters_offset = bucket.parameters_offset,
+                             .parameters_bytes = bucket.elements * kernels::DTypeBytes(bucket.dtype),
+                             .chunks = bucket.chunks()});
+  }
+  return moved;
 }
 
 AttachmentInfo HostedOptimizer::attachment() const {

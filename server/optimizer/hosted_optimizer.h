@@ -76,6 +76,10 @@ class HostedOptimizer final : private engine::StepObserver {
   // NOT_FOUND unless `epoch` is the present attachment.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
 
+  // Maps GPU memory for that attachment; see HostTransport::MapDevice. NOT_FOUND as above.
+  absl::Status MapDevice(uint64_t epoch, const superoffload_device_request& request,
+                         const memory::FileDescriptor& descriptor);
+
   // The present attachment; epoch 0 when there is none.
   AttachmentInfo attachment() const;
 
@@ -107,6 +111,9 @@ class HostedOptimizer final : private engine::StepObserver {
   void OnPass(const engine::PassReport& report) override { observer_->OnPass(id_, report); }
   void OnStep(const engine::StepReport& report) override { observer_->OnStep(id_, report); }
 
+  // NOT_FOUND unless `epoch` is the present attachment.
+  absl::StatusOr<std::shared_ptr<transport::HostTransport>> TransportOf(uint64_t epoch) const;
+  transport::MovedMemory MovedMemory() const;
   absl::Status Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32);
   absl::Status CheckParameters(const std::vector<uint32_t>& parameter_crc32) const;
   absl::Status Claim(const AttachmentInfo& info);

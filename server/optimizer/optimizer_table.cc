@@ -151,14 +151,28 @@ absl::StatusOr<uint64_t> OptimizerTable::NewEpoch() {
   return ++last_epoch_;
 }
 
-absl::StatusOr<transport::AttachmentDescriptors> OptimizerTable::Descriptors(const transport::Peer& peer,
-                                                                             uint64_t epoch) const {
-  for (const OptimizerPtr& optimizer : All()) {
+absl::StatusOr<OptimizerPtr> OptimizerTable::Attached(const transport::Peer& peer, uint64_t epoch) const {
+  for (OptimizerPtr& optimizer : All()) {
     const AttachmentInfo attachment = optimizer->attachment();
-    if (attachment.epoch == epoch && attachment.peer.session == peer.session) return optimizer->Descriptors(epoch);
+    if (attachment.epoch == epoch && attachment.peer.session == peer.session) return std::move(optimizer);
   }
   return absl::NotFoundError(
       absl::StrCat("attachment ", epoch, " is not one of this connection; attach with its token first"));
+}
+
+absl::StatusOr<transport::AttachmentDescriptors> OptimizerTable::Descriptors(const transport::Peer& peer,
+                                                                             uint64_t epoch) const {
+  absl::StatusOr<OptimizerPtr> optimizer = Attached(peer, epoch);
+  if (!optimizer.ok()) return optimizer.status();
+  return (*optimizer)->Descriptors(epoch);
+}
+
+absl::Status OptimizerTable::MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
+                                       const memory::FileDescriptor& descriptor) const {
+  const uint64_t epoch = request.header.attachment_epoch;
+  absl::StatusOr<OptimizerPtr> optimizer = Attached(peer, epoch);
+  if (!optimizer.ok()) return optimizer.status();
+  return (*optimizer)->MapDevice(epoch, request, descriptor);
 }
 
 void OptimizerTable::OnSessionEnd(const transport::Peer& peer) {

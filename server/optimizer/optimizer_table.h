@@ -68,6 +68,10 @@ class OptimizerTable {
 
   // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
+
+  // Maps GPU memory for that attachment; see HostTransport::MapDevice.
+  absl::Status MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
+                         const memory::FileDescriptor& descriptor) const;
   void OnSessionEnd(const transport::Peer& peer);
 
   // Refuses new optimizers and attachments, ends all attachments, waits for their end and settles every optimizer.
@@ -80,6 +84,9 @@ class OptimizerTable {
   size_t attachments() const;
 
  private:
+  // The optimizer with that attachment of the peer's. NOT_FOUND.
+  absl::StatusOr<OptimizerPtr> Attached(const transport::Peer& peer, uint64_t epoch) const;
+
   std::vector<OptimizerPtr> All() const;
   void Expire(const OptimizerId& id);
   absl::Status Erase(const OptimizerPtr& optimizer);

@@ -71,6 +71,27 @@ bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescri
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
 }
 
+// The size of a request, however large it was, and the descriptor that came with it; the kernel drops further ones.
+ssize_t Receive(int fd, superoffload_device_request* request, memory::FileDescriptor* descriptor) {
+  iovec iov{request, sizeof(*request)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_LEN(sizeof(int));  // not SPACE, where padding would hold another one
+  const ssize_t received = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+  if (received < 0) return received;
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+      header->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int taken;
+    std::memcpy(&taken, CMSG_DATA(header), sizeof(taken));
+    *descriptor = memory::FileDescriptor(taken);
+  }
+  return received;
+}
+
 // The time it takes tells nothing about where two tokens differ.
 bool EqualInConstantTime(const std::string& a, const std::string& b) {
   if (a.size() != b.size()) return false;
@@ -102,6 +123,7 @@ absl::StatusOr<memory::FileDescriptor> ListenOn(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path, AccessPolicy access,
                                                                            DescriptorSource source,
+                                                                           DeviceMapper map_device,
                                                                            SessionEnd on_session_end,
                                                                            memory::FileDescriptor inherited) {
   const bool has_inherited = inherited.valid();
@@ -110,18 +132,19 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const
   memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
   if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
   return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), *std::move(listener),
-                                                                has_inherited, std::move(stop_event), std::move(source),
+                                                                has_inherited, std::move(stop_event), std::move(source), std::move(map_device),
                                                                 std::move(on_session_end)));
 }
 
 DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
-                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source,
+                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source, DeviceMapper map_device,
                                    SessionEnd on_session_end)
     : path_(std::move(path)),
       listener_(std::move(listener)),
       inherited_(inherited),
       stop_event_(std::move(stop_event)),
       source_(std::move(source)),
+      map_device_(std::move(map_device)),
       on_session_end_(std::move(on_session_end)),
       access_(std::move(access)),
       thread_([this] { Run(); }) {
@@ -235,11 +258,15 @@ void DescriptorServer::DropOldestRefused() {
 }
 
 bool DescriptorServer::Serve(const Connection& connection) {
-  superoffload_socket_request request;
-  const ssize_t received = ::recv(connection.fd.get(), &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
+  superoffload_device_request device_request{};  // the largest one
+  memory::FileDescriptor descriptor;
+  const ssize_t received = Receive(connection.fd.get(), &device_request, &descriptor);
   if (received < 0) return errno == EAGAIN || errno == EINTR;
   if (received == 0) return false;
-  if (received != static_cast<ssize_t>(sizeof(request)) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC ||
+  const superoffload_socket_request& request = device_request.header;
+  const size_t expected =
+      request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
+  if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC ||
       request.version != SUPEROFFLOAD_SOCKET_VERSION) {
     Send(connection.fd.get(),
          ErrorReply(absl::InvalidArgumentError(absl::StrCat("not a request of descriptor socket version ",
@@ -265,6 +292,11 @@ bool DescriptorServer::Serve(const Connection& connection) {
       reply.descriptors = SUPEROFFLOAD_DESCRIPTOR_COUNT;
       std::copy(descriptors->bytes.begin(), descriptors->bytes.end(), reply.bytes);
       return Send(connection.fd.get(), reply, &*descriptors);
+    }
+    case SUPEROFFLOAD_SOCKET_DEVICE_MEMORY: {
+      absl::Status status = map_device_(connection.peer, device_request, descriptor);
+      return Send(connection.fd.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status),
+                  nullptr);
     }
     default:
       return Send(connection.fd.get(),

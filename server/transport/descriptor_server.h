@@ -42,12 +42,16 @@ class DescriptorServer {
  public:
   // Called by the server's thread; must not wait for long.
   using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
+  // Maps the GPU memory of the attachment that the request names. `descriptor` came with it, or is not valid.
+  using DeviceMapper = std::function<absl::Status(const Peer&, const superoffload_device_request& request,
+                                                  const memory::FileDescriptor& descriptor)>;
   using SessionEnd = std::function<void(const Peer&)>;
 
   // Listens on the socket path, which must not exist; or on `inherited`, if it is valid, which does already and stays
   // when the server ends.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, AccessPolicy access,
-                                                                  DescriptorSource source, SessionEnd on_session_end,
+                                                                  DescriptorSource source, DeviceMapper map_device,
+                                                                  SessionEnd on_session_end,
                                                                   memory::FileDescriptor inherited = {});
 
   // Stops listening and closes every connection, calling `on_session_end` for each.
@@ -73,7 +77,8 @@ class DescriptorServer {
   };
 
   DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener, bool inherited,
-                   memory::FileDescriptor stop_event, DescriptorSource source, SessionEnd on_session_end);
+                   memory::FileDescriptor stop_event, DescriptorSource source, DeviceMapper map_device,
+                   SessionEnd on_session_end);
   void Run();
   void Accept();
   // Why the user may have no further connection, if it may not.
@@ -89,6 +94,7 @@ class DescriptorServer {
   const bool inherited_;
   const memory::FileDescriptor stop_event_;
   const DescriptorSource source_;
+  const DeviceMapper map_device_;
   const SessionEnd on_session_end_;
   uint64_t last_session_ = 0;
   std::map<int, Connection> connections_;  // the thread's own

@@ -47,8 +47,19 @@ void HostTransport::Run() {
       SetEndReason(entry.status());
       break;
     }
-    if (absl::Status status = Dispatch(*entry); !status.ok()) PushError(status, entry->step);
+    if (DeviceMover* const mover = this->mover(); mover != nullptr) {
+      mover->Submit(*entry);
+    } else if (absl::Status status = Deliver(*entry, std::nullopt); !status.ok()) {
+      Reject(*entry, status);
+    }
   }
+  std::unique_ptr<DeviceMover> mover;
+  {
+    absl::MutexLock lock(&mover_mu_);
+    ended_ = true;
+    mover = std::move(mover_);
+  }
+  mover.reset();  // what it has issued is done before anybody else touches the memory
   exited_.store(true, std::memory_order_release);
   const absl::Status reason = end_reason();
   ring_.SetErrorText(std::string(reason.message()));
@@ -56,7 +67,30 @@ void HostTransport::Run() {
   on_end_(reason);
 }
 
-absl::Status HostTransport::Dispatch(const superoffload_ring_entry& entry) {
+absl::Status HostTransport::MapDevice(const superoffload_device_request& request, int descriptor, MovedMemory memory) {
+  {
+    absl::MutexLock lock(&mover_mu_);
+    if (maps_) return absl::FailedPreconditionError("the attachment has mapped GPU memory already; attach anew");
+    maps_ = true;
+  }
+  // Takes long, and the engine must not wait for it.
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = DeviceMover::Open(request, descriptor, std::move(memory), this);
+  absl::MutexLock lock(&mover_mu_);
+  if (!mover.ok()) {
+    maps_ = false;
+    return mover.status();
+  }
+  if (ended_) return absl::FailedPreconditionError("the attachment has ended; attach anew");
+  mover_ = *std::move(mover);
+  return absl::OkStatus();
+}
+
+DeviceMover* HostTransport::mover() {
+  absl::MutexLock lock(&mover_mu_);
+  return mover_.get();
+}
+
+absl::Status HostTransport::Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares) {
   if (entry.attachment_epoch != attachment_epoch_) {
     return absl::FailedPreconditionError(absl::StrCat("an entry of attachment ", entry.attachment_epoch,
                                                       " on the ring of attachment ", attachment_epoch_,
@@ -71,7 +105,8 @@ absl::Status HostTransport::Dispatch(const superoffload_ring_entry& entry) {
     case SUPEROFFLOAD_SUBMIT_BEGIN_STEP:
       return handler_->BeginStep(entry.step, f64[0]);
     case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
-      return handler_->GradientReady(entry.step, entry.index);
+      if ((entry.flags & SUPEROFFLOAD_FLAG_SUM_KNOWN) != 0) sum_of_squares = entry.payload.gradient.sum_of_squares;
+      return handler_->GradientReady(entry.step, entry.index, sum_of_squares);
     case SUPEROFFLOAD_SUBMIT_END_STEP:
       return handler_->EndStep(entry.step, f64[0], f64[1]);
     case SUPEROFFLOAD_SUBMIT_ABANDON_STEP:
@@ -100,6 +135,8 @@ void HostTransport::ParametersReady(uint64_t step, uint32_t bucket, bool specula
         .step = step,
         .attachment_epoch = attachment_epoch_,
         .payload = {}});
+  absl::MutexLock lock(&mover_mu_);
+  if (mover_ != nullptr) mover_->CopyParameters(step, bucket);
 }
 
 void HostTransport::NormMeasured(uint64_t step, double global_norm) {
@@ -131,12 +168,30 @@ void HostTransport::VerdictReached(const VerdictReport& report) {
   Push(entry);
 }
 
-void HostTransport::PushError(const absl::Status& status, uint64_t step) {
+void HostTransport::GradientTaken(uint64_t step, uint32_t slot) {
+  Push({.opcode = SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN,
+        .flags = 0,
+        .index = slot,
+        .step = step,
+        .attachment_epoch = attachment_epoch_,
+        .payload = {}});
+}
+
+void HostTransport::Landed(uint64_t step, uint32_t bucket) {
+  Push({.opcode = SUPEROFFLOAD_COMPLETE_LANDED,
+        .flags = 0,
+        .index = bucket,
+        .step = step,
+        .attachment_epoch = attachment_epoch_,
+        .payload = {}});
+}
+
+void HostTransport::Reject(const superoffload_ring_entry& entry, const absl::Status& status) {
   ring_.SetErrorText(std::string(status.message()));
   Push({.opcode = SUPEROFFLOAD_COMPLETE_ERROR,
         .flags = 0,
         .index = static_cast<uint32_t>(status.code()),
-        .step = step,
+        .step = entry.step,
         .attachment_epoch = attachment_epoch_,
         .payload = {}});
 }
@@ -147,7 +202,10 @@ void HostTransport::Push(superoffload_ring_entry entry) {
     absl::MutexLock lock(&push_mu_);
     status = ring_.Push(entry);
   }
-  if (status.ok()) return;
+  if (!status.ok()) Fail(status);
+}
+
+void HostTransport::Fail(const absl::Status& status) {
   SetEndReason(status);
   ring_.Wake();  // once: the caller may hold the engine's lock
 }

@@ -1,22 +1,26 @@
-// The host transport of one attachment: a thread that carries submissions from the ring to the engine, and a sink that
-// carries completions back. The tensors themselves lie in memory that trainer and daemon both map.
+// The transport of one attachment: a thread that carries submissions from the ring to the engine, and a sink that carries
+// completions back. The tensors themselves lie in memory that trainer and daemon both map; when that is GPU memory, too,
+// a mover copies between it and the host's.
 #ifndef SUPEROFFLOAD_SERVER_TRANSPORT_HOST_TRANSPORT_H_
 #define SUPEROFFLOAD_SERVER_TRANSPORT_HOST_TRANSPORT_H_
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/transport/device_mover.h"
 #include "server/transport/ring_memory.h"
 #include "server/transport/transport.h"
 
 namespace superoffload::transport {
 
-class HostTransport final : public CompletionSink {
+class HostTransport final : public CompletionSink, private MoverPeer {
  public:
   // `on_end(status)` is called once by the transport's thread, as its last act, when RequestEnd was called or the
   // trainer broke the rings; the status says why.
@@ -33,6 +37,10 @@ class HostTransport final : public CompletionSink {
   // thread but its own.
   void RequestEnd(const absl::Status& reason);
 
+  // From now on submissions may name device slots, and parameters are copied to the trainer's GPU memory. See
+  // DeviceMover::Open. FAILED_PRECONDITION: it has some already, or the attachment is ending.
+  absl::Status MapDevice(const superoffload_device_request& request, int descriptor, MovedMemory memory);
+
   const memory::SharedMemory& ring_memory() const { return ring_.memory(); }
 
   void SlotFree(uint64_t step, uint32_t bucket) override;
@@ -43,8 +51,12 @@ class HostTransport final : public CompletionSink {
  private:
   void Run();
   void SetEndReason(const absl::Status& reason);
-  absl::Status Dispatch(const superoffload_ring_entry& entry);
-  void PushError(const absl::Status& status, uint64_t step);
+  absl::Status Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares) override;
+  void Reject(const superoffload_ring_entry& entry, const absl::Status& status) override;
+  void GradientTaken(uint64_t step, uint32_t slot) override;
+  void Landed(uint64_t step, uint32_t bucket) override;
+  void Fail(const absl::Status& status) override;
+  DeviceMover* mover();
   void Push(superoffload_ring_entry entry);
   absl::Status end_reason() const;
 
@@ -57,6 +69,10 @@ class HostTransport final : public CompletionSink {
   absl::Mutex push_mu_;  // engine and transport threads both produce
   mutable absl::Mutex end_mu_;
   absl::Status end_reason_ ABSL_GUARDED_BY(end_mu_);
+  absl::Mutex mover_mu_;
+  bool maps_ ABSL_GUARDED_BY(mover_mu_) = false;  // has GPU memory, or tried to
+  bool ended_ ABSL_GUARDED_BY(mover_mu_) = false;
+  std::unique_ptr<DeviceMover> mover_ ABSL_GUARDED_BY(mover_mu_);  // taken away by the transport's thread only
   std::thread thread_;
 };
 

@@ -33,9 +33,10 @@ void Pause() {
 }  // namespace
 
 absl::StatusOr<RingMemory> RingMemory::Create(uint64_t attachment_epoch, size_t buckets, size_t groups) {
-  // A step submits two rounds of groups, its buckets, begin and end; it completes each bucket at most three times.
+  // A step submits two rounds of groups, its buckets, begin and end; it completes each bucket at most
+  // six times: the slot is free, its gradient is taken, and twice parameters are ready and have landed.
   const uint32_t submission_entries = RingEntries(buckets + 2 * groups + 2);
-  const uint32_t completion_entries = RingEntries(3 * buckets + 16);
+  const uint32_t completion_entries = RingEntries(6 * buckets + 16);
   const size_t submission_bytes = size_t{submission_entries} * sizeof(superoffload_ring_entry);
   const size_t completion_bytes = size_t{completion_entries} * sizeof(superoffload_ring_entry);
   absl::StatusOr<memory::SharedMemory> memory = memory::SharedMemory::Create(

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 
@@ -44,7 +45,8 @@ class StepHandler {
   virtual ~StepHandler() = default;
   virtual absl::Status SetGroup(uint32_t group, const GroupUpdate& update) = 0;
   virtual absl::Status BeginStep(uint64_t step, double gradient_scale) = 0;
-  virtual absl::Status GradientReady(uint64_t step, uint32_t bucket) = 0;
+  // `sum_of_squares`: of the gradient, as kernels/adam defines it, when somebody has computed it already.
+  virtual absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) = 0;
   virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;
   virtual absl::Status AbandonStep(uint64_t step) = 0;
   virtual absl::Status MeasureNorm(uint64_t step, double gradient_scale) = 0;

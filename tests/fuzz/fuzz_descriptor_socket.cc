@@ -29,6 +29,9 @@ class Server {
         [](const transport::Peer&, uint64_t) -> absl::StatusOr<transport::AttachmentDescriptors> {
           return absl::NotFoundError("no such attachment");
         },
+        [](const transport::Peer&, const superoffload_device_request&, const memory::FileDescriptor&) {
+          return absl::UnavailableError("no GPU");
+        },
         [](const transport::Peer&) {});
     witness_ = Connect();
   }

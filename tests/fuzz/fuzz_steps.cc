@@ -154,7 +154,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 4: {
         const uint32_t bucket = bytes.Next() % (buckets + 1);
         const bool good = open && right_step && bucket < buckets && !arrived[bucket];
-        Expect(engine.GradientReady(named, bucket).ok() == good, "GradientReady");
+        Expect(engine.GradientReady(named, bucket, std::nullopt).ok() == good, "GradientReady");
         if (good) arrived[bucket] = true;
         break;
       }

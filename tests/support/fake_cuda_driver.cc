@@ -1,7 +1,7 @@
 // A libcuda.so.1 for machines without a GPU. It covers everything up to the driver's calls, and says nothing about a GPU.
 //
 // Device memory is the host's, at the same addresses, in files that other processes can map. Each stream is a thread
-// that runs its work in order; events are counters that processes share. So whoever forgets a wait gets wrong bits, the
+// that runs its work in order. So whoever forgets a wait gets wrong bits, the
 // surer the longer the streams dawdle. The GPU kernels' sources run on the host.
 //
 //   FAKE_CUDA_FAIL   "cuMemAlloc_v2=2,cuIpcGetMemHandle=801": these calls end with these CUresults
@@ -9,7 +9,6 @@
 //   FAKE_CUDA_UUID   first byte of the GPU's UUID
 //   FAKE_CUDA_COHERENT  1: the GPU reads and writes the host's pageable memory
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,7 +39,6 @@
 
 using superoffload::kernels::CudaAccess;
 using superoffload::kernels::CudaAllocationProperties;
-using superoffload::kernels::CudaIpcEventHandle;
 using superoffload::kernels::CudaIpcMemoryHandle;
 using superoffload::kernels::CudaUuid;
 using superoffload::kernels::PackArguments;
@@ -49,7 +47,6 @@ using superoffload::kernels::ResidentArguments;
 namespace {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201;
-constexpr size_t kPage = 4096;
 
 int Failure(const char* call) {
   const char* const failures = std::getenv("FAKE_CUDA_FAIL");
@@ -114,25 +111,14 @@ int OpenHandle(const Handle& handle) {
 }
 
 // An event: how often it was recorded, and which of these records the streams have reached.
-struct EventCounters {
-  std::atomic<uint64_t> recorded{0}, reached{0};
-  std::atomic<pid_t> recorder{0};
-};
 struct Event {
-  EventCounters* counters;
-  int fd;
+  std::atomic<uint64_t> recorded{0}, reached{0};
   std::chrono::steady_clock::time_point reached_at;
+
+  void Await(uint64_t record) const {
+    while (reached.load(std::memory_order_acquire) < record) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 };
-
-bool Reached(const EventCounters& counters, uint64_t record) {
-  if (counters.reached.load(std::memory_order_acquire) >= record) return true;
-  const pid_t recorder = counters.recorder;
-  return recorder != 0 && ::kill(recorder, 0) != 0;  // its work will not come any more
-}
-
-void AwaitRecord(const EventCounters& counters, uint64_t record) {
-  while (!Reached(counters, record)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
 
 class Stream {
  public:
@@ -371,58 +357,37 @@ int cuStreamSynchronize(void* stream) {
   FAIL_IF_TOLD();
   return Get(stream)->Synchronize(), 0;
 }
-int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   FAIL_IF_TOLD();
-  const EventCounters* const counters = static_cast<Event*>(event)->counters;
-  const uint64_t record = counters->recorded;  // the latest when the wait is issued
-  return Get(stream)->Do([=] { AwaitRecord(*counters, record); });
+  const auto* const event = static_cast<Event*>(handle);
+  const uint64_t record = event->recorded;  // the latest when the wait is issued
+  return Get(stream)->Do([=] { event->Await(record); });
 }
 
-int cuEventCreate(void** event, unsigned) {
-  const int fd = MakeFile(kPage);
-  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return *event = new Event{new (page) EventCounters, fd, {}}, 0;
-}
+int cuEventCreate(void** event, unsigned) { return *event = new Event, 0; }
 int cuEventDestroy_v2(void* event) {
-  // It stays, since streams may still look at it; only its file goes.
+  // It stays, since streams may still look at it.
   static auto* const destroyed = new std::deque<std::unique_ptr<Event>>;
   std::lock_guard lock(mu);
-  ::close(destroyed->emplace_back(static_cast<Event*>(event))->fd);
+  destroyed->emplace_back(static_cast<Event*>(event));
   return 0;
 }
 int cuEventRecord(void* handle, void* stream) {
   FAIL_IF_TOLD();
   auto* const event = static_cast<Event*>(handle);
-  event->counters->recorder = ::getpid();
-  const uint64_t record = ++event->counters->recorded;
+  const uint64_t record = ++event->recorded;
   return Get(stream)->Do([=] {
     event->reached_at = std::chrono::steady_clock::now();
-    event->counters->reached.store(record, std::memory_order_release);
+    event->reached.store(record, std::memory_order_release);
   });
 }
 int cuEventSynchronize(void* event) {
   FAIL_IF_TOLD();
-  const EventCounters& counters = *static_cast<Event*>(event)->counters;
-  return AwaitRecord(counters, counters.recorded), 0;
+  return static_cast<Event*>(event)->Await(static_cast<Event*>(event)->recorded), 0;
 }
 int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
   const auto elapsed = static_cast<Event*>(end)->reached_at - static_cast<Event*>(begin)->reached_at;
   return *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count(), 0;
-}
-int cuIpcGetEventHandle(CudaIpcEventHandle* handle, void* event) {
-  FAIL_IF_TOLD();
-  const Handle content{::getpid(), static_cast<Event*>(event)->fd, kPage};
-  std::memcpy(handle, &content, sizeof(content));
-  return 0;
-}
-int cuIpcOpenEventHandle(void** event, CudaIpcEventHandle handle) {
-  FAIL_IF_TOLD();
-  Handle content;
-  std::memcpy(&content, &handle, sizeof(content));
-  const int fd = OpenHandle(content);
-  if (fd < 0) return kInvalidContext;
-  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return *event = new Event{static_cast<EventCounters*>(page), fd, {}}, 0;
 }
 int cuGetErrorString(int result, const char** text) {
   return *text = result == kOutOfMemory ? "out of memory" : "an error", 0;

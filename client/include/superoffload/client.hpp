@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "superoffload/superoffload.h"
+#include "superoffload/superoffload_gpu.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
 namespace superoffload {
@@ -79,6 +80,12 @@ class Attachment {
 
   // Ends the step; `max_grad_norm` 0 means no clipping.
   absl::Status EndStep(double gradient_scale = 1, double max_grad_norm = 0);
+
+  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle().
+  // `max_bucket_tensors`: that one superoffload_gpu_gradient_ready names at most. Errors as superoffload_gpu_attach.
+  absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, uint32_t max_bucket_tensors,
+                                                    superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
+  superoffload_attachment* handle() const { return handle_; }
 
   // Drops the open step.
   absl::Status AbandonStep();

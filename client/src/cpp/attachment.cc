@@ -111,6 +111,43 @@ absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout
   return verdict;
 }
 
+absl::StatusOr<superoffload_gpu_report> Attachment::AttachGpu(int ordinal, uint32_t max_bucket_tensors,
+                                                              superoffload_mover mover) {
+  const v1::Layout& layout = optimizer_.layout();
+  std::vector<superoffload_bucket> buckets;
+  for (const v1::Bucket& bucket : layout.buckets()) {
+    buckets.push_back({.elements = bucket.elements(),
+                       .parameters_offset = bucket.parameters_offset(),
+                       .gradient_offsets = {bucket.gradient_offsets(0), bucket.gradient_offsets(1)},
+                       .state_offset = bucket.state_offset(),
+                       .dtype = static_cast<uint32_t>(bucket.dtype()),
+                       .gradient_dtype = static_cast<uint32_t>(bucket.gradient_dtype()),
+                       .group = bucket.group(),
+                       .reserved = 0});
+  }
+  std::vector<superoffload_group> groups;
+  for (const v1::ParameterGroup& group : optimizer_.groups()) {
+    groups.push_back({group.lr(), group.beta1(), group.beta2(), group.eps(), group.weight_decay()});
+  }
+  const superoffload_gpu_options options{
+      .ordinal = ordinal,
+      .mover = mover,
+      .sharing = 0,
+      .slots = 0,
+      .max_bucket_tensors = max_bucket_tensors,
+      .next_slot = slot_,
+      .algorithm = static_cast<uint32_t>(optimizer_.algorithm()),
+      .bucket_count = static_cast<uint32_t>(buckets.size()),
+      .group_count = static_cast<uint32_t>(groups.size()),
+      .reserved = 0,
+      .buckets = buckets.data(),
+      .groups = groups.data(),
+      .state_offsets = {layout.master_offset(), layout.exp_avg_offset(), layout.exp_avg_sq_offset()}};
+  superoffload_gpu_report report;
+  if (int code = superoffload_gpu_attach(handle_, &options, &report); code != 0) return FromC(code);
+  return report;
+}
+
 absl::Status Attachment::PushParameters() {
   return Call(*stub_, &Stub::PushParameters, token_, Named<v1::PushParametersRequest>(optimizer_.name())).status();
 }

@@ -8,6 +8,8 @@
  *                               "superoffload-token" (64 lower-case hexadecimal characters)
  *   DESCRIPTORS(epoch)       -> DESCRIPTORS, with the descriptors of the attachment in the order of
  *                               enum superoffload_descriptor in an SCM_RIGHTS control message
+ *   DEVICE_MEMORY(epoch)     -> DEVICE_MEMORY, once the daemon can copy from and to the trainer's GPU memory; the one
+ *                               request that is larger, superoffload_device_request
  *   anything else            -> ERROR, with a canonical status code and a sentence; the connection goes on,
  *                               except after a request of the wrong size, magic or version, which closes it
  *
@@ -27,7 +29,8 @@ enum superoffload_socket_kind {
   SUPEROFFLOAD_SOCKET_HELLO = 1,
   SUPEROFFLOAD_SOCKET_WELCOME = 2,
   SUPEROFFLOAD_SOCKET_DESCRIPTORS = 3,
-  SUPEROFFLOAD_SOCKET_ERROR = 4
+  SUPEROFFLOAD_SOCKET_ERROR = 4,
+  SUPEROFFLOAD_SOCKET_DEVICE_MEMORY = 5
 };
 
 enum superoffload_descriptor {
@@ -58,6 +61,32 @@ typedef struct superoffload_socket_reply {
   uint8_t reserved[16];
 } superoffload_socket_reply;
 
+#define SUPEROFFLOAD_MAX_DEVICE_SLOTS 16u
+#define SUPEROFFLOAD_CUDA_HANDLE_BYTES 64u
+
+enum superoffload_sharing {
+  SUPEROFFLOAD_SHARING_LEGACY = 1,    /* CUipcMemHandle */
+  SUPEROFFLOAD_SHARING_DESCRIPTOR = 2 /* a descriptor of the virtual memory API, in SCM_RIGHTS */
+};
+
+/* One piece of GPU memory that the trainer allocated. It holds, at these byte offsets: the parameters, laid out as in
+ * Layout (parameters_bytes of it, at 0); device slots, each of which holds the gradient of one bucket in the bucket's
+ * gradient dtype; and per slot one double per chunk of 65536 elements, its sum of squares. */
+typedef struct superoffload_device_request {
+  superoffload_socket_request header;
+  uint8_t device_uuid[16];
+  uint32_t sharing; /* enum superoffload_sharing */
+  uint32_t slots;   /* 1 to SUPEROFFLOAD_MAX_DEVICE_SLOTS */
+  uint8_t memory_handle[SUPEROFFLOAD_CUDA_HANDLE_BYTES];
+  uint64_t memory_offset; /* into what the handle opens */
+  uint64_t memory_bytes;
+  uint64_t slots_offset;
+  uint64_t slot_bytes;
+  uint64_t sums_offset;
+  uint64_t sums_bytes; /* per slot */
+} superoffload_device_request;
+
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_device_request) == 200, "device request is 200 bytes");
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_socket_request) == 64, "request is 64 bytes");
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_socket_reply) == 512, "reply is 512 bytes");
 

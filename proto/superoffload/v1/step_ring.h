@@ -32,6 +32,16 @@
  * The parameters of a step are final for a bucket when PARAMETERS_READY without SPECULATIVE arrived, or when
  * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
  *
+ * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) hands over
+ * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again, and
+ * every PARAMETERS_READY(bucket) is followed by a LANDED(bucket) once the copy has arrived in GPU memory. Either side
+ * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
+ * PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing, and is
+ * for measuring between steps.
+ *
+ * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's parameters
+ * of this step be published in host memory only, because the trainer copies, or updates its own.
+ *
  * The daemon trusts nothing in this memory: it keeps the sizes and offsets for itself, and copies an entry
  * before it validates it. A rejected entry has no effect and is answered by an ERROR completion whose sentence
  * is in the header's error text; the attachment goes on.
@@ -56,23 +66,33 @@ extern "C" {
 #define SUPEROFFLOAD_RING_HEADER_BYTES 4096u
 #define SUPEROFFLOAD_ERROR_TEXT_BYTES 1024u
 
-/* Submissions. `index` is the parameter group for GROUP, the bucket for GRADIENT_READY, else 0. */
+/* Submissions. `index` is the parameter group for GROUP, the bucket for GRADIENT_READY and PROBE, else 0. */
 enum superoffload_submission {
   SUPEROFFLOAD_SUBMIT_GROUP = 1,          /* f64: lr, beta1, beta2, eps, weight_decay */
   SUPEROFFLOAD_SUBMIT_BEGIN_STEP = 2,     /* f64: expected gradient scale */
   SUPEROFFLOAD_SUBMIT_GRADIENT_READY = 3, /* the bucket's gradient is complete in the step's slot */
   SUPEROFFLOAD_SUBMIT_END_STEP = 4,       /* f64: gradient scale, max_grad_norm (0 = no clipping) */
   SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5,
-  SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6 /* f64: gradient scale */
+  SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6, /* f64: gradient scale */
+  SUPEROFFLOAD_SUBMIT_PROBE = 7         /* gradient: slot */
 };
 
-/* Completions. `index` is the bucket for SLOT_FREE and PARAMETERS_READY, else 0. */
+/* Completions. `index` is the bucket for SLOT_FREE, PARAMETERS_READY and LANDED, else 0. */
 enum superoffload_completion {
   SUPEROFFLOAD_COMPLETE_SLOT_FREE = 17,
   SUPEROFFLOAD_COMPLETE_PARAMETERS_READY = 18,
   SUPEROFFLOAD_COMPLETE_VERDICT = 19,      /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
   SUPEROFFLOAD_COMPLETE_ERROR = 20,        /* index: canonical status code; sentence in the header's error text */
-  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21 /* f64: L2 norm of all gradients times |gradient scale| */
+  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21, /* f64: L2 norm of all gradients times |gradient scale| */
+  SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN = 22, /* index: device slot */
+  SUPEROFFLOAD_COMPLETE_LANDED = 23
+};
+
+/* Submission flags of GRADIENT_READY. */
+enum {
+  SUPEROFFLOAD_FLAG_DEVICE_SLOT = 4, /* the gradient lies in device slot `slot` */
+  SUPEROFFLOAD_FLAG_SUM_KNOWN = 8,   /* `sum_of_squares` is that of the gradient, as adam.h defines it */
+  SUPEROFFLOAD_FLAG_NO_COPY_BACK = 16
 };
 
 /* Completion flags. */
@@ -99,6 +119,11 @@ typedef struct superoffload_verdict_payload {
   uint32_t consecutive_skips;   /* skipped steps in a row, this one included */
 } superoffload_verdict_payload;
 
+typedef struct superoffload_gradient_payload {
+  double sum_of_squares;
+  uint32_t slot; /* of the device */
+} superoffload_gradient_payload;
+
 typedef struct superoffload_ring_entry {
   uint16_t opcode;
   uint16_t flags;
@@ -108,6 +133,7 @@ typedef struct superoffload_ring_entry {
   union {
     double f64[5];
     superoffload_verdict_payload verdict;
+    superoffload_gradient_payload gradient;
   } payload;
 } superoffload_ring_entry;
 

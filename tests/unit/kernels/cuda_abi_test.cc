@@ -11,7 +11,6 @@ namespace {
 
 static_assert(sizeof(CudaUuid) == sizeof(CUuuid));
 static_assert(sizeof(CudaIpcMemoryHandle) == sizeof(CUipcMemHandle));
-static_assert(sizeof(CudaIpcEventHandle) == sizeof(CUipcEventHandle));
 static_assert(std::is_same_v<CudaAllocation, CUmemGenericAllocationHandle>);
 static_assert(sizeof(CudaPointer) == sizeof(CUdeviceptr));
 
@@ -31,7 +30,6 @@ static_assert(kCudaPosixDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kCudaStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kCudaEventBlockingSync == CU_EVENT_BLOCKING_SYNC);
 static_assert(kCudaEventDisableTiming == CU_EVENT_DISABLE_TIMING);
-static_assert(kCudaEventInterprocess == CU_EVENT_INTERPROCESS);
 static_assert(kCudaIpcLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 static_assert(kCudaHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(kCudaPageableMemoryAccess == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
@@ -71,8 +69,6 @@ SAME_SHAPE(MemGetAddressRange, cuMemGetAddressRange);
 SAME_SHAPE(IpcGetMemHandle, cuIpcGetMemHandle);
 SAME_SHAPE(IpcOpenMemHandle, cuIpcOpenMemHandle);
 SAME_SHAPE(IpcCloseMemHandle, cuIpcCloseMemHandle);
-SAME_SHAPE(IpcGetEventHandle, cuIpcGetEventHandle);
-SAME_SHAPE(IpcOpenEventHandle, cuIpcOpenEventHandle);
 SAME_SHAPE(MemGetAllocationGranularity, cuMemGetAllocationGranularity);
 SAME_SHAPE(MemCreate, cuMemCreate);
 SAME_SHAPE(MemRelease, cuMemRelease);

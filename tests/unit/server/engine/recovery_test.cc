@@ -125,7 +125,7 @@ class RecoveryTest : public ::testing::TestWithParam<Parameter> {
       FillGradients(layout_, memory_.gradients, now.next_slot(), t, bad);
       if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(2);
       for (uint32_t i = 0; i < buckets; ++i) {
-        if (!engine.GradientReady(now.step + 1, (i + t) % buckets).ok()) ::_exit(3);
+        if (!engine.GradientReady(now.step + 1, (i + t) % buckets, std::nullopt).ok()) ::_exit(3);
       }
       if (!engine.EndStep(now.step + 1, 1, kMaxGradNorm).ok()) ::_exit(4);
       sink.WaitFinal();

@@ -255,6 +255,19 @@ class TrainingRun {
     ASSERT_TRUE(engine_.SetGroup(group, {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}).ok());
   }
 
+  // As a GPU computes it: chunk by chunk.
+  double SumOfSquares(uint32_t index, uint32_t slot) const {
+    const BucketLayout& bucket = layout_.buckets[index];
+    double sum = 0;
+    for (uint64_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
+      const std::byte* data = memory_.gradients.data() + bucket.gradient_offsets[slot] +
+                              first * kernels::DTypeBytes(bucket.gradient_dtype);
+      sum += kernels::SumOfSquares(std::min<uint64_t>(kernels::kChunkElements, bucket.elements - first),
+                                   {data, bucket.gradient_dtype});
+    }
+    return sum;
+  }
+
   void OneStep() {
     const uint32_t slot = engine_.statistics().next_slot();
     FillGradients(slot);
@@ -267,7 +280,8 @@ class TrainingRun {
     const bool abandon = scenario_.abandon_some && Chance(30);
     const size_t handed_over = abandon ? random_() % (order.size() + 1) : order.size();
     for (size_t i = 0; i < handed_over; ++i) {
-      ASSERT_TRUE(engine_.GradientReady(step_, order[i]).ok());
+      const std::optional<double> sum = Chance(30) ? std::optional(SumOfSquares(order[i], slot)) : std::nullopt;
+      ASSERT_TRUE(engine_.GradientReady(step_, order[i], sum).ok());
       if (Chance(20)) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
     }
     if (abandon) {
@@ -387,7 +401,7 @@ class StepEngineTest : public ::testing::Test {
 
   uint32_t buckets() const { return static_cast<uint32_t>(layout_.buckets.size()); }
   void HandOverAll(uint64_t step) {
-    for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(step, i).ok());
+    for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(step, i, std::nullopt).ok());
   }
   static void ExpectError(const absl::Status& status, absl::StatusCode code, const char* part) {
     EXPECT_EQ(status.code(), code) << status;
@@ -404,7 +418,7 @@ class StepEngineTest : public ::testing::Test {
 };
 
 TEST_F(StepEngineTest, SubmissionsOutsideAStepAreRefused) {
-  ExpectError(engine_.GradientReady(1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
+  ExpectError(engine_.GradientReady(1, 0, std::nullopt), absl::StatusCode::kFailedPrecondition, "without an open step");
   ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "without an open step");
   ExpectError(engine_.AbandonStep(1), absl::StatusCode::kFailedPrecondition, "without an open step");
   ExpectError(engine_.MeasureNorm(1, 1), absl::StatusCode::kFailedPrecondition, "without an open step");
@@ -414,22 +428,22 @@ TEST_F(StepEngineTest, StepsComeInOrder) {
   ExpectError(engine_.BeginStep(2, 1), absl::StatusCode::kFailedPrecondition, "next step is 1");
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
   ExpectError(engine_.BeginStep(2, 1), absl::StatusCode::kFailedPrecondition, "step 1 is open");
-  ExpectError(engine_.GradientReady(2, 0), absl::StatusCode::kFailedPrecondition, "step 1 is open");
+  ExpectError(engine_.GradientReady(2, 0, std::nullopt), absl::StatusCode::kFailedPrecondition, "step 1 is open");
 }
 
 TEST_F(StepEngineTest, ABucketIsHandedOverOnce) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  ExpectError(engine_.GradientReady(1, buckets()), absl::StatusCode::kInvalidArgument, "does not exist");
-  ASSERT_TRUE(engine_.GradientReady(1, 3).ok());
-  ExpectError(engine_.GradientReady(1, 3), absl::StatusCode::kAlreadyExists, "bucket 3");
+  ExpectError(engine_.GradientReady(1, buckets(), std::nullopt), absl::StatusCode::kInvalidArgument, "does not exist");
+  ASSERT_TRUE(engine_.GradientReady(1, 3, std::nullopt).ok());
+  ExpectError(engine_.GradientReady(1, 3, std::nullopt), absl::StatusCode::kAlreadyExists, "bucket 3");
 }
 
 TEST_F(StepEngineTest, AMissingBucketIsNamedAndTheStepGoesOn) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  ASSERT_TRUE(engine_.GradientReady(1, 0).ok());
+  ASSERT_TRUE(engine_.GradientReady(1, 0, std::nullopt).ok());
   ExpectError(engine_.EndStep(1, 1, 0), absl::StatusCode::kFailedPrecondition, "first being bucket 1");
   ExpectError(engine_.MeasureNorm(1, 1), absl::StatusCode::kFailedPrecondition, "first being bucket 1");
-  for (uint32_t i = 1; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(1, i).ok());
+  for (uint32_t i = 1; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(1, i, std::nullopt).ok());
   ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
   EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kCommit);
 }
@@ -464,7 +478,7 @@ TEST_F(StepEngineTest, ANormThatWouldOverflowTheSecondMomentSkips) {
   const float huge = 1e30f;
   std::memcpy(memory_.gradients.data() + layout_.placements[0].gradient_offsets[0], &huge, sizeof(huge));
   ASSERT_TRUE(engine.BeginStep(1, 1).ok());
-  for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine.GradientReady(1, i).ok());
+  for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine.GradientReady(1, i, std::nullopt).ok());
   ASSERT_TRUE(engine.EndStep(1, 1, 1).ok());
   EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kSkipOverflow);
   ASSERT_TRUE(engine.WaitSettled().ok());
@@ -508,7 +522,7 @@ TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {
   const std::vector<std::byte> before = memory_.parameters;
   std::fill(memory_.gradients.begin(), memory_.gradients.end(), std::byte{0x3f});
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  ASSERT_TRUE(engine_.GradientReady(1, 0).ok());
+  ASSERT_TRUE(engine_.GradientReady(1, 0, std::nullopt).ok());
   engine_.Detach();
   EXPECT_EQ(engine_.statistics().skips_abandoned, 1u);
   EXPECT_EQ(engine_.statistics().committed_steps, 0u);

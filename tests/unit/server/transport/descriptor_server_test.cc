@@ -37,6 +37,12 @@ class DescriptorServerTest : public ::testing::Test {
           }
           return descriptors;
         },
+        [](const Peer&, const superoffload_device_request& request, const memory::FileDescriptor& descriptor) {
+          char content = '-';
+          EXPECT_EQ(::pread(descriptor.get(), &content, 1, 0), descriptor.valid() ? 1 : -1);
+          return absl::UnavailableError(
+              absl::StrCat("no GPU for ", request.slots, " slots, descriptor holds ", std::string(1, content)));
+        },
         [this](const Peer& peer) {
           absl::MutexLock lock(&mu_);
           ended_.push_back(peer.session);
@@ -151,6 +157,40 @@ TEST_F(DescriptorServerTest, ErrorsLeaveTheConnectionOpen) {
   EXPECT_THAT(reply.message, HasSubstr("attach first"));
   reply = Exchange(fd.get(), Request(99));
   EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kUnimplemented));
+  Hello(fd.get());
+}
+
+TEST_F(DescriptorServerTest, GpuMemoryComesWithItsDescriptorOrWithout) {
+  const memory::FileDescriptor fd = Connect();
+  Hello(fd.get());
+  superoffload_device_request request{};
+  request.header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, 5);
+  request.slots = 3;
+  const absl::StatusOr<memory::SharedMemory> shared = memory::SharedMemory::Create("gpu", 4096);
+  shared->data()[0] = std::byte{'x'};
+  for (const bool with_descriptors : {true, false}) {
+    iovec iov{&request, sizeof(request)};
+    alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    if (with_descriptors) {  // one too many, which is dropped
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(2 * sizeof(int));
+      const int fds[] = {shared->fd(), shared->fd()};
+      std::memcpy(CMSG_DATA(header), fds, sizeof(fds));
+    }
+    ASSERT_EQ(::sendmsg(fd.get(), &message, 0), static_cast<ssize_t>(sizeof(request)));
+    superoffload_socket_reply reply{};
+    ASSERT_EQ(::recv(fd.get(), &reply, sizeof(reply), 0), static_cast<ssize_t>(sizeof(reply)));
+    EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(reply.message,
+                HasSubstr(std::string("no GPU for 3 slots, descriptor holds ") + (with_descriptors ? "x" : "-")));
+  }
   Hello(fd.get());
 }
 

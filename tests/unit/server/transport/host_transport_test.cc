@@ -26,7 +26,7 @@ class RecordingHandler final : public StepHandler {
     return Record("group " + std::to_string(group) + " lr " + std::to_string(update.lr));
   }
   absl::Status BeginStep(uint64_t step, double) override { return Record("begin " + std::to_string(step)); }
-  absl::Status GradientReady(uint64_t, uint32_t bucket) override {
+  absl::Status GradientReady(uint64_t, uint32_t bucket, std::optional<double>) override {
     if (bucket == 13) return absl::InvalidArgumentError("bucket 13 brings bad luck; skip it");
     return Record("ready " + std::to_string(bucket));
   }

@@ -1,0 +1,126 @@
+/* superoffload_gpu.h: the C interface of a trainer whose model is on an NVIDIA GPU.
+ *
+ * After superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory: a copy of the parameters, of
+ * which the model's tensors become views, and a ring of slots through which gradients leave. Then, in every step, in
+ * place of writing gradient memory and reading parameter memory:
+ *
+ *   superoffload_begin_step
+ *   superoffload_gpu_gradient_ready for each bucket, as backward completes its gradients   (packs on a side stream)
+ *   superoffload_end_step, superoffload_wait_verdict
+ *   superoffload_gpu_await_parameters for each bucket, just before the next forward reads it  (the stream waits)
+ *
+ * No call but superoffload_gpu_attach, _pull, _push and _set_resident waits for the GPU. Streams are CUstream or
+ * cudaStream_t as integers, 0 the default stream; pointers are device pointers of this process. CUDA is loaded at run
+ * time; without a driver the answer is UNAVAILABLE and the host's interface still works.
+ */
+#ifndef SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
+#define SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
+
+#include "superoffload/superoffload.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Who copies between the GPU's and the daemon's memory. */
+enum superoffload_mover {
+  SUPEROFFLOAD_MOVER_AUTO = 0,    /* whichever disturbs the trainer's kernels least, measured at attach */
+  SUPEROFFLOAD_MOVER_DAEMON = 1,  /* the daemon, from and to the trainer's GPU memory */
+  SUPEROFFLOAD_MOVER_TRAINER = 2, /* this process, from and to the daemon's host memory */
+  SUPEROFFLOAD_MOVER_DIRECT = 3   /* this process; its packing kernel stores straight into the daemon's host memory */
+};
+
+/* As Layout.buckets and Optimizer of the attach response have it. */
+typedef struct superoffload_bucket {
+  uint64_t elements;
+  uint64_t parameters_offset;
+  uint64_t gradient_offsets[2];
+  uint64_t state_offset;
+  uint32_t dtype; /* DataType of optimizer.proto */
+  uint32_t gradient_dtype;
+  uint32_t group;
+  uint32_t reserved;
+} superoffload_bucket;
+
+/* Hyper-parameters of a group as of the attach; resident buckets are updated with them and what
+ * superoffload_set_group changes. */
+typedef struct superoffload_group {
+  double lr, beta1, beta2, eps, weight_decay;
+} superoffload_group;
+
+typedef struct superoffload_gpu_options {
+  int32_t ordinal;              /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
+  uint32_t mover;               /* enum superoffload_mover */
+  uint32_t sharing;             /* enum superoffload_sharing of descriptor_socket.h; 0: whichever works */
+  uint32_t slots;               /* gradients in flight; 0: 4; at most 16 */
+  uint32_t max_bucket_tensors;  /* tensors that one superoffload_gpu_gradient_ready names at most */
+  uint32_t next_slot;           /* AttachOptimizerResponse.next_slot */
+  uint32_t algorithm;           /* Algorithm of optimizer.proto */
+  uint32_t bucket_count, group_count;
+  uint32_t reserved;
+  const superoffload_bucket* buckets;
+  const superoffload_group* groups;
+  uint64_t state_offsets[3]; /* Layout.master_offset, exp_avg_offset, exp_avg_sq_offset */
+} superoffload_gpu_options;
+
+/* What the attach found out, and chose. Seconds are of the same copies beside the same kernels; 0: not measured. */
+typedef struct superoffload_gpu_report {
+  uint32_t mover;    /* not AUTO */
+  uint32_t sharing;  /* 0: the daemon does not map the GPU memory */
+  uint32_t coherent; /* the GPU reads and writes the host's pageable memory: nothing is registered */
+  uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
+  double seconds[4]; /* by enum superoffload_mover */
+  uint64_t gpu_bytes;
+  char gpu[64];      /* its name */
+  char notes[512];   /* why something that was asked for, or would be better, was not done; NUL-ended */
+} superoffload_gpu_report;
+
+/* Gives the attachment GPU memory. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED: out of GPU memory.
+ * FAILED_PRECONDITION: an explicit mover or sharing cannot work (the sentence says why); with AUTO it falls back. */
+SUPEROFFLOAD_API int superoffload_gpu_attach(superoffload_attachment* attachment,
+                                             const superoffload_gpu_options* options,
+                                             superoffload_gpu_report* report);
+
+/* Device pointer of the parameters; offsets into them are those of the host's. 0 without superoffload_gpu_attach. */
+SUPEROFFLOAD_API uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment);
+
+/* The side stream on which gradients are packed. */
+SUPEROFFLOAD_API uint64_t superoffload_gpu_stream(const superoffload_attachment* attachment);
+
+/* All parameters: from the daemon to the GPU, or from the GPU, after what `stream` has done, to the daemon's memory
+ * (follow it with PushParameters). No step may be open. They wait. */
+SUPEROFFLOAD_API int superoffload_gpu_pull(superoffload_attachment* attachment);
+SUPEROFFLOAD_API int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream);
+
+/* A piece of a bucket's gradient. */
+typedef struct superoffload_tensor {
+  uint64_t data;     /* device pointer; contiguous */
+  uint64_t first;    /* element of the bucket */
+  uint64_t elements;
+} superoffload_tensor;
+
+/* Hands over a bucket whose gradients, of `dtype` each and in ascending order, are complete once `stream` has done what
+ * was launched on it so far. What no tensor covers is zero. The tensors must stay as they are until the side stream has
+ * done what is on it now. Waits for a slot only when all are in flight. */
+SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
+                                                     const superoffload_tensor* tensors, uint32_t count,
+                                                     uint32_t dtype, uint64_t stream);
+
+/* Has `stream` wait for the parameters of the step that was ended last. Waits itself only for the daemon to publish
+ * them, not for the GPU. Errors as superoffload_wait_parameters. */
+SUPEROFFLOAD_API int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
+                                                       int64_t timeout_milliseconds, uint64_t stream);
+
+/* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same bits
+ * as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. SettleOptimizer must have
+ * been called since the last step, and no step may be open. RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. */
+SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
+
+/* Seconds that superoffload_gpu_await_parameters waited for the daemon since the step was ended last. */
+SUPEROFFLOAD_API double superoffload_gpu_stall(const superoffload_attachment* attachment);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_ */

@@ -1,0 +1,88 @@
+// superoffload_gpu.h: opaque handles in, status codes out.
+#include "superoffload/superoffload_gpu.h"
+
+#include "client/src/c_border.h"
+
+namespace {
+
+using superoffload::client::Attachment;
+using superoffload::client::Code;
+using superoffload::client::DeadlineAfter;
+using superoffload::client::Error;
+using superoffload::client::GpuPlane;
+using superoffload::client::Status;
+using superoffload::client::ToDType;
+using superoffload::client::WithHandle;
+using superoffload::kernels::CudaStream;
+using superoffload::kernels::DType;
+
+CudaStream Stream(uint64_t stream) { return reinterpret_cast<CudaStream>(stream); }
+
+GpuPlane* Gpu(const superoffload_attachment* attachment) {
+  return attachment == nullptr ? nullptr : attachment->impl->gpu();
+}
+
+template <typename Call>
+int WithGpu(superoffload_attachment* attachment, Call call) {
+  return WithHandle(attachment, [&](Attachment& impl) -> Status {
+    if (impl.gpu() == nullptr) {
+      return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
+    }
+    return call(impl);
+  });
+}
+
+}  // namespace
+
+int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffload_gpu_options* options,
+                            superoffload_gpu_report* report) {
+  return WithHandle(attachment, [&](Attachment& impl) -> Status {
+    if (options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    return impl.AttachGpu(*options, report);
+  });
+}
+
+uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment) {
+  const GpuPlane* const gpu = Gpu(attachment);
+  return gpu == nullptr ? 0 : gpu->parameters();
+}
+
+uint64_t superoffload_gpu_stream(const superoffload_attachment* attachment) {
+  const GpuPlane* const gpu = Gpu(attachment);
+  return gpu == nullptr ? 0 : reinterpret_cast<uint64_t>(gpu->pack_stream());
+}
+
+int superoffload_gpu_pull(superoffload_attachment* attachment) {
+  return WithGpu(attachment, [](Attachment& impl) { return impl.gpu()->Pull(); });
+}
+
+int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream) {
+  return WithGpu(attachment, [&](Attachment& impl) { return impl.gpu()->Push(Stream(stream)); });
+}
+
+int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
+                                    const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
+                                    uint64_t stream) {
+  return WithGpu(attachment, [&](Attachment& impl) -> Status {
+    DType type{};
+    if ((tensors == nullptr && count > 0) || !ToDType(dtype, &type)) {
+      return Error(Code::kInvalidArgument, "no tensors, or unknown dtype ", dtype);
+    }
+    return impl.GpuGradientReady(bucket, tensors, count, type, Stream(stream));
+  });
+}
+
+int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
+                                      int64_t timeout_milliseconds, uint64_t stream) {
+  return WithGpu(attachment, [&](Attachment& impl) {
+    return impl.AwaitParameters(bucket, DeadlineAfter(timeout_milliseconds), Stream(stream));
+  });
+}
+
+int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count) {
+  return WithGpu(attachment, [&](Attachment& impl) { return impl.SetResident(count); });
+}
+
+double superoffload_gpu_stall(const superoffload_attachment* attachment) {
+  return attachment == nullptr ? 0 : attachment->impl->stall_seconds();
+}

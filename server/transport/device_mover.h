@@ -1,0 +1,105 @@
+// The `daemon` mover: copies gradients out of a trainer's GPU memory and parameters back into it.
+//
+// It uses copy engines only and runs no kernels. Its streams wait for nothing of the trainer's: what a trainer submits, its
+// GPU has done. A trainer that dies in mid-copy leaves copies that end, or fail; nothing can hang.
+#ifndef SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
+#define SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/cuda/completion_queue.h"
+#include "kernels/cuda/shared_gpu_memory.h"
+#include "superoffload/v1/descriptor_socket.h"
+
+namespace superoffload::transport {
+
+// Where a bucket lies on either side. Offsets and sizes are in bytes.
+struct MovedBucket {
+  std::array<uint64_t, 2> gradient_offsets{};  // into the host's gradient memory, per slot
+  uint64_t gradient_bytes = 0;
+  uint64_t parameters_offset = 0;  // into the host's parameter memory and into the GPU memory
+  uint64_t parameters_bytes = 0;
+  uint64_t chunks = 0;
+};
+
+struct MovedMemory {
+  std::span<std::byte> gradients;
+  std::span<std::byte> parameters;
+  std::vector<MovedBucket> buckets;
+  std::function<uint32_t()> next_slot;  // gradient slot that the next step fills
+};
+
+// What the mover tells. Called by its threads.
+class MoverPeer {
+ public:
+  virtual ~MoverPeer() = default;
+  // A submission whose gradient, if it has one, has arrived.
+  virtual absl::Status Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares) = 0;
+  virtual void Reject(const superoffload_ring_entry& entry, const absl::Status& status) = 0;
+  virtual void GradientTaken(uint64_t step, uint32_t slot) = 0;
+  virtual void Landed(uint64_t step, uint32_t bucket) = 0;
+  virtual void Fail(const absl::Status& status) = 0;  // the GPU; nothing more will come
+};
+
+class DeviceMover {
+ public:
+  // Maps the trainer's memory. `descriptor` is what came with the request, or -1. NOT_FOUND: the daemon does not see the
+  // GPU. FAILED_PRECONDITION, UNAVAILABLE, RESOURCE_EXHAUSTED: the driver refuses; the trainer has to copy by itself.
+  static absl::StatusOr<std::unique_ptr<DeviceMover>> Open(const superoffload_device_request& request, int descriptor,
+                                                           MovedMemory memory, MoverPeer* peer);
+
+  // Waits for what it has issued. Nobody may call it any more.
+  ~DeviceMover();
+
+  // Takes a submission; delivers it in order, when its gradient has arrived. One thread.
+  void Submit(const superoffload_ring_entry& entry);
+
+  // Copies published parameters to the GPU, unless the trainer asked for it not to. Any thread; does not wait.
+  void CopyParameters(uint64_t step, uint32_t bucket);
+
+ private:
+  DeviceMover(const superoffload_device_request& request, MovedMemory memory, MoverPeer* peer,
+              std::shared_ptr<const kernels::GpuDevice> device);
+  absl::Status CheckRequest() const;
+  absl::Status Register(std::span<std::byte> host);
+  absl::Status CheckGradient(const superoffload_ring_entry& entry) const;
+  void Begin(const superoffload_ring_entry& entry);
+  void NoteCopyBack(const superoffload_ring_entry& entry);
+  absl::Status CopyGradient(const superoffload_ring_entry& entry);
+  void OnGradient(const superoffload_ring_entry& entry, const kernels::CudaStatus& status);
+  void Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares);
+
+  const superoffload_device_request request_;
+  const MovedMemory memory_;
+  MoverPeer* const peer_;
+  const std::shared_ptr<const kernels::GpuDevice> device_;
+  std::unique_ptr<kernels::SharedGpuMemory> gpu_memory_;
+  std::vector<std::byte*> registered_;
+  uint64_t max_chunks_ = 0;   // of a bucket
+  std::vector<double> sums_;  // of squares, per device slot and chunk
+  kernels::OwnedStream down_, up_;
+
+  // The submitting thread's: what the open step may copy.
+  uint64_t open_step_ = 0;
+  uint32_t gradient_slot_ = 0;
+  std::vector<bool> handed_over_;
+
+  absl::Mutex up_mu_;                             // parameters are copied in the order in which they are announced
+  std::vector<bool> copies_back_ ABSL_GUARDED_BY(up_mu_);  // per bucket, as its last gradient asked
+  std::optional<kernels::CompletionQueue> arrivals_, landings_;
+};
+
+}  // namespace superoffload::transport
+
+#endif  // SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
