@@ -3,14 +3,19 @@
 // bits; everything above the driver's calls is real.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/cuda_device.h"
@@ -286,6 +291,88 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
 
 INSTANTIATE_TEST_SUITE_P(All, GpuExactnessTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
+
+// Not a test of its own: what the next one kills.
+TEST_F(GpuTest, DISABLED_TrainsUntilItIsKilled) {
+  client_ = *Client::Connect(std::getenv("GPU_TEST_ENDPOINT"));
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+  ASSERT_TRUE(AttachGpu(SUPEROFFLOAD_MOVER_DAEMON) && status_.ok()) << status_;
+  GpuTrainer trainer(client_.get(), attachment_.get(), NoResidents);
+  test::ExactTraining(&trainer, test::Spec(kBFloat16), kBFloat16, /*seed=*/1).Train(1 << 20);
+}
+
+TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
+  ::setenv("FAKE_CUDA_DELAY", "400", 1);
+  StartDaemon();
+  ::setenv("GPU_TEST_ENDPOINT", daemon_->endpoint().c_str(), 1);
+  for (int i = 0; i < 3; ++i) {
+    std::string words[] = {"/proc/self/exe", "--gtest_also_run_disabled_tests",
+                           "--gtest_filter=*DISABLED_TrainsUntilItIsKilled"};
+    char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
+    pid_t trainer = 0;
+    ASSERT_EQ(::posix_spawn(&trainer, arguments[0], nullptr, nullptr, arguments, environ), 0);
+    uint64_t steps = 0;
+    while (steps < 2) {
+      if (::waitpid(trainer, nullptr, WNOHANG) == trainer) GTEST_SKIP() << "built without GPU kernels";
+      const absl::StatusOr<v1::Optimizer> optimizer = client_->GetOptimizer("exact");
+      steps = optimizer.ok() ? optimizer->step() : 0;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(17 * i));
+    ::kill(trainer, SIGKILL);
+    ::waitpid(trainer, nullptr, 0);
+    absl::Status deleted;
+    do {
+      deleted = client_->DeleteOptimizer("exact");  // once the daemon has noticed
+    } while (deleted.code() == absl::StatusCode::kFailedPrecondition);
+    ASSERT_TRUE(deleted.ok()) << deleted;
+  }
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+  ASSERT_TRUE(AttachGpu(SUPEROFFLOAD_MOVER_DAEMON) && status_.ok()) << status_;
+  {
+    GpuTrainer trainer(client_.get(), attachment_.get(), NoResidents);
+    test::ExactTraining(&trainer, test::Spec(kBFloat16), kBFloat16, /*seed=*/2).Train(kSteps);
+  }
+  attachment_.reset();
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+// What cannot work is refused with what to do about it.
+TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
+  struct {
+    const char *daemon, *trainer, *uuid;
+    superoffload_mover mover;
+    const char* sentence;
+    absl::StatusCode code = absl::StatusCode::kFailedPrecondition;
+  } const cases[] = {
+      {"cuInit=100", "", "0", SUPEROFFLOAD_MOVER_DAEMON, "no GPU is visible; check CUDA_VISIBLE_DEVICES"},
+      {"", "", "1", SUPEROFFLOAD_MOVER_DAEMON, "no GPU-01000000-0000-0000-0000-000000000000 among the 1 GPUs"},
+      {"cuMemImportFromShareableHandle=801,cuIpcOpenMemHandle_v2=201", "", "0", SUPEROFFLOAD_MOVER_DAEMON,
+       "share the host's (hostPID, --pid=host)"},
+      {"", "cuMemExportToShareableHandle=801,cuIpcGetMemHandle=801", "0", SUPEROFFLOAD_MOVER_DAEMON,
+       "this driver or container does not allow it"},
+      {"cuDevicePrimaryCtxRetain=46", "", "0", SUPEROFFLOAD_MOVER_DAEMON, "use an instance"},
+      {"", "cuMemHostRegister_v2=304", "0", SUPEROFFLOAD_MOVER_DIRECT, "raise RLIMIT_MEMLOCK"},
+      {"", "cuDevicePrimaryCtxRetain=100", "0", SUPEROFFLOAD_MOVER_AUTO, "no GPU is visible", absl::StatusCode::kUnavailable},
+      {"", "cuMemCreate=2", "0", SUPEROFFLOAD_MOVER_AUTO, "free GPU memory", absl::StatusCode::kResourceExhausted},
+      {"", "cuStreamSynchronize=214", "0", SUPEROFFLOAD_MOVER_AUTO, "out of service", absl::StatusCode::kDataLoss},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.sentence);
+    ::setenv("FAKE_CUDA_FAIL", c.daemon, 1);
+    StartDaemon();
+    ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+    ::setenv("FAKE_CUDA_FAIL", c.trainer, 1);
+    ::setenv("FAKE_CUDA_UUID", c.uuid, 1);
+    if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
+    EXPECT_EQ(status_.code(), c.code) << status_;
+    EXPECT_THAT(std::string(status_.message()), HasSubstr(c.sentence));
+    ::unsetenv("FAKE_CUDA_FAIL");
+    ::unsetenv("FAKE_CUDA_UUID");
+    attachment_.reset();
+    client_.reset();
+    EXPECT_EQ(daemon_->Stop(), 0);
+  }
+}
 
 TEST_F(GpuTest, MeasuresWhatWorksAndTakesTheBest) {
   StartDaemon();

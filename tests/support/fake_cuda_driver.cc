@@ -33,6 +33,12 @@
 #include "kernels/cuda/cuda_driver.h"
 #include "kernels/cuda/kernels.cuh"
 #include "tests/unit/kernels/fake_cuda.h"
+
+// A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there are.
+namespace superoffload::kernels {
+inline constexpr unsigned kFakePackThreads = 16;
+}
+#define kPackThreads kFakePackThreads
 // After fake_cuda.h.
 #include "kernels/cuda/pack.cu"
 #include "kernels/cuda/resident.cu"
@@ -172,9 +178,15 @@ class Stream {
   std::thread thread_;
 };
 
-Stream* Get(void* stream) {
-  static Stream* const default_stream = new Stream;  // leaked: exit handlers may still use it
-  return stream == nullptr ? default_stream : static_cast<Stream*>(stream);
+// The default stream is the calling thread itself, as if the host computed what a trainer's GPU does.
+int Issue(void* stream, std::function<void()> work) {
+  if (stream != nullptr) return static_cast<Stream*>(stream)->Do(std::move(work));
+  work();
+  return 0;
+}
+
+void Synchronize(void* stream) {
+  if (stream != nullptr) static_cast<Stream*>(stream)->Synchronize();
 }
 
 void RunAlone(const std::function<void()>& kernel) {
@@ -195,8 +207,8 @@ bool IsRegistered(const void* data, size_t bytes) {
 }
 
 int Copy(void* to, const void* from, size_t bytes, const void* host, void* stream) {
-  Get(stream)->Do([=] { std::memcpy(to, from, bytes); });
-  if (!IsRegistered(host, bytes)) Get(stream)->Synchronize();
+  Issue(stream, [=] { std::memcpy(to, from, bytes); });
+  if (!IsRegistered(host, bytes)) Synchronize(stream);
   return 0;
 }
 
@@ -249,11 +261,11 @@ int cuLaunchKernel(const void* function, unsigned grid, unsigned, unsigned, unsi
                    unsigned, void* stream, void** arguments, void**) {
   FAIL_IF_TOLD();
   if (function == kPack) {
-    return Get(stream)->Do([grid, block, a = *static_cast<PackArguments*>(arguments[0])] {
-      RunAlone([&] { LaunchFake(superoffload::kernels::superoffload_pack, grid, block, a); });
+    return Issue(stream, [grid, a = *static_cast<PackArguments*>(arguments[0])] {
+      RunAlone([&] { LaunchFake(superoffload::kernels::superoffload_pack, grid, superoffload::kernels::kPackThreads, a); });
     });
   }
-  return Get(stream)->Do([grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {
+  return Issue(stream, [grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {
     RunAlone([&] { LaunchFakeInTurn(superoffload::kernels::superoffload_resident_adam, grid, block, a); });
   });
 }
@@ -347,21 +359,20 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   return Copy(to, reinterpret_cast<const void*>(from), bytes, to, stream);
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
-  return Get(stream)->Do(
-      [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+  return Issue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
 }
 
 int cuStreamCreate(void** stream, unsigned) { return *stream = new Stream, 0; }
 int cuStreamDestroy_v2(void* stream) { return delete static_cast<Stream*>(stream), 0; }
 int cuStreamSynchronize(void* stream) {
   FAIL_IF_TOLD();
-  return Get(stream)->Synchronize(), 0;
+  return Synchronize(stream), 0;
 }
 int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   FAIL_IF_TOLD();
   const auto* const event = static_cast<Event*>(handle);
   const uint64_t record = event->recorded;  // the latest when the wait is issued
-  return Get(stream)->Do([=] { event->Await(record); });
+  return Issue(stream, [=] { event->Await(record); });
 }
 
 int cuEventCreate(void** event, unsigned) { return *event = new Event, 0; }
@@ -376,7 +387,7 @@ int cuEventRecord(void* handle, void* stream) {
   FAIL_IF_TOLD();
   auto* const event = static_cast<Event*>(handle);
   const uint64_t record = ++event->recorded;
-  return Get(stream)->Do([=] {
+  return Issue(stream, [=] {
     event->reached_at = std::chrono::steady_clock::now();
     event->reached.store(record, std::memory_order_release);
   });

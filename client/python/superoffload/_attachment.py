@@ -174,9 +174,10 @@ class Attachment:
         """A private buffer of `count` bytes of masters and moments; consistent only after settling."""
         return self._view("state", offset, count)
 
-    def _wait(self, function: str, result: Any) -> None:
-        """Waits in slices, so that ^C is heard."""
-        while (code := _library.function(function)(self._handle, _WAIT_SLICE_MILLISECONDS, result)) == _DEADLINE:
+    def _wait(self, function: str, result: Any, *before: Any) -> None:
+        """Waits in slices, so that ^C is heard. ``before``: arguments that come before the timeout."""
+        call = _library.function(function)
+        while (code := call(self._handle, *before, _WAIT_SLICE_MILLISECONDS, result)) == _DEADLINE:
             pass
         _library.check(code)
 
@@ -207,10 +208,13 @@ class Attachment:
 
     def wait_step(self) -> StepResult:
         """Waits until the parameters of the step that was ended last are final."""
+        return self._wait_result("wait_step")
+
+    def _wait_result(self, function: str) -> StepResult:
         verdict = _library.Verdict()
         while True:
             try:
-                self._wait("wait_step", ctypes.byref(verdict))
+                self._wait(function, ctypes.byref(verdict))
                 break
             except Error as error:
                 if self._recover(error):

@@ -1,4 +1,4 @@
-"""libsuperoffload.so (superoffload.h) through ctypes."""
+"""libsuperoffload.so (superoffload.h, superoffload_gpu.h) through ctypes."""
 
 import ctypes
 import functools
@@ -31,6 +31,68 @@ class Verdict(ctypes.Structure):
     ]
 
 
+class Bucket(ctypes.Structure):
+    """superoffload_bucket."""
+
+    _fields_ = [
+        ("elements", ctypes.c_uint64),
+        ("parameters_offset", ctypes.c_uint64),
+        ("gradient_offsets", ctypes.c_uint64 * 2),
+        ("state_offset", ctypes.c_uint64),
+        ("dtype", ctypes.c_uint32),
+        ("gradient_dtype", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class Group(ctypes.Structure):
+    """superoffload_group."""
+
+    _fields_ = [(name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
+
+
+class GpuOptions(ctypes.Structure):
+    """superoffload_gpu_options."""
+
+    _fields_ = [
+        ("ordinal", ctypes.c_int32),
+        ("mover", ctypes.c_uint32),
+        ("sharing", ctypes.c_uint32),
+        ("slots", ctypes.c_uint32),
+        ("max_bucket_tensors", ctypes.c_uint32),
+        ("next_slot", ctypes.c_uint32),
+        ("algorithm", ctypes.c_uint32),
+        ("bucket_count", ctypes.c_uint32),
+        ("group_count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("buckets", ctypes.POINTER(Bucket)),
+        ("groups", ctypes.POINTER(Group)),
+        ("state_offsets", ctypes.c_uint64 * 3),
+    ]
+
+
+class GpuReport(ctypes.Structure):
+    """superoffload_gpu_report."""
+
+    _fields_ = [
+        ("mover", ctypes.c_uint32),
+        ("sharing", ctypes.c_uint32),
+        ("coherent", ctypes.c_uint32),
+        ("staged", ctypes.c_uint32),
+        ("seconds", ctypes.c_double * 4),
+        ("gpu_bytes", ctypes.c_uint64),
+        ("gpu", ctypes.c_char * 64),
+        ("notes", ctypes.c_char * 512),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """superoffload_tensor."""
+
+    _fields_ = [("data", ctypes.c_uint64), ("first", ctypes.c_uint64), ("elements", ctypes.c_uint64)]
+
+
 _P, _D, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
@@ -56,6 +118,15 @@ _FUNCTIONS = {
     "wait_verdict": (ctypes.c_int, [_P, _I64, ctypes.POINTER(Verdict)]),
     "wait_parameters": (ctypes.c_int, [_P, _U32, _I64]),
     "wait_step": (ctypes.c_int, [_P, _I64, ctypes.POINTER(Verdict)]),
+    "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(GpuOptions), ctypes.POINTER(GpuReport)]),
+    "gpu_parameters": (_U64, [_P]),
+    "gpu_stream": (_U64, [_P]),
+    "gpu_pull": (ctypes.c_int, [_P]),
+    "gpu_push": (ctypes.c_int, [_P, _U64]),
+    "gpu_gradient_ready": (ctypes.c_int, [_P, _U32, ctypes.POINTER(Tensor), _U32, _U32, _U64]),
+    "gpu_await_parameters": (ctypes.c_int, [_P, _U32, _I64, _U64]),
+    "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
+    "gpu_stall": (_D, [_P]),
 }
 
 

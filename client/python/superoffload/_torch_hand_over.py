@@ -6,6 +6,7 @@ that had most calls so far, and everything that is left is handed over in ``step
 nothing early. A bucket goes to the daemon when all its parameters have arrived.
 """
 
+import abc
 import warnings
 import weakref
 from collections.abc import Callable
@@ -27,8 +28,8 @@ def _make_hook(hand_over: "weakref.ref[HandOver]", index: int) -> Callable[[torc
     return hook
 
 
-class HandOver:
-    """The open step as the trainer sees it.
+class HandOver(abc.ABC):
+    """The open step as the trainer sees it, wherever its gradients are.
 
     ``prepare_step`` is called before each BEGIN_STEP; it sends hyper-parameters and raises Error when the step must
     not begin. It is a weak reference, as are the hooks: a model must not keep its optimizer alive.
@@ -76,34 +77,40 @@ class HandOver:
         if self._overlap and self._calls[index] == self._expected_calls[index]:
             self._arrive(index)
 
-    def _slot(self, index: int) -> torch.Tensor:
-        return self._hosted[index].slots[self._attachment.next_slot]
-
+    @abc.abstractmethod
     def _take_gradient(self, index: int) -> None:
-        """Moves a gradient that autograd made elsewhere into its slot; no gradient counts as zero."""
-        tensor, slot = self._hosted[index].tensor, self._slot(index)
-        gradient = tensor.grad
-        if gradient is slot:
-            return
-        if gradient is None:
-            slot.zero_()
-            return
+        """The gradient of parameter `index` is what it is now, None included; it may still grow."""
+
+    @abc.abstractmethod
+    def _version(self, index: int) -> int:
+        """Of the gradient that was taken: changes when somebody writes it."""
+
+    @abc.abstractmethod
+    def _changed(self, index: int, tolerated_writes: int) -> bool:
+        """Whether the gradient, which has arrived, was written or replaced since."""
+
+    @abc.abstractmethod
+    def _hand_over(self, bucket: int) -> None:
+        """All gradients of the bucket have arrived."""
+
+    @abc.abstractmethod
+    def _wait_end(self) -> StepResult:
+        """The step has ended: waits for what the trainer needs of it."""
+
+    def _check_dense(self, index: int, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"the gradient of {self._hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
             )
-        with torch.no_grad():
-            slot.copy_(gradient)
-        tensor.grad = slot
 
     def _arrive(self, index: int) -> None:
-        self._arrived_version[index] = self._slot(index)._version
+        self._arrived_version[index] = self._version(index)
         for bucket in self._hosted[index].buckets:
             self._missing[bucket] -= 1
             if self._missing[bucket] == 0:
                 self._begin()
-                self._attachment.gradient_ready(bucket)
+                self._hand_over(bucket)
 
     def _begin(self) -> None:
         if self._begun:
@@ -136,15 +143,10 @@ class HandOver:
 
     def _edited(self, tolerated_writes: int) -> bool:
         """Whether a gradient was changed after it arrived."""
-        for index, version in enumerate(self._arrived_version):
-            if version is None:
-                continue
-            slot = self._slot(index)
-            gradient = self._hosted[index].tensor.grad
-            replaced = gradient is not slot and (gradient is not None or self._calls[index] > 0)
-            if replaced or slot._version not in (version, version + tolerated_writes):
-                return True
-        return False
+        return any(
+            version is not None and self._changed(index, tolerated_writes)
+            for index, version in enumerate(self._arrived_version)
+        )
 
     def finish(self, tolerated_writes: int = 0) -> None:
         """Hands over whatever is left; gradients that were edited since they arrived are handed over again.
@@ -175,9 +177,9 @@ class HandOver:
         return self._attachment.wait_norm(1.0)
 
     def end(self, gradient_scale: float, max_grad_norm: float) -> StepResult:
-        """Ends the step and waits until its parameters are final. All gradients must have been handed over."""
+        """Ends the step and waits until training can go on. All gradients must have been handed over."""
         self._attachment.end_step(gradient_scale, max_grad_norm)
-        result = self._attachment.wait_step()
+        result = self._wait_end()
         self.expected_scale = gradient_scale
         self._begun = False
         self._expected_calls = [max(pair) for pair in zip(self._expected_calls, self._calls, strict=True)]
@@ -186,3 +188,38 @@ class HandOver:
         for parameter in self._hosted:
             parameter.tensor.grad = None  # the daemon reads this slot until the next step has been absorbed
         return result
+
+
+class HostHandOver(HandOver):
+    """Gradients lie in slots that the daemon shares; autograd's are moved there as they come."""
+
+    def _slot(self, index: int) -> torch.Tensor:
+        return self._hosted[index].slots[self._attachment.next_slot]
+
+    def _take_gradient(self, index: int) -> None:
+        tensor, slot = self._hosted[index].tensor, self._slot(index)
+        gradient = tensor.grad
+        if gradient is slot:
+            return
+        if gradient is None:
+            slot.zero_()
+            return
+        self._check_dense(index, gradient)
+        with torch.no_grad():
+            slot.copy_(gradient)
+        tensor.grad = slot
+
+    def _version(self, index: int) -> int:
+        return self._slot(index)._version
+
+    def _changed(self, index: int, tolerated_writes: int) -> bool:
+        slot, gradient = self._slot(index), self._hosted[index].tensor.grad
+        replaced = gradient is not slot and (gradient is not None or self._calls[index] > 0)
+        version = self._arrived_version[index]
+        return replaced or slot._version not in (version, version + tolerated_writes)
+
+    def _hand_over(self, bucket: int) -> None:
+        self._attachment.gradient_ready(bucket)
+
+    def _wait_end(self) -> StepResult:
+        return self._attachment.wait_step()

@@ -12,7 +12,7 @@ from superoffload._attachment import Attachment
 from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
-_DATA_TYPES = {
+DATA_TYPES = {
     torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
     torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
     torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
@@ -28,7 +28,7 @@ class HostedParameter:
     group: int
     buckets: range = range(0)
     theta: torch.Tensor | None = None  # the published parameter; what `tensor.data` becomes
-    slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots
+    slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots; on the CPU only
     version: int = 0  # of `tensor`, when it was last known to be what the daemon published
 
     def adopt(self) -> None:
@@ -49,34 +49,47 @@ def collect(param_groups: list[dict[str, Any]]) -> list[HostedParameter]:
         for name, tensor in zip(names, group["params"], strict=True):
             if not tensor.requires_grad or tensor.numel() == 0 or id(tensor) in hosted:
                 continue
-            if tensor.device.type != "cpu" or tensor.dtype not in _DATA_TYPES or tensor.layout != torch.strided:
+            supported = tensor.device.type in ("cpu", "cuda") and tensor.dtype in DATA_TYPES
+            if not supported or tensor.layout != torch.strided:
                 raise Error(
                     grpc.StatusCode.INVALID_ARGUMENT,
-                    f"parameter {name} is {tensor.layout} {tensor.dtype} on {tensor.device}, but this daemon serves "
-                    "dense bfloat16, float16 and float32 parameters in CPU memory; move or cast the model first",
+                    f"parameter {name} is {tensor.layout} {tensor.dtype} on {tensor.device}, but the daemon serves "
+                    "dense bfloat16, float16 and float32 parameters on the CPU or a GPU; move or cast the model first",
                 )
             hosted[id(tensor)] = HostedParameter(tensor, name, group_index)
     if not hosted:
         raise Error(grpc.StatusCode.INVALID_ARGUMENT, "no parameter requires gradients; there is nothing to optimize")
+    if len(devices := {str(parameter.tensor.device) for parameter in hosted.values()}) > 1:
+        raise Error(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"parameters are on {', '.join(sorted(devices))}; build one optimizer per device",
+        )
     return list(hosted.values())
 
 
-def specification(hosted: list[HostedParameter]) -> list[optimizer_pb2.Parameter]:
-    """As CreateOptimizer takes it; gradients have the dtype of their parameter."""
+def specification(
+    hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
+) -> list[optimizer_pb2.Parameter]:
+    """As CreateOptimizer takes it; gradients have the dtype of their parameter, or `gradient_dtype`."""
     return [
         optimizer_pb2.Parameter(
             name=parameter.name,
             shape=list(parameter.tensor.shape),
-            dtype=_DATA_TYPES[parameter.tensor.dtype],
-            gradient_dtype=_DATA_TYPES[parameter.tensor.dtype],
+            dtype=DATA_TYPES[parameter.tensor.dtype],
+            gradient_dtype=DATA_TYPES[gradient_dtype or parameter.tensor.dtype],
             group=parameter.group,
         )
         for parameter in hosted
     ]
 
 
-def check_same(hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer) -> None:
-    """Raises Error unless the hosted optimizer was made for these very parameters."""
+def check_same(
+    hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer, any_gradient_dtype: bool = False
+) -> None:
+    """Raises Error unless the hosted optimizer was made for these very parameters.
+
+    ``any_gradient_dtype``: gradients are cast on their way, so theirs may be another.
+    """
 
     def words(parameter: optimizer_pb2.Parameter) -> str:
         dtype = optimizer_pb2.DataType.Name(parameter.dtype).removeprefix("DATA_TYPE_").lower()
@@ -84,6 +97,8 @@ def check_same(hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer
 
     ours, theirs = specification(hosted), optimizer.parameters
     for mine, other in zip(ours, theirs, strict=False):
+        if any_gradient_dtype:
+            mine.gradient_dtype = other.gradient_dtype
         if mine != other:
             difference = f"the model's parameter {words(mine)} is {words(other)} there"
             break
@@ -102,7 +117,7 @@ def checksums(hosted: list[HostedParameter]) -> list[int]:
     """CRC-32 of each parameter's bytes, row-major."""
     result = []
     for parameter in hosted:
-        tensor = parameter.tensor.detach().contiguous()
+        tensor = parameter.tensor.detach().cpu().contiguous()
         data = (ctypes.c_byte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
         result.append(zlib.crc32(data))
     return result

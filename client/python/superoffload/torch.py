@@ -4,16 +4,18 @@ One changed line::
 
     optimizer = superoffload.torch.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
 
-Parameters (bfloat16, float16 or float32, dense, on the CPU) become views of memory that the daemon shares; fp32
-masters and moments never leave the daemon. Gradients are handed over bucket by bucket while backward runs, and the
-daemon publishes new parameters as soon as it has them, speculating on the verdict about the step; the result is bit
-for bit that of an optimizer which waits.
+Parameters (bfloat16, float16 or float32, dense, on the CPU or one GPU) become views of memory that the daemon shares,
+or of GPU memory that parameters are copied to; fp32 masters and moments never leave the daemon. Gradients are handed
+over bucket by bucket while backward runs, and the daemon publishes new parameters as soon as it has them, speculating
+on the verdict about the step; the result is bit for bit that of an optimizer which waits.
 
 Differences from torch.optim that a training loop can see:
 
 - ``step()`` takes the gradients: ``.grad`` is None afterwards, as if ``zero_grad()`` had been called.
 - A parameter without a gradient in a step counts as one with a zero gradient (torch leaves it alone).
 - Between backward and ``step()`` parameters may already be those of the step to come.
+- On a GPU ``step()`` does not wait for the new parameters: the forward of each module does, on the GPU. Code that reads
+  parameters outside of their module's forward calls ``synchronize()`` first.
 """
 
 import atexit
@@ -24,6 +26,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 import uuid
 import warnings
 import weakref
@@ -33,15 +36,18 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from superoffload import _torch_clip, _torch_import, _torch_parameters
+from superoffload import _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_import, _torch_parameters
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
 from superoffload._error import Error
-from superoffload._torch_hand_over import HandOver
+from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover
+from superoffload._torch_forward import ForwardWaits
+from superoffload._torch_hand_over import HandOver, HostHandOver
+from superoffload._torch_residents import ResidentTuner
 from superoffload.v1 import optimizer_pb2
 
-__all__ = ["Adam", "AdamW", "CheckpointSchedule", "StepResult", "VerdictKind"]
+__all__ = ["Adam", "AdamW", "CheckpointSchedule", "GpuOptions", "GpuReport", "StepResult", "VerdictKind"]
 
 Sync = Literal["check", "push_params", "pull_params"]
 Speculation = Literal["adaptive", "always", "never"]
@@ -71,6 +77,24 @@ class CheckpointSchedule:
     keep: int = 2  # newest ones that stay; 0 keeps all
 
 
+@dataclasses.dataclass(frozen=True)
+class GpuOptions:
+    """How an optimizer uses the GPU that its parameters are on; the defaults measure and adapt."""
+
+    # Who copies: "daemon", from and to GPU memory that it maps; "trainer", from and to memory that the daemon shares;
+    # "direct", the kernel that packs gradients stores into that memory; "auto" measures them.
+    mover: Mover = "auto"
+    # Buckets that may be on their way out at once.
+    gradient_slots: int = 4
+    # Of the last buckets, whose parameters the next forward needs first: their optimizer state is on the GPU, too, and
+    # updated there. "auto": as few as make the trainer wait for nothing.
+    resident_buckets: int | Literal["auto"] = "auto"
+    # GPU memory for "auto".
+    resident_bytes: int = 2 << 30
+    # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32.
+    cast: Literal["fused", "gpu_fp32"] = "fused"
+
+
 class AdamW(torch.optim.Optimizer):
     """AdamW as torch.optim.AdamW defines it, in the daemon, on fp32 masters.
 
@@ -94,6 +118,7 @@ class AdamW(torch.optim.Optimizer):
             keeps it.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
         overlap: hand gradients over during backward; False hands all over in step().
+        gpu: for parameters on a GPU.
 
     Raises:
         Error: what the daemon or the adapter refuses, with a canonical code and a sentence.
@@ -122,7 +147,12 @@ class AdamW(torch.optim.Optimizer):
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
         overlap: bool = True,
+        gpu: GpuOptions = GpuOptions(),
     ) -> None:
+        if gpu.mover not in MOVERS:
+            raise ValueError(f"mover is {gpu.mover!r} but must be one of {', '.join(map(repr, MOVERS))}")
+        if gpu.cast not in ("fused", "gpu_fp32"):
+            raise ValueError(f"cast is {gpu.cast!r} but must be 'fused' or 'gpu_fp32'")
         if sync not in _SYNC:
             raise ValueError(f"sync is {sync!r} but must be one of {', '.join(map(repr, _SYNC))}")
         if speculation not in _SPECULATION:
@@ -140,6 +170,7 @@ class AdamW(torch.optim.Optimizer):
         self.name = "".join(c if c.isalnum() and c.isascii() or c in "._-" else "_" for c in self.name)[-128:]
         self._hosted = _torch_parameters.collect(self.param_groups)
         _torch_clip.check_free(self.hosted_parameters())
+        self._gpu = gpu if _torch_gpu.is_on_gpu(self._hosted[0].tensor) else None
         self._connection = Connection(resolve_endpoint(endpoint))
         try:
             policies = _policies(speculation, checkpoint, lease_seconds)
@@ -148,8 +179,15 @@ class AdamW(torch.optim.Optimizer):
             self._connection.close()
             raise
         self._sent_groups: list[tuple[float, ...] | None] = [None] * len(self.param_groups)
-        self._hand_over = HandOver(self._attachment, self._hosted, overlap, weakref.WeakMethod(self._prepare_step))
+        make_hand_over = HostHandOver if self._gpu is None else _torch_gpu_hand_over.GpuHandOver
+        prepare_step = weakref.WeakMethod(self._prepare_step)
+        self._hand_over: HandOver = make_hand_over(self._attachment, self._hosted, overlap, prepare_step)
+        self._forward_waits: ForwardWaits | None = None
+        self._tuner: ResidentTuner | None = None
         self._attached = True
+        if self._gpu is not None:
+            self._forward_waits = ForwardWaits(self._attachment, self._hosted)
+            self._start_residents(self._gpu)
         _torch_clip.register(self, self.hosted_parameters())
         self._finalizer = weakref.finalize(
             self, _end, self._connection, self._attachment, self.name if self._anonymous else None
@@ -175,23 +213,46 @@ class AdamW(torch.optim.Optimizer):
             request.sync = optimizer_pb2.SYNC_PULL
         if not created:
             existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
-            _torch_parameters.check_same(self._hosted, existing)
+            _torch_parameters.check_same(self._hosted, existing, any_gradient_dtype=self._gpu is not None)
             if request.sync == optimizer_pb2.SYNC_CHECK:
                 request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
-        self._attachment = Attachment(self._connection, request)
-        _torch_parameters.map_views(self._hosted, self._attachment)
+        self._attachment = self._make_attachment(request)
         if request.sync == optimizer_pb2.SYNC_PUSH:
             self._push()
         for parameter in self._hosted:
             parameter.adopt()
             parameter.tensor.grad = None
 
+    def _make_attachment(self, request: optimizer_pb2.AttachOptimizerRequest) -> Attachment:
+        if self._gpu is None:
+            attachment = Attachment(self._connection, request)
+            _torch_parameters.map_views(self._hosted, attachment)
+            return attachment
+        hosted, on_attached = self._hosted, weakref.WeakMethod(self._on_gpu_attached)
+        return GpuAttachment(
+            self._connection,
+            request,
+            _torch_gpu.ordinal(hosted[0].tensor),
+            self._gpu.mover,
+            self._gpu.gradient_slots,
+            lambda layout: _torch_gpu_hand_over.most_pieces(layout, hosted),
+            lambda attachment: on_attached()(attachment),
+        )
+
+    def _on_gpu_attached(self, attachment: GpuAttachment) -> None:
+        _torch_gpu_hand_over.map_views(self._hosted, attachment)
+        if self._attached:  # again: what the parameters were views of is gone
+            for parameter in self._hosted:
+                parameter.adopt()
+
     def _create(self, policies: optimizer_pb2.Policies, bucket_bytes: int) -> bool:
         """Returns False when the optimizer exists already."""
         request = optimizer_pb2.CreateOptimizerRequest(
             name=self.name,
             algorithm=self._algorithm,
-            parameters=_torch_parameters.specification(self._hosted),
+            parameters=_torch_parameters.specification(
+                self._hosted, torch.float32 if self._gpu and self._gpu.cast == "gpu_fp32" else None
+            ),
             policies=policies,
             bucket_bytes=bucket_bytes,
         )
@@ -220,6 +281,8 @@ class AdamW(torch.optim.Optimizer):
         for parameter in self._hosted:
             if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
                 parameter.theta.copy_(parameter.tensor.detach())
+        if self._gpu is not None:
+            self._attachment.push(_torch_gpu.current_stream(self._hosted[0].tensor))
         self._connection.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
 
     # Stepping.
@@ -237,12 +300,19 @@ class AdamW(torch.optim.Optimizer):
         self._check_attached()
         self._check_unfrozen()
         scale_tensor = getattr(self, "grad_scale", None)  # set by GradScaler, whose check rewrote each gradient once
+        if scale_tensor is not None and self._gpu is not None:
+            self._hand_over.keeps_gradients = True
         self._hand_over.finish(tolerated_writes=0 if scale_tensor is None else 1)
         self._send_groups()
         gradient_scale = 1.0 if scale_tensor is None else 1.0 / float(scale_tensor)
         thresholds = [t for t in (self._clip and self._clip * gradient_scale, self.max_grad_norm) if t is not None]
         self._clip = None
+        stall_seconds = 0.0 if self._tuner is None else self._attachment.stall_seconds()  # in the forward passes
         self._account(self._hand_over.end(gradient_scale, min(thresholds, default=0.0)))
+        if self._forward_waits is not None:
+            self._forward_waits.on_step_end()
+        if self._tuner is not None:
+            self._tune_residents(self._tuner, stall_seconds)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -262,6 +332,45 @@ class AdamW(torch.optim.Optimizer):
             norm = self._hand_over.wait_norm()
         self._clip = float(max_norm)
         return torch.tensor(norm)
+
+    def synchronize(self) -> None:
+        """After this, whoever reads parameters on the current stream reads those of the last step."""
+        if self._forward_waits is not None:
+            self._forward_waits.wait_all()
+
+    def _start_residents(self, gpu: GpuOptions) -> None:
+        if gpu.resident_buckets != "auto":
+            self._attachment.set_resident(gpu.resident_buckets)
+            return
+        limit, total = 0, 0
+        for bucket in reversed(self._attachment.optimizer.layout.buckets):
+            gradient_bytes = 4 if bucket.gradient_dtype == optimizer_pb2.DATA_TYPE_FLOAT32 else 2
+            total += bucket.elements * (12 + gradient_bytes)
+            limit += total <= gpu.resident_bytes
+        self._tuner = ResidentTuner(limit)
+        self._step_time = time.monotonic()
+
+    def _tune_residents(self, tuner: ResidentTuner, stall_seconds: float) -> None:
+        now = time.monotonic()
+        changed = tuner.after_step(stall_seconds, now - self._step_time)
+        self._step_time = now
+        if not changed:
+            return
+        self._quiesce()
+        self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
+        try:
+            self._attachment.set_resident(tuner.count)
+        except Error as error:
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            tuner.refuse()
+            self._attachment.set_resident(tuner.count)
+
+    def _quiesce(self) -> None:
+        """No step is open, and the last one is over."""
+        self._hand_over.abandon()
+        if self._gpu is not None:
+            self._attachment.wait_over()
 
     def _prepare_step(self) -> None:
         for parameter in self._hosted:
@@ -309,6 +418,11 @@ class AdamW(torch.optim.Optimizer):
 
     # State.
 
+    @property
+    def gpu_report(self) -> GpuReport | None:
+        """What was found out about the GPU; None when the parameters are not on one."""
+        return None if self._gpu is None else self._attachment.report
+
     def hosted_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that the daemon updates."""
         return [parameter.tensor for parameter in self._hosted]
@@ -316,7 +430,7 @@ class AdamW(torch.optim.Optimizer):
     def push_params(self) -> None:
         """The trainer wins: masters become the model's parameters as they are; moments stay."""
         self._check_attached()
-        self._hand_over.abandon()
+        self._quiesce()
         self._push()
         for parameter in self._hosted:
             parameter.adopt()
@@ -324,15 +438,17 @@ class AdamW(torch.optim.Optimizer):
     def pull_params(self) -> None:
         """The daemon wins: the model's parameters become the masters again."""
         self._check_attached()
-        self._hand_over.abandon()
+        self._quiesce()
         self._connection.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
+        if self._gpu is not None:
+            self._attachment.pull()
         for parameter in self._hosted:
             parameter.adopt()
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of ``master``, ``exp_avg`` and ``exp_avg_sq`` by parameter name: fp32, in the parameter's shape."""
         self._check_attached()
-        self._hand_over.abandon()
+        self._quiesce()
         self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         return _torch_parameters.state_tensors(self._hosted, self._attachment)
 
@@ -343,14 +459,14 @@ class AdamW(torch.optim.Optimizer):
         ``exp_avg_sq.NAME`` in fp32.
         """
         self._check_attached()
-        self._hand_over.abandon()
+        self._quiesce()
         request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=os.path.abspath(directory))
         return self._connection.stream("CheckpointOptimizer", request).committed_steps
 
     def restore_checkpoint(self, directories: Directories) -> None:
         """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved."""
         self._check_attached()
-        self._hand_over.abandon()
+        self._quiesce()
         with self._attachment.detached():
             self._restore(directories)
         self.last_result = None
@@ -429,8 +545,11 @@ class AdamW(torch.optim.Optimizer):
         """Ends the attachment. Parameters move to memory of their own; an optimizer without a name is deleted."""
         if not self._attached:
             return
-        self._hand_over.abandon()
+        self._quiesce()
         self._hand_over.close()
+        if self._forward_waits is not None:
+            self._forward_waits.wait_all()
+            self._forward_waits.close()
         self._attached = False
         _torch_clip.unregister(self.hosted_parameters())
         for parameter in self._hosted:

@@ -1,0 +1,175 @@
+"""An attachment whose trainer computes on a GPU (superoffload_gpu.h)."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import grpc
+
+from superoffload import _library
+from superoffload._attachment import Attachment, StepResult
+from superoffload._control import Connection
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2
+
+Mover = Literal["auto", "daemon", "trainer", "direct"]
+MOVERS: tuple[Mover, ...] = ("auto", "daemon", "trainer", "direct")  # by enum superoffload_mover
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuReport:
+    """What an attachment found out about its GPU, and chose."""
+
+    gpu: str
+    mover: Mover
+    sharing: str  # how the daemon maps the GPU memory: "legacy", "descriptor", or "" when it does not
+    coherent: bool  # the GPU uses the host's pageable memory; nothing had to be registered
+    staged: bool  # registering failed, and copies are slow
+    seconds: dict[str, float]  # of the same copies beside the same kernels, by mover; only those measured
+    gpu_bytes: int
+    notes: str  # why something was not done
+
+
+def _options(
+    optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, slots: int, max_tensors: int
+) -> _library.GpuOptions:
+    layout = optimizer.layout
+    buckets = (_library.Bucket * len(layout.buckets))()
+    for ours, bucket in zip(buckets, layout.buckets, strict=True):
+        for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
+            setattr(ours, field, getattr(bucket, field))
+        ours.gradient_offsets[:] = bucket.gradient_offsets
+    groups = (_library.Group * len(optimizer.groups))(
+        *((g.lr, g.beta1, g.beta2, g.eps, g.weight_decay) for g in optimizer.groups)
+    )
+    return _library.GpuOptions(
+        ordinal=ordinal,
+        mover=MOVERS.index(mover),
+        slots=slots,
+        max_bucket_tensors=max_tensors,
+        next_slot=next_slot,
+        algorithm=optimizer.algorithm,
+        bucket_count=len(buckets),
+        group_count=len(groups),
+        buckets=buckets,
+        groups=groups,
+        state_offsets=(layout.master_offset, layout.exp_avg_offset, layout.exp_avg_sq_offset),
+    )
+
+
+class GpuAttachment(Attachment):
+    """Parameters are on the GPU, at ``device_parameters()``; gradients leave it through slots.
+
+    ``on_attached`` is called whenever there is new GPU memory, as after a daemon died: it makes the model's tensors
+    views of it. Streams are integers.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: optimizer_pb2.AttachOptimizerRequest,
+        ordinal: int,
+        mover: Mover,
+        slots: int,
+        max_tensors: Callable[[optimizer_pb2.Layout], int],
+        on_attached: Callable[["GpuAttachment"], None],
+    ) -> None:
+        self._gpu = ordinal, mover, slots, max_tensors
+        self._on_attached = on_attached
+        self._tail = False  # of the last step: it may not be over
+        super().__init__(connection, request)
+
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+        self._tail = False
+        while self._handles:  # its GPU memory first: there is not room for two
+            _library.function("detach")(self._handles.pop())
+        super()._attach(request)
+        ordinal, mover, slots, max_tensors = self._gpu
+        options = _options(self.optimizer, self.next_slot, ordinal, mover, slots, max_tensors(self.optimizer.layout))
+        report = _library.GpuReport()
+        try:
+            _library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
+            self.report = GpuReport(
+                gpu=report.gpu.decode(),
+                mover=MOVERS[report.mover],
+                sharing=("", "legacy", "descriptor")[report.sharing],
+                coherent=bool(report.coherent),
+                staged=bool(report.staged),
+                seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
+                gpu_bytes=report.gpu_bytes,
+                notes=report.notes.decode(errors="replace"),
+            )
+            if request.sync != optimizer_pb2.SYNC_PUSH:
+                self.pull()
+        except Error:
+            self.end()
+            raise
+        self._on_attached(self)
+
+    def _recover(self, error: Error) -> bool:
+        """As of any attachment, but gradients that were handed over were on the GPU, and are gone with the daemon."""
+        lost = self.step_is_open()
+        if lost:
+            self._submitted = [call for call in self._submitted if call[0] == "set_group"]
+        committed = super()._recover(error)
+        if lost and not committed:
+            raise Error(
+                grpc.StatusCode.ABORTED,
+                "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
+                "optimizer and the model has the parameters of the step before: call zero_grad() and compute the "
+                "gradients of this step again",
+            )
+        return committed
+
+    def step_is_open(self) -> bool:
+        return any(call[0] == "begin_step" for call in self._submitted)
+
+    def device_parameters(self) -> int:
+        """Device pointer of the parameters, laid out as the host's."""
+        return _library.function("gpu_parameters")(self._handle)
+
+    def pack_stream(self) -> int:
+        """The stream that reads gradients."""
+        return _library.function("gpu_stream")(self._handle)
+
+    def pull(self) -> None:
+        _library.call("gpu_pull", self._handle)
+
+    def push(self, stream: int) -> None:
+        """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
+        _library.call("gpu_push", self._handle, stream)
+
+    def hand_over(self, bucket: int, pieces: Sequence[tuple[int, int, int]], dtype: int, stream: int) -> None:
+        """``pieces``: device pointer, first element of the bucket, elements; of DataType ``dtype``, ascending."""
+        tensors = (_library.Tensor * len(pieces))(*pieces)
+        self._submit("gpu_gradient_ready", bucket, tensors, len(pieces), dtype, stream)
+
+    def await_parameters(self, bucket: int, stream: int) -> None:
+        """Has ``stream`` wait for the parameters of the step that was ended last."""
+        try:
+            self._wait("gpu_await_parameters", stream, bucket)
+        except Error as error:
+            self._recover(error)  # then the parameters are there
+
+    def wait_verdict(self) -> StepResult:
+        """What the step that was ended last turned out to be; its parameters may still be on their way."""
+        self._tail = True
+        return self._wait_result("wait_verdict")
+
+    def wait_over(self) -> None:
+        """Waits until the parameters of the step that was ended last are final."""
+        if self._tail:
+            self._tail = False
+            try:
+                self._wait("wait_step", None)
+            except Error as error:
+                self._recover(error)
+
+    def set_resident(self, count: int) -> None:
+        """The optimizer must have been settled since the last step."""
+        _library.call("gpu_set_resident", self._handle, count)
+
+    def stall_seconds(self) -> float:
+        """How long ``await_parameters`` waited for the daemon since the last step was ended."""
+        return _library.function("gpu_stall")(self._handle)

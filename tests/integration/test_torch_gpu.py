@@ -1,0 +1,220 @@
+"""superoffload.torch with parameters on a GPU, which is a fake one: every bit is that of a trainer on the host."""
+
+import os
+import pathlib
+import signal
+import time
+
+import grpc
+import pytest
+import torch
+from tests.conftest import Daemon
+from tests.support.fake_torch_gpu import fake_gpu  # noqa: F401
+
+import superoffload.torch
+from superoffload.torch import GpuOptions, VerdictKind
+
+STEPS = 8
+DTYPE = torch.bfloat16
+
+
+class Model(torch.nn.Module):
+    """Has a layer that is never called, a parameter of its own, and one that is tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 32)
+        self.attention = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))
+        self.gain = torch.nn.Parameter(torch.ones(32))
+        self.head = torch.nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        for layer in self.layers:
+            x = x + torch.nn.functional.gelu(layer(x))
+        return self.head(x * self.gain)
+
+
+def build(dtype=DTYPE):
+    torch.manual_seed(5)
+    return Model().to(dtype)
+
+
+def loss_of(model, seed):
+    tokens = torch.randint(50, (4, 9), generator=torch.Generator().manual_seed(seed))
+    logits = model(tokens[:, :-1]).float()
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, 50), tokens[:, 1:].reshape(-1))
+
+
+def train(model, optimizer, steps=STEPS, first=0, accumulation=2):
+    for step in range(first, first + steps):
+        for micro_batch in range(accumulation):
+            loss_of(model, accumulation * step + micro_batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= 0.95
+
+
+def optimizer_of(model, daemon, **options):
+    options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 4096, "endpoint": daemon.endpoint} | options
+    return superoffload.torch.AdamW(model.named_parameters(), **options)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Weights after STEPS and after 2 * STEPS steps on the host."""
+    daemon = Daemon("--metrics_address=off")
+    model = build()
+    optimizer = optimizer_of(model, daemon)
+    result = []
+    for first in (0, STEPS):
+        train(model, optimizer, first=first)
+        result.append(weights(model))
+    optimizer.close()
+    daemon.stop()
+    return result
+
+
+@pytest.fixture
+def gpu_daemon(fake_gpu, daemon):  # noqa: F811
+    probe = torch.nn.Linear(2, 2)
+    try:
+        optimizer_of(probe, daemon).close()
+    except superoffload.Error as error:
+        if error.code == grpc.StatusCode.UNIMPLEMENTED:
+            pytest.skip("built without nvcc")
+        raise
+    return daemon
+
+
+@pytest.mark.parametrize("residents", [0, 5])
+@pytest.mark.parametrize("mover", ["daemon", "trainer", "direct"])
+def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents):  # noqa: F811
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(mover=mover, resident_buckets=residents))
+    assert optimizer.gpu_report.mover == mover and optimizer.gpu_report.gpu == "fake GPU"
+    train(model, optimizer)
+    assert fake_gpu and optimizer.last_result.kind == VerdictKind.CLIP
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert same(weights(model), expected[0])  # state_dict() waits for what is still on its way
+    train(model, optimizer, first=STEPS)
+    assert same(weights(model), expected[1])
+    optimizer.close()
+    assert same(weights(model), expected[1])
+
+
+def test_without_overlap_and_with_fp32_gradients_the_weights_are_the_same(gpu_daemon, expected):
+    for options in ({"overlap": False}, {"gpu": GpuOptions(cast="gpu_fp32")}, {"speculation": "never"}):
+        model = build()
+        optimizer = optimizer_of(model, gpu_daemon, **options)
+        train(model, optimizer)
+        assert same(weights(model), expected[0]), options
+        optimizer.close()
+
+
+def test_what_is_best_is_measured(gpu_daemon, expected):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    report = optimizer.gpu_report
+    assert set(report.seconds) == {"daemon", "trainer", "direct"}
+    assert report.seconds[report.mover] == min(report.seconds.values())
+    train(model, optimizer)
+    assert same(weights(model), expected[0])
+    optimizer.close()
+
+
+def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_path):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(resident_buckets=3))
+    train(model, optimizer)
+    lr = optimizer.param_groups[0]["lr"]
+    optimizer.save_checkpoint(tmp_path / "after")
+    masters = optimizer.state_tensors()
+    for name, tensor in model.named_parameters():
+        assert torch.equal(masters[name]["master"].to(DTYPE), tensor), name
+    train(model, optimizer, first=STEPS)
+    assert same(weights(model), expected[1])
+    optimizer.restore_checkpoint(tmp_path / "after")
+    assert same(weights(model), expected[0])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(lr / 0.95)  # that of the step
+    optimizer.pull_params()
+    optimizer.push_params()
+    optimizer.close()
+
+
+def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):
+    def run(**options):
+        model = build(torch.float16)
+        optimizer = optimizer_of(model, daemon, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=3)
+        kinds = []
+        for step in range(10):
+            scaler.scale(loss_of(model, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            kinds.append(optimizer.last_result.kind)
+        result = weights(model), kinds, scaler.get_scale()
+        optimizer.close()
+        return result
+
+    on_gpu = run(overlap=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("superoffload._torch_gpu.is_on_gpu", lambda tensor: False)
+        on_host = run()
+    assert on_gpu[1:] == on_host[1:] and VerdictKind.SKIP_NON_FINITE in on_gpu[1]
+    assert same(on_gpu[0], on_host[0])
+
+
+def test_a_gradient_that_is_set_after_it_left_is_refused(gpu_daemon):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    train(model, optimizer, steps=2)
+    loss_of(model, 9).backward()
+    loss_of(model, 10).backward()
+    model.gain.grad = torch.ones(32, dtype=DTYPE)
+    with pytest.raises(superoffload.Error, match="overlap=False"):
+        optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, steps=1)
+    optimizer.close()
+
+
+def test_a_daemon_that_dies_costs_one_step(gpu_daemon, expected):
+    kept = Daemon("--keeper", "--metrics_address=off")
+    model = build()
+    optimizer = optimizer_of(model, kept, name="kept")
+    train(model, optimizer, steps=3)
+    children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
+    lost = 0
+    for step in range(3, STEPS):
+        lr = optimizer.param_groups[0]["lr"]
+        while True:
+            try:
+                loss_of(model, 2 * step).backward()
+                if step == 5 and not lost:
+                    os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
+                    time.sleep(0.05)
+                loss_of(model, 2 * step + 1).backward()
+                optimizer.step()
+                break
+            except superoffload.Error as error:
+                assert error.code == grpc.StatusCode.ABORTED, error
+                lost += 1
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = lr * 0.95
+    assert lost and same(weights(model), expected[0])
+    optimizer.close()
+    kept.stop()

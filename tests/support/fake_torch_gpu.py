@@ -1,0 +1,37 @@
+"""Has superoffload.torch take the CPU's tensors for a GPU's, whose driver is the fake one.
+
+Device pointers of the fake driver are the host's, and its default stream is the calling thread: so torch computes on
+them. Everything but superoffload._torch_gpu, whose four functions ask torch's CUDA support, is what runs on a GPU.
+"""
+
+import ctypes
+import os
+import pathlib
+
+import pytest
+import torch
+
+from superoffload import _torch_gpu
+
+DRIVER = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "fake-cuda" / "libcuda.so.1"
+
+
+def _view(pointer: int, like: torch.Tensor, owner: object) -> torch.Tensor:
+    region = type("Region", (ctypes.c_byte * (like.numel() * like.element_size()),), {}).from_address(pointer)
+    region.owner = owner
+    return torch.frombuffer(region, dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """Returns a list of the tensors that the adapter has asked to be kept for the pack stream."""
+    ctypes.CDLL(DRIVER, mode=ctypes.RTLD_GLOBAL)  # found by its name when the client library asks for the driver
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(DRIVER.parent))  # of daemons
+    monkeypatch.setenv("FAKE_CUDA_DELAY", "300")
+    kept = []
+    monkeypatch.setattr(_torch_gpu, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(_torch_gpu, "ordinal", lambda tensor: 0)
+    monkeypatch.setattr(_torch_gpu, "current_stream", lambda tensor: 0)
+    monkeypatch.setattr(_torch_gpu, "view", _view)
+    monkeypatch.setattr(_torch_gpu, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
+    return kept
