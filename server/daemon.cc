@@ -196,7 +196,8 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   if (config_.metrics_address() != "off") {
     absl::StatusOr<std::string> bound = metrics_.Expose(config_.metrics_address(), [this] {
       return metrics::DaemonGauges{table_.size(), table_.attachments(), budget_.used(), table_.BytesByNode(),
-                                   partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read()};
+                                   partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read(),
+                                   table_.GpuUses()};
     });
     if (!bound.ok()) return bound.status();
     metrics_address_ = *bound;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -113,6 +114,35 @@ std::string BucketsText(const v1::Optimizer& optimizer) {
   return Table(rows);
 }
 
+// What a trainer on a GPU has told, and measured.
+std::string GpuText(const v1::GpuUse& gpu) {
+  std::vector<Row> rows{{"gpu", gpu.gpu()},
+                        {"  mover", gpu.mover()},
+                        {"  mapped by the daemon", gpu.sharing().empty() ? "no" : gpu.sharing()},
+                        {"  coherent", gpu.coherent() ? "yes" : "no"},
+                        {"  cast", gpu.cast()},
+                        {"  resident buckets", absl::StrCat(gpu.resident_buckets())},
+                        {"  memory", BytesText(gpu.gpu_bytes())}};
+  if (gpu.staged()) rows.push_back({"  staged", "yes: host memory could not be registered, copies are slow"});
+  if (!gpu.notes().empty()) rows.push_back({"  notes", gpu.notes()});
+  std::string text = Table(rows);
+  if (!gpu.mover_seconds().empty()) {
+    const std::map<std::string, double> sorted(gpu.mover_seconds().begin(), gpu.mover_seconds().end());
+    std::vector<Row> movers{{"MOVER", "MEASURED"}};
+    for (const auto& [mover, seconds] : sorted) movers.push_back({mover, absl::StrFormat("%.3f ms", seconds * 1e3)});
+    absl::StrAppend(&text, "\n", Table(movers));
+  }
+  if (!gpu.cast_timings().empty()) {
+    std::vector<Row> casts{{"BUCKET ELEMENTS", "FUSED", "GPU_FP32"}};
+    for (const v1::CastTiming& timing : gpu.cast_timings()) {
+      casts.push_back({absl::StrCat(timing.elements()), absl::StrFormat("%.3f ms", timing.fused_seconds() * 1e3),
+                       absl::StrFormat("%.3f ms", timing.gpu_fp32_seconds() * 1e3)});
+    }
+    absl::StrAppend(&text, "\n", Table(casts));
+  }
+  return absl::StrCat(text, "\n");
+}
+
 std::string ParametersText(const v1::Optimizer& optimizer) {
   std::vector<Row> rows{{"PARAMETER", "SHAPE", "DTYPE", "GROUP", "BUCKETS"}};
   for (int i = 0; i < optimizer.parameters_size(); ++i) {
@@ -180,7 +210,7 @@ std::string DescriptionText(const v1::Optimizer& o) {
                         {"memory", BytesText(o.memory_bytes())},
                         {"step", absl::StrCat(o.step(), ", ", o.committed_steps(), " of them committed")}};
   for (Row& row : StatisticsRows(o.statistics())) rows.push_back(std::move(row));
-  return absl::StrCat(Table(rows), "\n", GroupsText(o), "\n", BucketsText(o), "\n", ParametersText(o));
+  return absl::StrCat(Table(rows), "\n", o.has_gpu() ? GpuText(o.gpu()) : "", GroupsText(o), "\n", BucketsText(o), "\n", ParametersText(o));
 }
 
 std::string SettledText(const v1::Optimizer& o) {

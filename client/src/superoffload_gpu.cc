@@ -2,6 +2,7 @@
 #include "superoffload/superoffload_gpu.h"
 
 #include "client/src/c_border.h"
+#include "client/src/gpu/measure_cast.h"
 
 namespace {
 
@@ -10,6 +11,7 @@ using superoffload::client::Code;
 using superoffload::client::DeadlineAfter;
 using superoffload::client::Error;
 using superoffload::client::GpuPlane;
+using superoffload::client::Guarded;
 using superoffload::client::Status;
 using superoffload::client::ToDType;
 using superoffload::client::WithHandle;
@@ -39,6 +41,21 @@ int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffl
   return WithHandle(attachment, [&](Attachment& impl) -> Status {
     if (options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
     return impl.AttachGpu(*options, report);
+  });
+}
+
+int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements, double* fused_seconds,
+                                  double* gpu_fp32_seconds) {
+  return Guarded([&]() -> Status {
+    DType type{};
+    if (fused_seconds == nullptr || gpu_fp32_seconds == nullptr || !ToDType(dtype, &type)) {
+      return Error(Code::kInvalidArgument, "NULL argument, or unknown dtype ", dtype);
+    }
+    superoffload::client::CastSeconds seconds;
+    Status status = superoffload::client::MeasureCast(ordinal, type, elements, &seconds);
+    *fused_seconds = seconds.fused;
+    *gpu_fp32_seconds = seconds.gpu_fp32;
+    return status;
   });
 }
 

@@ -157,10 +157,53 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
           absl::StrCat("superoffload_partition_", counter, counter == "llc_occupancy" ? "_bytes" : "");
       families.push_back(Make(name.c_str(), "Counted by resctrl, by control group.", "group", values));
     }
+    AddGpus(now, &families);
     return families;
   }
 
  private:
+  using Labels = std::vector<prometheus::ClientMetric::Label>;
+
+  static void AddGpus(const DaemonGauges& now, std::vector<prometheus::MetricFamily>* families) {
+    prometheus::MetricFamily info = Family("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
+    prometheus::MetricFamily residents =
+        Family("superoffload_gpu_resident_buckets", "Buckets whose state is on the GPU, too.");
+    prometheus::MetricFamily seconds =
+        Family("superoffload_gpu_mover_seconds", "Seconds of the same copies beside the same kernels, by mover.");
+    for (const auto& [id, use] : now.gpus) {
+      const Labels optimizer{{"optimizer", id.name}, {"uid", absl::StrCat(id.uid)}};
+      const auto with = [&optimizer](Labels more) {
+        more.insert(more.begin(), optimizer.begin(), optimizer.end());
+        return more;
+      };
+      Add(with({{"gpu", use.gpu},
+                {"mover", use.mover},
+                {"sharing", use.sharing},
+                {"cast", use.cast},
+                {"coherent", use.coherent ? "true" : "false"},
+                {"staged", use.staged ? "true" : "false"}}),
+          1, &info);
+      Add(optimizer, use.resident_buckets, &residents);
+      for (const auto& [mover, measured] : use.mover_seconds) Add(with({{"mover", mover}}), measured, &seconds);
+    }
+    families->insert(families->end(), {std::move(info), std::move(residents), std::move(seconds)});
+  }
+
+  static prometheus::MetricFamily Family(const char* name, const char* help) {
+    prometheus::MetricFamily family;
+    family.name = name;
+    family.help = help;
+    family.type = prometheus::MetricType::Gauge;
+    return family;
+  }
+
+  static void Add(Labels labels, double value, prometheus::MetricFamily* family) {
+    prometheus::ClientMetric metric;
+    metric.label = std::move(labels);
+    metric.gauge.value = value;
+    family->metric.push_back(std::move(metric));
+  }
+
   using Values = std::vector<std::pair<std::string, double>>;
 
   static Values ByNode(const std::map<int, uint64_t>& bytes_by_node) {
@@ -172,16 +215,8 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
   // Without a label there is one value.
   static prometheus::MetricFamily Make(const char* name, const char* help, const std::string& label,
                                        const Values& by_label) {
-    prometheus::MetricFamily family;
-    family.name = name;
-    family.help = help;
-    family.type = prometheus::MetricType::Gauge;
-    for (const auto& [key, value] : by_label) {
-      prometheus::ClientMetric metric;
-      if (!label.empty()) metric.label.push_back({label, key});
-      metric.gauge.value = value;
-      family.metric.push_back(std::move(metric));
-    }
+    prometheus::MetricFamily family = Family(name, help);
+    for (const auto& [key, value] : by_label) Add(label.empty() ? Labels{} : Labels{{label, key}}, value, &family);
     return family;
   }
 

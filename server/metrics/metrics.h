@@ -24,6 +24,9 @@
 //   superoffload_partition_llc_occupancy_bytes{group}                  last-level cache held: trainer, optimizer
 //   superoffload_partition_mbm_total_bytes{group}                      memory traffic so far, where it is counted
 //   superoffload_partition_mbm_local_bytes{group}                      likewise, to memory of the same node
+//   superoffload_gpu_info{optimizer,uid,gpu,mover,sharing,cast,coherent,staged}  1 while a trainer with a GPU is attached
+//   superoffload_gpu_resident_buckets{optimizer,uid}                   whose state is on the GPU, too
+//   superoffload_gpu_mover_seconds{optimizer,uid,mover}                measured when it attached; the least was taken
 //   superoffload_worker_threads
 #ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 #define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
@@ -38,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/memory/memory_budget.h"
+#include "server/optimizer/gpu_use.h"
 #include "server/optimizer/optimizer_observer.h"
 #include "server/partition/partition.h"
 
@@ -55,6 +59,7 @@ struct DaemonGauges {
   memory::MemoryUse memory;
   std::map<int, uint64_t> bytes_by_node;
   std::vector<partition::Reading> partition;
+  std::vector<std::pair<optimizer::OptimizerId, optimizer::GpuUse>> gpus;
 };
 
 struct DaemonConstants {

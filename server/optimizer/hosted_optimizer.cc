@@ -240,6 +240,11 @@ AttachmentInfo HostedOptimizer::attachment() const {
   return attachment_;
 }
 
+void HostedOptimizer::SetGpuUse(GpuUse use) {
+  absl::MutexLock lock(&mu_);
+  attachment_.gpu = std::move(use);
+}
+
 absl::Duration HostedOptimizer::lease() const {
   absl::MutexLock lock(&mu_);
   return lease_;

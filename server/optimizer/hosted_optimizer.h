@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "server/engine/step_engine.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
+#include "server/optimizer/gpu_use.h"
 #include "server/optimizer/hosted_memory.h"
 #include "server/optimizer/optimizer_observer.h"
 #include "server/transport/descriptor_server.h"
@@ -31,6 +33,7 @@ enum class Sync : uint8_t { kCheck, kPull, kPush };
 struct AttachmentInfo {
   uint64_t epoch = 0;
   transport::Peer peer;
+  std::optional<GpuUse> gpu;
 };
 
 // Thread-safe.
@@ -82,6 +85,9 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // The present attachment; epoch 0 when there is none.
   AttachmentInfo attachment() const;
+
+  // Of the present attachment.
+  void SetGpuUse(GpuUse use);
 
   // How long it stays without a trainer before the table deletes it.
   absl::Duration lease() const;

@@ -133,7 +133,7 @@ absl::StatusOr<uint64_t> OptimizerTable::Attach(const transport::Peer& peer, con
   if (!epoch.ok()) return epoch.status();
   leases_.Stop(optimizer->id());
   const auto start_lease = [this, &hosted = *optimizer] { leases_.Start(hosted.id(), hosted.lease()); };
-  absl::Status status = optimizer->Attach({*epoch, peer}, sync, parameter_crc32,
+  absl::Status status = optimizer->Attach({*epoch, peer, std::nullopt}, sync, parameter_crc32,
                                           [start_lease, on_end = std::move(on_end)](const absl::Status& reason) {
                                             start_lease();
                                             on_end(reason);
@@ -202,6 +202,16 @@ std::map<int, uint64_t> OptimizerTable::BytesByNode() const {
     for (const auto& [node, bytes] : optimizer->memory().BytesByNode()) by_node[node] += bytes;
   }
   return by_node;
+}
+
+std::vector<std::pair<OptimizerId, GpuUse>> OptimizerTable::GpuUses() const {
+  std::vector<std::pair<OptimizerId, GpuUse>> uses;
+  for (const OptimizerPtr& optimizer : All()) {
+    if (AttachmentInfo attachment = optimizer->attachment(); attachment.gpu) {
+      uses.emplace_back(optimizer->id(), *std::move(attachment.gpu));
+    }
+  }
+  return uses;
 }
 
 size_t OptimizerTable::size() const { return All().size(); }

@@ -80,6 +80,9 @@ class OptimizerTable {
   // Of all optimizers, by NUMA node.
   std::map<int, uint64_t> BytesByNode() const;
 
+  // Of every attachment that has told.
+  std::vector<std::pair<OptimizerId, GpuUse>> GpuUses() const;
+
   size_t size() const;
   size_t attachments() const;
 

@@ -218,6 +218,54 @@ absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync) {
   }
 }
 
+absl::StatusOr<optimizer::GpuUse> ToGpuUse(const v1::GpuUse& use) {
+  constexpr size_t kMostBytes = 64 * 1024;
+  if (use.ByteSizeLong() > kMostBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("use has ", use.ByteSizeLong(), " bytes; tell the daemon in at most ", kMostBytes));
+  }
+  optimizer::GpuUse result{.gpu = use.gpu(),
+                           .mover = use.mover(),
+                           .sharing = use.sharing(),
+                           .coherent = use.coherent(),
+                           .staged = use.staged(),
+                           .mover_seconds = {use.mover_seconds().begin(), use.mover_seconds().end()},
+                           .cast = use.cast(),
+                           .cast_timings = {},
+                           .resident_buckets = use.resident_buckets(),
+                           .gpu_bytes = use.gpu_bytes(),
+                           .notes = use.notes()};
+  for (const v1::CastTiming& timing : use.cast_timings()) {
+    result.cast_timings.push_back({timing.elements(), timing.fused_seconds(), timing.gpu_fp32_seconds()});
+  }
+  return result;
+}
+
+namespace {
+
+v1::GpuUse ToProto(const optimizer::GpuUse& use) {
+  v1::GpuUse proto;
+  proto.set_gpu(use.gpu);
+  proto.set_mover(use.mover);
+  proto.set_sharing(use.sharing);
+  proto.set_coherent(use.coherent);
+  proto.set_staged(use.staged);
+  proto.mutable_mover_seconds()->insert(use.mover_seconds.begin(), use.mover_seconds.end());
+  proto.set_cast(use.cast);
+  for (const optimizer::GpuUse::CastTiming& timing : use.cast_timings) {
+    v1::CastTiming* out = proto.add_cast_timings();
+    out->set_elements(timing.elements);
+    out->set_fused_seconds(timing.fused_seconds);
+    out->set_gpu_fp32_seconds(timing.gpu_fp32_seconds);
+  }
+  proto.set_resident_buckets(use.resident_buckets);
+  proto.set_gpu_bytes(use.gpu_bytes);
+  proto.set_notes(use.notes);
+  return proto;
+}
+
+}  // namespace
+
 v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details) {
   v1::Optimizer proto;
   proto.set_name(optimizer.id().name);
@@ -246,6 +294,7 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpo
   const optimizer::AttachmentInfo attachment = optimizer.attachment();
   proto.set_attached(attachment.epoch != 0);
   proto.set_trainer_pid(attachment.peer.pid);
+  if (attachment.gpu) *proto.mutable_gpu() = ToProto(*attachment.gpu);
   proto.set_memory_bytes(optimizer.memory_bytes());
   uint64_t elements = 0;
   for (const engine::ParameterSpec& parameter : optimizer.spec().parameters) elements += ElementCount(parameter);

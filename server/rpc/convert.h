@@ -25,6 +25,7 @@ absl::StatusOr<engine::SpeculationPolicy> ToSpeculation(const v1::Policies& poli
 absl::StatusOr<checkpoint::Schedule> ToSchedule(const v1::Policies& policies);
 absl::StatusOr<absl::Duration> ToLease(const v1::Policies& policies);  // infinite when it is not set
 absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync);
+absl::StatusOr<optimizer::GpuUse> ToGpuUse(const v1::GpuUse& use);  // INVALID_ARGUMENT: too long
 
 // With `details`, parameters and layout too.
 v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details);

@@ -171,6 +171,16 @@ grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status OptimizerServiceImpl::ReportGpu(grpc::ServerContext* context, const v1::ReportGpuRequest* request,
+                                             v1::ReportGpuResponse*) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = FindAttached(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  absl::StatusOr<optimizer::GpuUse> use = ToGpuUse(request->use());
+  if (!use.ok()) return ToGrpc(use.status());
+  (*optimizer)->SetGpuUse(*std::move(use));
+  return grpc::Status::OK;
+}
+
 grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* context,
                                                        const v1::CheckpointOptimizerRequest* request,
                                                        grpc::ServerWriter<v1::CheckpointProgress>* writer) {
@@ -220,7 +230,7 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
   if (!epoch.ok()) return ToGrpc(epoch.status());
   const std::vector<std::string> directories(request->directories().begin(), request->directories().end());
   const absl::Status restored = checkpoint::RunAs((*optimizer)->id().uid, [&] {
-    return checkpoint::RestoreCheckpoint(**optimizer, {*epoch, *peer}, directories);
+    return checkpoint::RestoreCheckpoint(**optimizer, {*epoch, *peer, std::nullopt}, directories);
   });
   if (!restored.ok()) return ToGrpc(restored);
   *response = Show(**optimizer, /*details=*/false);

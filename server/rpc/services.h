@@ -73,6 +73,7 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
                               v1::PullParametersResponse*) override;
   grpc::Status SettleOptimizer(grpc::ServerContext*, const v1::SettleOptimizerRequest*, v1::Optimizer*) override;
   grpc::Status UpdatePolicies(grpc::ServerContext*, const v1::UpdatePoliciesRequest*, v1::Optimizer*) override;
+  grpc::Status ReportGpu(grpc::ServerContext*, const v1::ReportGpuRequest*, v1::ReportGpuResponse*) override;
   grpc::Status CheckpointOptimizer(grpc::ServerContext*, const v1::CheckpointOptimizerRequest*,
                                    grpc::ServerWriter<v1::CheckpointProgress>*) override;
   grpc::Status RestoreOptimizer(grpc::ServerContext*, const v1::RestoreOptimizerRequest*, v1::Optimizer*) override;

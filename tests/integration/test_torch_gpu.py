@@ -1,17 +1,21 @@
 """superoffload.torch with parameters on a GPU, which is a fake one: every bit is that of a trainer on the host."""
 
+import json
 import os
 import pathlib
 import signal
 import time
+import urllib.request
 
 import grpc
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.integration.test_ctl import ctl
 from tests.support.fake_torch_gpu import fake_gpu  # noqa: F401
 
 import superoffload.torch
+from superoffload._torch_residents import ResidentTuner
 from superoffload.torch import GpuOptions, VerdictKind
 
 STEPS = 8
@@ -131,7 +135,24 @@ def test_what_is_best_is_measured(gpu_daemon, expected):
     assert report.seconds[report.mover] == min(report.seconds.values())
     train(model, optimizer)
     assert same(weights(model), expected[0])
+    described = ctl(gpu_daemon, "describe", optimizer.name)
+    assert "fake GPU" in described and report.mover in described and "BUCKET ELEMENTS" in described
+    use = json.loads(ctl(gpu_daemon, "describe", optimizer.name, "--json"))["gpu"]
+    assert use["mover_seconds"].keys() == report.seconds.keys() and len(use["cast_timings"]) == 3
     optimizer.close()
+
+
+def test_how_the_gpu_is_used_is_scraped(fake_gpu, metered_daemon):  # noqa: F811
+    try:
+        optimizer = optimizer_of(build(), metered_daemon, name="run", gpu=GpuOptions(mover="trainer"))
+    except superoffload.Error as error:
+        pytest.skip(error.message)
+    url = f"http://{metered_daemon.info.metrics_address}/metrics"
+    text = urllib.request.urlopen(url, timeout=30).read().decode()
+    (info,) = [line for line in text.splitlines() if line.startswith("superoffload_gpu_info{")]
+    assert 'optimizer="run"' in info and 'mover="trainer"' in info and 'gpu="fake GPU"' in info
+    optimizer.close()
+    assert "superoffload_gpu_info{" not in urllib.request.urlopen(url, timeout=30).read().decode()
 
 
 def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_path):
@@ -175,6 +196,26 @@ def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):
         on_host = run()
     assert on_gpu[1:] == on_host[1:] and VerdictKind.SKIP_NON_FINITE in on_gpu[1]
     assert same(on_gpu[0], on_host[0])
+
+
+@pytest.mark.parametrize(("needed", "limit", "expected_count"), [(0, 5, 0), (3, 5, 3), (4, 2, 2)])
+def test_as_few_buckets_become_resident_as_make_the_trainer_wait_for_nothing(needed, limit, expected_count):
+    tuner = ResidentTuner(limit)
+    counts = []
+    for _ in range(2000):
+        tuner.after_step(stall_seconds=0.5 if tuner.count < needed else 0.001, step_seconds=1.0)
+        counts.append(tuner.count)
+    assert set(counts[100:]) == {expected_count}, "found, and kept: one fewer is known to stall"
+
+
+def test_residents_that_find_no_memory_are_not_tried_again():
+    tuner = ResidentTuner(5)
+    while tuner.count < 2:
+        tuner.after_step(0.5, 1.0)
+    tuner.refuse()
+    for _ in range(1000):
+        tuner.after_step(0.5, 1.0)
+    assert tuner.count == 1
 
 
 def test_a_gradient_that_is_set_after_it_left_is_refused(gpu_daemon):

@@ -81,6 +81,11 @@ SUPEROFFLOAD_API int superoffload_gpu_attach(superoffload_attachment* attachment
                                              const superoffload_gpu_options* options,
                                              superoffload_gpu_report* report);
 
+/* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it is,
+ * and cast to fp32 on the GPU. For choosing gradient_dtype before the optimizer is created. Waits for the GPU. */
+SUPEROFFLOAD_API int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements,
+                                                   double* fused_seconds, double* gpu_fp32_seconds);
+
 /* Device pointer of the parameters; offsets into them are those of the host's. 0 without superoffload_gpu_attach. */
 SUPEROFFLOAD_API uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment);
 

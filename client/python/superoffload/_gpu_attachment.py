@@ -31,6 +31,16 @@ class GpuReport:
     notes: str  # why something was not done
 
 
+def measure_casts(ordinal: int, dtype: int, bucket_elements: int) -> list[tuple[int, float, float]]:
+    """Seconds to get gradients of DataType ``dtype`` off the GPU: elements, "fused", "gpu_fp32", by bucket size."""
+    table = []
+    for elements in sorted({max(1, bucket_elements // divisor) for divisor in (64, 8, 1)}):
+        fused, gpu_fp32 = ctypes.c_double(), ctypes.c_double()
+        _library.call("gpu_measure_cast", ordinal, dtype, elements, ctypes.byref(fused), ctypes.byref(gpu_fp32))
+        table.append((elements, fused.value, gpu_fp32.value))
+    return table
+
+
 def _options(
     optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, slots: int, max_tensors: int
 ) -> _library.GpuOptions:
@@ -82,6 +92,7 @@ class GpuAttachment(Attachment):
 
     def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
         self._tail = False
+        self.resident_buckets = 0
         while self._handles:  # its GPU memory first: there is not room for two
             _library.function("detach")(self._handles.pop())
         super()._attach(request)
@@ -169,6 +180,7 @@ class GpuAttachment(Attachment):
     def set_resident(self, count: int) -> None:
         """The optimizer must have been settled since the last step."""
         _library.call("gpu_set_resident", self._handle, count)
+        self.resident_buckets = count
 
     def stall_seconds(self) -> float:
         """How long ``await_parameters`` waited for the daemon since the last step was ended."""

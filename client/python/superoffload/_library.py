@@ -119,6 +119,7 @@ _FUNCTIONS = {
     "wait_parameters": (ctypes.c_int, [_P, _U32, _I64]),
     "wait_step": (ctypes.c_int, [_P, _I64, ctypes.POINTER(Verdict)]),
     "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(GpuOptions), ctypes.POINTER(GpuReport)]),
+    "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
     "gpu_parameters": (_U64, [_P]),
     "gpu_stream": (_U64, [_P]),
     "gpu_pull": (ctypes.c_int, [_P]),

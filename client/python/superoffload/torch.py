@@ -41,7 +41,7 @@ from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
 from superoffload._error import Error
-from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover
+from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover, measure_casts
 from superoffload._torch_forward import ForwardWaits
 from superoffload._torch_hand_over import HandOver, HostHandOver
 from superoffload._torch_residents import ResidentTuner
@@ -66,6 +66,7 @@ Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _HANDLE = "superoffload"  # key of the light handle in state_dict()
 _WARN_AFTER_SKIPS = 4
+_DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,9 @@ class GpuOptions:
     resident_buckets: int | Literal["auto"] = "auto"
     # GPU memory for "auto".
     resident_bytes: int = 2 << 30
-    # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32.
-    cast: Literal["fused", "gpu_fp32"] = "fused"
+    # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
+    # measured when the optimizer is created. Never changes results.
+    cast: Literal["auto", "fused", "gpu_fp32"] = "auto"
 
 
 class AdamW(torch.optim.Optimizer):
@@ -151,8 +153,8 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         if gpu.mover not in MOVERS:
             raise ValueError(f"mover is {gpu.mover!r} but must be one of {', '.join(map(repr, MOVERS))}")
-        if gpu.cast not in ("fused", "gpu_fp32"):
-            raise ValueError(f"cast is {gpu.cast!r} but must be 'fused' or 'gpu_fp32'")
+        if gpu.cast not in ("auto", "fused", "gpu_fp32"):
+            raise ValueError(f"cast is {gpu.cast!r} but must be 'auto', 'fused' or 'gpu_fp32'")
         if sync not in _SYNC:
             raise ValueError(f"sync is {sync!r} but must be one of {', '.join(map(repr, _SYNC))}")
         if speculation not in _SPECULATION:
@@ -171,6 +173,7 @@ class AdamW(torch.optim.Optimizer):
         self._hosted = _torch_parameters.collect(self.param_groups)
         _torch_clip.check_free(self.hosted_parameters())
         self._gpu = gpu if _torch_gpu.is_on_gpu(self._hosted[0].tensor) else None
+        self._cast_timings: list[tuple[int, float, float]] = []
         self._connection = Connection(resolve_endpoint(endpoint))
         try:
             policies = _policies(speculation, checkpoint, lease_seconds)
@@ -188,6 +191,7 @@ class AdamW(torch.optim.Optimizer):
         if self._gpu is not None:
             self._forward_waits = ForwardWaits(self._attachment, self._hosted)
             self._start_residents(self._gpu)
+            self._report_gpu()
         _torch_clip.register(self, self.hosted_parameters())
         self._finalizer = weakref.finalize(
             self, _end, self._connection, self._attachment, self.name if self._anonymous else None
@@ -251,7 +255,7 @@ class AdamW(torch.optim.Optimizer):
             name=self.name,
             algorithm=self._algorithm,
             parameters=_torch_parameters.specification(
-                self._hosted, torch.float32 if self._gpu and self._gpu.cast == "gpu_fp32" else None
+                self._hosted, torch.float32 if self._casts_on_gpu(bucket_bytes) else None
             ),
             policies=policies,
             bucket_bytes=bucket_bytes,
@@ -266,6 +270,41 @@ class AdamW(torch.optim.Optimizer):
                 raise
             return False
         return True
+
+    def _casts_on_gpu(self, bucket_bytes: int) -> bool:
+        """Whether gradients of an optimizer to be created leave as fp32."""
+        if self._gpu is None or self._gpu.cast != "auto":
+            return self._gpu is not None and self._gpu.cast == "gpu_fp32"
+        total = sum(parameter.tensor.numel() for parameter in self._hosted)
+        tensor = max((p.tensor for p in self._hosted), key=torch.Tensor.numel)
+        elements = min(total, (bucket_bytes or _DEFAULT_BUCKET_BYTES) // tensor.element_size())
+        self._cast_timings = measure_casts(
+            _torch_gpu.ordinal(tensor), _torch_parameters.DATA_TYPES[tensor.dtype], elements
+        )
+        _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
+        return gpu_fp32_seconds < fused_seconds
+
+    def _report_gpu(self) -> None:
+        """For superoffloadctl describe and the metrics."""
+        report = self._attachment.report
+        casts = any(bucket.gradient_dtype != bucket.dtype for bucket in self._attachment.optimizer.layout.buckets)
+        use = optimizer_pb2.GpuUse(
+            gpu=report.gpu,
+            mover=report.mover,
+            sharing=report.sharing,
+            coherent=report.coherent,
+            staged=report.staged,
+            mover_seconds=report.seconds,
+            cast="gpu_fp32" if casts else "fused",
+            cast_timings=[
+                optimizer_pb2.CastTiming(elements=elements, fused_seconds=fused, gpu_fp32_seconds=fp32)
+                for elements, fused, fp32 in self._cast_timings
+            ],
+            resident_buckets=self._attachment.resident_buckets,
+            gpu_bytes=report.gpu_bytes,
+            notes=report.notes,
+        )
+        self._connection.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=self.name, use=use))
 
     def _restore(self, directories: Directories) -> None:
         if isinstance(directories, str | os.PathLike):
@@ -365,6 +404,7 @@ class AdamW(torch.optim.Optimizer):
                 raise
             tuner.refuse()
             self._attachment.set_resident(tuner.count)
+        self._report_gpu()
 
     def _quiesce(self) -> None:
         """No step is open, and the last one is over."""

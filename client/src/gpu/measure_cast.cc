@@ -1,0 +1,112 @@
+#include "client/src/gpu/measure_cast.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "client/src/gpu/gpu_status.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/shared_gpu_memory.h"
+
+namespace superoffload::client {
+namespace {
+
+using kernels::CudaPointer;
+using kernels::CudaStatus;
+using kernels::DType;
+using kernels::PackedTensor;
+
+constexpr size_t kRounds = 7;
+
+// A gradient, a slot and what packing needs, on one GPU.
+class Rehearsal {
+ public:
+  CudaStatus Open(int ordinal, uint64_t elements) {
+    elements_ = elements;
+    if (CudaStatus status = kernels::GpuDevice::Open(ordinal, &device_); !status.ok()) return status;
+    const kernels::CurrentDevice current(*device_);
+    if (CudaStatus status = kernels_.Load(device_->driver()); !status.ok()) return status;
+    if (CudaStatus status = kernels::MakeStream(*device_, &stream_); !status.ok()) return status;
+    const uint64_t chunks = elements / kernels::kChunkElements + 1;
+    slot_offset_ = elements * sizeof(float);
+    sums_offset_ = 2 * slot_offset_;
+    table_offset_ = sums_offset_ + chunks * sizeof(double);
+    if (CudaStatus status = kernels::SharedGpuMemory::Allocate(device_, table_offset_ + sizeof(PackedTensor),
+                                                               kernels::Sharing::kNone, &memory_);
+        !status.ok()) {
+      return status;
+    }
+    host_.resize(elements * sizeof(float));
+    const kernels::CudaDriver& driver = device_->driver();
+    CudaStatus status = driver.Status(
+        driver.MemHostRegister(host_.data(), host_.size(), kernels::kCudaHostRegisterPortable), "registering memory");
+    registered_ = status.ok();
+    if (!status.ok()) return status;
+    const PackedTensor whole{reinterpret_cast<const void*>(memory_->data()), 0, elements};
+    return driver.Status(
+        driver.MemcpyHtoDAsync(memory_->data() + table_offset_, &whole, sizeof(whole), stream_.get()), "copying");
+  }
+
+  ~Rehearsal() {
+    if (device_ == nullptr) return;
+    const kernels::CurrentDevice current(*device_);
+    if (stream_.get() != nullptr) device_->driver().StreamSynchronize(stream_.get());
+    if (registered_) device_->driver().MemHostUnregister(host_.data());
+    memory_.reset();
+    stream_ = {};
+  }
+
+  CudaStatus Measure(DType dtype, DType slot_dtype, double* seconds) const {
+    const kernels::CurrentDevice current(*device_);
+    const kernels::CudaDriver& driver = device_->driver();
+    const CudaPointer slot = memory_->data() + slot_offset_;
+    const kernels::PackArguments pack{
+        .tensors = reinterpret_cast<const PackedTensor*>(memory_->data() + table_offset_),
+        .tensor_count = 1,
+        .dtype = dtype,
+        .slot = {reinterpret_cast<void*>(slot), slot_dtype},
+        .elements = elements_,
+        .chunk_sums = reinterpret_cast<double*>(memory_->data() + sums_offset_)};
+    const uint64_t bytes = elements_ * kernels::DTypeBytes(slot_dtype);
+    std::vector<double> rounds;
+    for (size_t round = 0; round < kRounds; ++round) {
+      const auto begin = std::chrono::steady_clock::now();
+      CudaStatus status = kernels_.Pack(pack, stream_.get());
+      if (status.ok()) {
+        status = driver.Status(
+            driver.MemcpyDtoHAsync(const_cast<std::byte*>(host_.data()), slot, bytes, stream_.get()), "copying");
+      }
+      if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream_.get()), "measuring casts");
+      if (!status.ok()) return status;
+      rounds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    std::nth_element(rounds.begin(), rounds.begin() + kRounds / 2, rounds.end());
+    *seconds = rounds[kRounds / 2];
+    return {};
+  }
+
+ private:
+  uint64_t elements_ = 0;
+  uint64_t slot_offset_ = 0, sums_offset_ = 0, table_offset_ = 0;
+  std::shared_ptr<const kernels::GpuDevice> device_;
+  kernels::CudaKernels kernels_;
+  kernels::OwnedStream stream_;
+  std::unique_ptr<kernels::SharedGpuMemory> memory_;
+  std::vector<std::byte> host_;
+  bool registered_ = false;
+};
+
+}  // namespace
+
+Status MeasureCast(int ordinal, DType dtype, uint64_t elements, CastSeconds* seconds) {
+  if (elements == 0) return Error(Code::kInvalidArgument, "a bucket of 0 elements cannot be measured");
+  Rehearsal rehearsal;
+  CudaStatus status = rehearsal.Open(ordinal, elements);
+  if (status.ok()) status = rehearsal.Measure(dtype, dtype, &seconds->fused);
+  if (status.ok()) status = rehearsal.Measure(dtype, DType::kFloat32, &seconds->gpu_fp32);
+  return FromCuda(status);
+}
+
+}  // namespace superoffload::client
