@@ -2,7 +2,8 @@
 # Installs what building and testing superoffloadd on Debian 12 needs, from the package registries only.
 # Usage: deploy/install-dependencies.sh [--python] [--tests]
 #   --python  also makes the project's virtual environment (.venv, or $SUPEROFFLOAD_VENV) with PyTorch and grpcio.
-#   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, not installed.
+#   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, and a CUDA compiler, where
+#             there is none, into build/cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
@@ -31,6 +32,13 @@ if [[ " $* " == *" --tests "* && ! -x build/prometheus/usr/bin/promtool ]]; then
   echo "== unpacking Prometheus into build/prometheus"
   mkdir -p build/prometheus
   (cd build/prometheus && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb)
+fi
+
+if [[ " $* " == *" --tests "* && ! -d build/cuda ]] && ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+  echo "== unpacking a CUDA compiler into build/cuda"
+  python3 -m venv build/cuda-venv
+  build/cuda-venv/bin/pip install -q --no-deps --target build/cuda nvidia-{cuda-nvcc,nvvm,cuda-crt,cuda-runtime}==13.0.*
+  rm -r build/cuda-venv
 fi
 
 if [[ " $* " == *" --python "* ]]; then

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 
 import pytest
+from tests.device import train_bench
+from tests.support.fake_torch_gpu import fake_gpu  # noqa: F401
 
 BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
 CHECK = BUILD / "tests" / "device" / "kernel_check"
@@ -45,3 +47,20 @@ def test_a_failing_call_is_named_with_its_remedy(checked, result, remedy):
     done = run(LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_FAIL=f"cuMemAlloc_v2={result}")
     assert done.returncode == 2
     assert "allocating GPU memory" in done.stderr and remedy in done.stderr
+
+
+def test_the_benchmark_of_training_steps_runs_through(checked, fake_gpu, monkeypatch, capsys):  # noqa: F811
+    for name, value in {"VOCABULARY": 64, "SEQUENCE": 16, "HEAD": 16, "WARM_UP": 2}.items():
+        monkeypatch.setattr(train_bench, name, value)
+    train_bench.measure(20_000, 2, "cpu", 1e12)
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert rows[3:8] == [
+        "forward and backward",
+        "superoffload",
+        "without speculation",
+        "gradients, then step",
+        "fused AdamW on the GPU",
+    ]
+    monkeypatch.setattr(train_bench, "build", lambda *_: train_bench.Transformer(16, 1))
+    train_bench.probe("cpu")
+    assert "taken:" in capsys.readouterr().out

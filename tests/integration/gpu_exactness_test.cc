@@ -1,6 +1,7 @@
 // A trainer on a GPU is exact, too: whoever copies, however many buckets are resident, and however late the GPU's streams
 // are. The GPU is a fake whose streams dawdle (tests/support/fake_cuda_driver.cc), so that a missing wait shows as wrong
-// bits; everything above the driver's calls is real.
+// bits; everything above the driver's calls is real. tests/device/run.sh runs the same on a real GPU, without what only
+// a fake can do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -203,6 +204,8 @@ class GpuTest : public ::testing::Test {
     attachment_ = *client_->Attach(request);
   }
 
+  bool IsFake() const { return std::string(report_.gpu) == "fake GPU"; }
+
   // False when this was built without GPU kernels.
   bool AttachGpu(superoffload_mover mover) {
     constexpr uint32_t kMostTensors = 8;
@@ -279,10 +282,12 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
   ASSERT_TRUE(status_.ok()) << status_;
   ::unsetenv("FAKE_CUDA_FAIL");
-  EXPECT_EQ(report_.mover, c.expected_mover != 0 ? c.expected_mover : static_cast<uint32_t>(c.mover));
-  EXPECT_EQ(report_.sharing, c.expected_sharing);
-  EXPECT_EQ(report_.coherent, c.coherent != nullptr);
-  EXPECT_EQ(report_.staged, c.fail_trainer != nullptr);
+  if (IsFake()) {
+    EXPECT_EQ(report_.mover, c.expected_mover != 0 ? c.expected_mover : static_cast<uint32_t>(c.mover));
+    EXPECT_EQ(report_.sharing, c.expected_sharing);
+    EXPECT_EQ(report_.coherent, c.coherent != nullptr);
+    EXPECT_EQ(report_.staged, c.fail_trainer != nullptr);
+  }
   {
     GpuTrainer trainer(client_.get(), attachment_.get(), c.residents);
     test::ExactTraining(&trainer, test::Spec(c.dtypes), c.dtypes, seed).Train(kSteps);
@@ -372,6 +377,7 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
     ::setenv("FAKE_CUDA_FAIL", c.trainer, 1);
     ::setenv("FAKE_CUDA_UUID", c.uuid, 1);
     if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
+    if (status_.ok() && !IsFake()) GTEST_SKIP() << "a real GPU does not fail when told to";
     EXPECT_EQ(status_.code(), c.code) << status_;
     EXPECT_THAT(std::string(status_.message()), HasSubstr(c.sentence));
     ::unsetenv("FAKE_CUDA_FAIL");
@@ -391,7 +397,7 @@ TEST_F(GpuTest, MeasuresWhatWorksAndTakesTheBest) {
     EXPECT_GT(report_.seconds[mover], 0);
     EXPECT_LE(report_.seconds[report_.mover], report_.seconds[mover]);
   }
-  EXPECT_STREQ(report_.gpu, "fake GPU");
+  EXPECT_STRNE(report_.gpu, "");
 }
 
 }  // namespace
