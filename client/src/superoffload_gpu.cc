@@ -2,12 +2,18 @@
 #include "superoffload/superoffload_gpu.h"
 
 #include "client/src/c_border.h"
+#include "client/src/gpu/collective.h"
 #include "client/src/gpu/measure_cast.h"
+
+struct superoffload_collective {
+  std::unique_ptr<superoffload::client::Collective> impl;
+};
 
 namespace {
 
 using superoffload::client::Attachment;
 using superoffload::client::Code;
+using superoffload::client::Collective;
 using superoffload::client::DeadlineAfter;
 using superoffload::client::Error;
 using superoffload::client::GpuPlane;
@@ -102,4 +108,42 @@ int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t 
 
 double superoffload_gpu_stall(const superoffload_attachment* attachment) {
   return attachment == nullptr ? 0 : attachment->impl->stall_seconds();
+}
+
+int superoffload_make_collective_id(superoffload_collective_id* id) {
+  return Guarded([&]() -> Status {
+    if (id == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    return superoffload::client::MakeCollectiveId(id);
+  });
+}
+
+int superoffload_join_collective(int32_t ordinal, const superoffload_collective_id* id, uint32_t ranks, uint32_t rank,
+                                 superoffload_collective** collective) {
+  return Guarded([&]() -> Status {
+    if (id == nullptr || collective == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    auto created = std::make_unique<superoffload_collective>();
+    Status status = Collective::Create(ordinal, *id, ranks, rank, &created->impl);
+    if (status.ok()) *collective = created.release();
+    return status;
+  });
+}
+
+void superoffload_leave_collective(superoffload_collective* collective) { delete collective; }
+
+int superoffload_reduce_scatter(superoffload_collective* collective, uint64_t from, uint64_t to, uint64_t elements,
+                                uint32_t dtype, int average, uint64_t stream) {
+  return WithHandle(collective, [&](Collective& impl) -> Status {
+    DType type{};
+    if (!ToDType(dtype, &type)) return Error(Code::kInvalidArgument, "unknown dtype ", dtype);
+    return impl.ReduceScatter(from, to, elements, type, average != 0, Stream(stream));
+  });
+}
+
+int superoffload_all_gather(superoffload_collective* collective, uint64_t from, uint64_t to, uint64_t elements,
+                            uint32_t dtype, uint64_t stream) {
+  return WithHandle(collective, [&](Collective& impl) -> Status {
+    DType type{};
+    if (!ToDType(dtype, &type)) return Error(Code::kInvalidArgument, "unknown dtype ", dtype);
+    return impl.AllGather(from, to, elements, type, Stream(stream));
+  });
 }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -385,6 +386,83 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
     attachment_.reset();
     client_.reset();
     EXPECT_EQ(daemon_->Stop(), 0);
+  }
+}
+
+// Every rank has the optimizer of its share: gradients are reduced and scattered before the hand-over, parameters
+// gathered after it. One rank per GPU; the fake one is enough for several.
+TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
+  ::setenv("FAKE_CUDA_DELAY", "300", 1);
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+  if (!AttachGpu(SUPEROFFLOAD_MOVER_TRAINER)) GTEST_SKIP() << status_;
+  superoffload_collective_id id;
+  if (superoffload_make_collective_id(&id) != 0) GTEST_SKIP() << superoffload_last_error();
+  const uint32_t ranks = IsFake() ? 3 : 1;
+  constexpr uint64_t kShare = 2048;
+  constexpr float kLearningRate = 0.5f;
+  std::vector<std::vector<float>> gathered(ranks);
+  const auto run = [&](uint32_t rank) {
+    superoffload_collective* collective = nullptr;
+    ASSERT_EQ(superoffload_join_collective(0, &id, ranks, rank, &collective), 0) << superoffload_last_error();
+    std::unique_ptr<Client> client = *Client::Connect(daemon_->endpoint());
+    v1::CreateOptimizerRequest request;
+    request.set_name(absl::StrCat("rank", rank));
+    *request.add_groups() = test::ToProto(kernels::AdamHyperparameters{.lr = kLearningRate, .weight_decay = 0});
+    v1::Parameter* share = request.add_parameters();
+    share->set_name("share");
+    share->add_shape(kShare);
+    share->set_dtype(v1::DATA_TYPE_FLOAT32);
+    ASSERT_TRUE(client->CreateOptimizer(request).ok());
+    v1::AttachOptimizerRequest attach;
+    attach.set_name(request.name());
+    attach.set_sync(v1::SYNC_PULL);
+    std::unique_ptr<Attachment> attachment = *client->Attach(attach);
+    ASSERT_TRUE(attachment->AttachGpu(0, 1, SUPEROFFLOAD_MOVER_TRAINER).ok()) << superoffload_last_error();
+    superoffload_attachment* const handle = attachment->handle();
+    ASSERT_EQ(superoffload_gpu_pull(handle), 0);
+
+    std::shared_ptr<const kernels::GpuDevice> device;
+    Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
+    const kernels::CudaDriver& driver = device->driver();
+    kernels::OwnedStream owned;
+    Tensor::Require(kernels::MakeStream(*device, &owned).code);
+    const auto stream = reinterpret_cast<uint64_t>(owned.get());
+    Tensor whole(driver, ranks * kShare * sizeof(float)), reduced(driver, kShare * sizeof(float));
+    // The mean over ranks is positive in every second element, and negative in the others.
+    auto* const gradient = reinterpret_cast<float*>(whole.host());
+    for (uint64_t i = 0; i < ranks * kShare; ++i) gradient[i] = (i % 2 == 0 ? 1.0f : -1.0f) * static_cast<float>(rank + 1);
+    Tensor::Require(driver.MemcpyHtoDAsync(whole.device(), whole.host(), whole.bytes(), owned.get()));
+    ASSERT_EQ(superoffload_reduce_scatter(collective, whole.device(), reduced.device(), kShare, v1::DATA_TYPE_FLOAT32,
+                                          /*average=*/1, stream),
+              0);
+    const superoffload_tensor piece{reduced.device(), 0, kShare};
+    ASSERT_EQ(superoffload_begin_step(handle, 1), 0);
+    ASSERT_EQ(superoffload_gpu_gradient_ready(handle, 0, &piece, 1, v1::DATA_TYPE_FLOAT32, stream), 0);
+    ASSERT_EQ(superoffload_end_step(handle, 1, 0), 0);
+    superoffload_verdict verdict;
+    ASSERT_EQ(superoffload_wait_verdict(handle, -1, &verdict), 0);
+    const double mean = (ranks + 1) / 2.0;
+    EXPECT_DOUBLE_EQ(verdict.global_norm, mean * std::sqrt(static_cast<double>(kShare)));
+    ASSERT_EQ(superoffload_gpu_await_parameters(handle, 0, -1, stream), 0);
+    ASSERT_EQ(superoffload_all_gather(collective, superoffload_gpu_parameters(handle), whole.device(), kShare,
+                                      v1::DATA_TYPE_FLOAT32, stream),
+              0);
+    Tensor::Require(driver.MemcpyDtoHAsync(whole.host(), whole.device(), whole.bytes(), owned.get()));
+    Tensor::Require(driver.StreamSynchronize(owned.get()));
+    gathered[rank].assign(gradient, gradient + ranks * kShare);
+    superoffload_leave_collective(collective);
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<float>& parameters : gathered) {
+    ASSERT_EQ(parameters.size(), ranks * kShare);
+    EXPECT_EQ(parameters, gathered[0]);
+    // Adam's first step is lr against the gradient's sign, less eps.
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_NEAR(parameters[i], i % 2 == 0 ? -kLearningRate : kLearningRate, 1e-6) << i;
+    }
   }
 }
 

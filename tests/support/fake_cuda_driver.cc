@@ -404,4 +404,9 @@ int cuGetErrorString(int result, const char** text) {
   return *text = result == kOutOfMemory ? "out of memory" : "an error", 0;
 }
 
+// For fake_nccl.cc.
+int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {
+  return Issue(stream, [=] { work(argument); });
+}
+
 }  // extern "C"

@@ -124,6 +124,32 @@ SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* atta
 /* Seconds that superoffload_gpu_await_parameters waited for the daemon since the step was ended last. */
 SUPEROFFLOAD_API double superoffload_gpu_stall(const superoffload_attachment* attachment);
 
+/* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every parameter,
+ * reduces and scatters a gradient before it hands its share over, and gathers the parameters that it awaited. Over NCCL,
+ * which is loaded when it is needed: UNAVAILABLE without it. */
+typedef struct superoffload_collective superoffload_collective;
+typedef struct superoffload_collective_id {
+  char bytes[128];
+} superoffload_collective_id;
+
+/* A name for a new communicator; one rank makes it and sends it to the others. */
+SUPEROFFLOAD_API int superoffload_make_collective_id(superoffload_collective_id* id);
+
+/* Joins rank `rank` of `ranks` with GPU `ordinal`, and waits for the others. */
+SUPEROFFLOAD_API int superoffload_join_collective(int32_t ordinal, const superoffload_collective_id* id,
+                                                  uint32_t ranks, uint32_t rank,
+                                                  superoffload_collective** collective);
+SUPEROFFLOAD_API void superoffload_leave_collective(superoffload_collective* collective); /* NULL is allowed */
+
+/* `from` holds ranks * elements of every rank; rank r gets in `to` the sums, or with `average` the means, of elements
+ * r * elements and on. In the order of the stream, as below. */
+SUPEROFFLOAD_API int superoffload_reduce_scatter(superoffload_collective* collective, uint64_t from, uint64_t to,
+                                                 uint64_t elements, uint32_t dtype, int average, uint64_t stream);
+
+/* `to` gets every rank's `from`, in the order of ranks. */
+SUPEROFFLOAD_API int superoffload_all_gather(superoffload_collective* collective, uint64_t from, uint64_t to,
+                                             uint64_t elements, uint32_t dtype, uint64_t stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
