@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Cross-compiles everything for Grace's architecture and runs it under emulation: the kernel tests with 128-bit SVE2, as
 # Grace has, and with 256-bit and 2048-bit SVE2, which must not change a bit; and the arm64 daemon against this machine's C++ trainer
-# and this machine's scalar reference, over the same shared memory.
+# and this machine's scalar reference, over the same shared memory; likewise with the fake GPU, whose memory both map.
 # Usage: tests/arm64.sh HOST_BUILD_DIRECTORY RESULTS_DIRECTORY
 set -euo pipefail
 host="$(realpath "$1")" results="$(realpath "$2")"
@@ -19,9 +19,12 @@ for bytes in 16 32 256; do
 done
 
 daemon="$build/superoffloadd-emulated"
-printf '#!/bin/sh\nexec qemu-aarch64-static -cpu max,sve-default-vector-length=16 -L %s %s "$@"\n' \
-  "$sysroot" "$build/server/superoffloadd" >"$daemon"
+printf '#!/bin/sh\nexec qemu-aarch64-static -cpu max,sve-default-vector-length=16 -L %s -E LD_LIBRARY_PATH=%s %s "$@"\n' \
+  "$sysroot" "$build/tests/support/fake-cuda" "$build/server/superoffloadd" >"$daemon"
 chmod +x "$daemon"
 SUPEROFFLOAD_DAEMON="$daemon" "$host/tests/integration/integration_test" --gtest_brief=1 \
   --gtest_filter='CppClientTest.*:WholePathTest.*:*_2_BFloat16:*_2_ScaledFloat16' \
   --gtest_output="xml:$results/arm64-daemon.xml" </dev/null
+SUPEROFFLOAD_DAEMON="$daemon" LD_LIBRARY_PATH="$host/tests/support/fake-cuda" "$host/tests/integration/gpu_test" \
+  --gtest_brief=1 --gtest_filter='*/DaemonDescriptor:*/DaemonResident:*/Trainer' \
+  --gtest_output="xml:$results/arm64-gpu.xml" </dev/null

@@ -39,7 +39,7 @@ if ((!quick)); then
     tests/sanitizers.sh "$sanitizer" "$venv/bin/python" "$results"
     expected+=("$sanitizer.xml" "$sanitizer-pytest.xml")
   done
-  expected+=(arm64-sve16.xml arm64-sve32.xml arm64-sve256.xml arm64-daemon.xml)
+  expected+=(arm64-sve16.xml arm64-sve32.xml arm64-sve256.xml arm64-daemon.xml arm64-gpu.xml)
 fi
 say "done"
 "$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'

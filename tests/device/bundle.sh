@@ -25,6 +25,7 @@ for program in "$staging"/real/*; do
 #!/bin/sh
 here="$(cd "$(dirname "$0")/.." && pwd)"
 driver="$(ldconfig -p 2>/dev/null | sed -n 's/.*libcuda\.so\.1 .*=> \(.*\)\/libcuda.*/\1/p' | head -n 1)"
+export GPU_TEST_PROGRAM="$0"
 exec "$here/lib/ld-linux-x86-64.so.2" --library-path \
   "$here/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${driver:-/usr/lib64}:/usr/local/nvidia/lib64" "$here/real/$(basename "$0")" "$@"
 WRAPPER

@@ -38,6 +38,7 @@ run() {
 
 echo "# $(date -u +%Y-%m-%d), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi'), $(nproc) cores"
 run "kernels: bits and bandwidth" "$check"
+((status)) && exit "$status"  # no GPU, or none that anything could be said about
 # What asks a fake to fail is skipped on a GPU.
 run "movers, residents and kills: bits equal the host's" "$gpu_test" --gtest_brief=1
 run "movers measured" "$python" tests/device/train_bench.py --probe

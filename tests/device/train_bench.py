@@ -17,6 +17,7 @@ and token.
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -182,11 +183,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--probe", action="store_true", help="only what an attachment measures")
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no GPU; this measures GPUs only")
+    device = "cuda"
     if arguments.probe:
         probe(device)
         return
-    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+    name = torch.cuda.get_device_name()
     peak = next((flops for key, flops in sorted(PEAKS.items(), reverse=True) if key in name), math.nan)
     for parameters in arguments.parameters or [1e9, largest(device)]:
         measure(int(parameters), arguments.steps, device, peak)

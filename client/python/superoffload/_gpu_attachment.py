@@ -72,7 +72,7 @@ class GpuAttachment(Attachment):
     """Parameters are on the GPU, at ``device_parameters()``; gradients leave it through slots.
 
     ``on_attached`` is called whenever there is new GPU memory, as after a daemon died: it makes the model's tensors
-    views of it. Streams are integers.
+    views of it. ``on_lost`` is called when the old memory is gone and there is no new one. Streams are integers.
     """
 
     def __init__(
@@ -84,39 +84,49 @@ class GpuAttachment(Attachment):
         slots: int,
         max_tensors: Callable[[optimizer_pb2.Layout], int],
         on_attached: Callable[["GpuAttachment"], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._gpu = ordinal, mover, slots, max_tensors
-        self._on_attached = on_attached
+        self._on_attached, self._on_lost = on_attached, on_lost
         self._tail = False  # of the last step: it may not be over
         super().__init__(connection, request)
 
     def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
         self._tail = False
         self.resident_buckets = 0
+        again = bool(self._handles)
         while self._handles:  # its GPU memory first: there is not room for two
             _library.function("detach")(self._handles.pop())
-        super()._attach(request)
+        try:
+            super()._attach(request)
+            self._attach_gpu(pulls=request.sync != optimizer_pb2.SYNC_PUSH)
+        except Error:
+            if again:
+                self._on_lost()
+            raise
+        self._on_attached(self)
+
+    def _attach_gpu(self, pulls: bool) -> None:
         ordinal, mover, slots, max_tensors = self._gpu
         options = _options(self.optimizer, self.next_slot, ordinal, mover, slots, max_tensors(self.optimizer.layout))
         report = _library.GpuReport()
         try:
             _library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
-            self.report = GpuReport(
-                gpu=report.gpu.decode(),
-                mover=MOVERS[report.mover],
-                sharing=("", "legacy", "descriptor")[report.sharing],
-                coherent=bool(report.coherent),
-                staged=bool(report.staged),
-                seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
-                gpu_bytes=report.gpu_bytes,
-                notes=report.notes.decode(errors="replace"),
-            )
-            if request.sync != optimizer_pb2.SYNC_PUSH:
+            if pulls:
                 self.pull()
         except Error:
             self.end()
             raise
-        self._on_attached(self)
+        self.report = GpuReport(
+            gpu=report.gpu.decode(),
+            mover=MOVERS[report.mover],
+            sharing=("", "legacy", "descriptor")[report.sharing],
+            coherent=bool(report.coherent),
+            staged=bool(report.staged),
+            seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
+            gpu_bytes=report.gpu_bytes,
+            notes=report.notes.decode(errors="replace"),
+        )
 
     def _recover(self, error: Error) -> bool:
         """As of any attachment, but gradients that were handed over were on the GPU, and are gone with the daemon."""

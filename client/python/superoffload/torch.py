@@ -233,6 +233,11 @@ class AdamW(torch.optim.Optimizer):
             _torch_parameters.map_views(self._hosted, attachment)
             return attachment
         hosted, on_attached = self._hosted, weakref.WeakMethod(self._on_gpu_attached)
+
+        def on_lost() -> None:  # a parameter that is used now must raise, not read what is not mapped any more
+            for parameter in hosted:
+                parameter.tensor.data = torch.empty(0, dtype=parameter.tensor.dtype)
+
         return GpuAttachment(
             self._connection,
             request,
@@ -241,6 +246,7 @@ class AdamW(torch.optim.Optimizer):
             self._gpu.gradient_slots,
             lambda layout: _torch_gpu_hand_over.most_pieces(layout, hosted),
             lambda attachment: on_attached()(attachment),
+            on_lost,
         )
 
     def _on_gpu_attached(self, attachment: GpuAttachment) -> None:
@@ -407,10 +413,11 @@ class AdamW(torch.optim.Optimizer):
         self._report_gpu()
 
     def _quiesce(self) -> None:
-        """No step is open, and the last one is over."""
+        """No step is open, the last one is over, and the current stream sees its parameters."""
         self._hand_over.abandon()
         if self._gpu is not None:
             self._attachment.wait_over()
+            self.synchronize()
 
     def _prepare_step(self) -> None:
         for parameter in self._hosted:
@@ -588,7 +595,6 @@ class AdamW(torch.optim.Optimizer):
         self._quiesce()
         self._hand_over.close()
         if self._forward_waits is not None:
-            self._forward_waits.wait_all()
             self._forward_waits.close()
         self._attached = False
         _torch_clip.unregister(self.hosted_parameters())

@@ -1,0 +1,205 @@
+// The daemon's mover against a trainer that asks for what does not exist. With the fake driver (gpu_exactness_test.cc).
+#include "server/transport/device_mover.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace superoffload::transport {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kSlots = 2;
+constexpr uint64_t kGradientBytes = 8192, kParametersBytes = 8192;
+
+class RecordingPeer final : public MoverPeer {
+ public:
+  absl::Status Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares) override {
+    absl::MutexLock lock(&mu_);
+    calls_.push_back(absl::StrCat("deliver ", entry.opcode, " ", sum_of_squares.value_or(-1)));
+    if (entry.opcode == SUPEROFFLOAD_SUBMIT_BEGIN_STEP && entry.step == 13) {
+      return absl::FailedPreconditionError("not now");
+    }
+    return absl::OkStatus();
+  }
+  void Reject(const superoffload_ring_entry&, const absl::Status& status) override { Record(status.ToString()); }
+  void GradientTaken(uint64_t, uint32_t slot) override { Record(absl::StrCat("taken ", slot)); }
+  void Landed(uint64_t, uint32_t bucket) override { Record(absl::StrCat("landed ", bucket)); }
+  void Fail(const absl::Status& status) override { Record(absl::StrCat("failed ", status.ToString())); }
+
+  std::vector<std::string> Take() {
+    absl::MutexLock lock(&mu_);
+    return std::exchange(calls_, {});
+  }
+
+ private:
+  void Record(std::string call) {
+    absl::MutexLock lock(&mu_);
+    calls_.push_back(std::move(call));
+  }
+
+  absl::Mutex mu_;
+  std::vector<std::string> calls_ ABSL_GUARDED_BY(mu_);
+};
+
+class DeviceMoverTest : public ::testing::Test {
+ protected:
+  DeviceMoverTest() : gradients_(4 * kGradientBytes), parameters_(2 * kParametersBytes) {
+    memory_.gradients = gradients_;
+    memory_.parameters = parameters_;
+    for (uint64_t i = 0; i < 2; ++i) {
+      memory_.buckets.push_back({.gradient_offsets = {2 * i * kGradientBytes, (2 * i + 1) * kGradientBytes},
+                                 .gradient_bytes = kGradientBytes,
+                                 .parameters_offset = i * kParametersBytes,
+                                 .parameters_bytes = kParametersBytes,
+                                 .chunks = 1});
+    }
+    memory_.next_slot = [] { return 1u; };
+    EXPECT_EQ(kernels::GpuDevice::Open(0, &device_).code, 0);
+    EXPECT_EQ(kernels::SharedGpuMemory::Allocate(device_, 1 << 20, kernels::Sharing::kLegacy, &trainers_).code, 0);
+    kernels::SharedGpuMemoryTicket ticket;
+    int descriptor = -1;
+    EXPECT_EQ(trainers_->Export(&ticket, &descriptor).code, 0);
+    good_.sharing = SUPEROFFLOAD_SHARING_LEGACY;
+    good_.slots = kSlots;
+    std::memcpy(good_.memory_handle, ticket.handle.bytes, sizeof(good_.memory_handle));
+    good_.memory_bytes = ticket.bytes;
+    good_.slots_offset = 2 * kParametersBytes;
+    good_.slot_bytes = kGradientBytes;
+    good_.sums_offset = good_.slots_offset + kSlots * kGradientBytes;
+    good_.sums_bytes = 4096;
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMover>> Open(const superoffload_device_request& request) {
+    return DeviceMover::Open(request, -1, memory_, &peer_);
+  }
+
+  static superoffload_ring_entry Entry(uint16_t opcode, uint64_t step, uint32_t bucket = 0, uint32_t slot = 0) {
+    superoffload_ring_entry entry{};
+    entry.opcode = opcode;
+    entry.flags = opcode == SUPEROFFLOAD_SUBMIT_GRADIENT_READY ? SUPEROFFLOAD_FLAG_DEVICE_SLOT : 0;
+    entry.step = step;
+    entry.index = bucket;
+    entry.payload.gradient.slot = slot;
+    return entry;
+  }
+
+  std::vector<std::byte> gradients_, parameters_;
+  MovedMemory memory_;
+  std::shared_ptr<const kernels::GpuDevice> device_;
+  std::unique_ptr<kernels::SharedGpuMemory> trainers_;
+  superoffload_device_request good_{};
+  RecordingPeer peer_;
+};
+
+TEST_F(DeviceMoverTest, MemoryThatDoesNotHoldTheOptimizerIsRefused) {
+  ASSERT_TRUE(Open(good_).ok());
+  constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
+  const std::pair<uint64_t superoffload_device_request::*, std::vector<uint64_t>> bad[] = {
+      {&superoffload_device_request::memory_bytes, {0, kParametersBytes, (2 << 20) + 1, kHuge}},
+      {&superoffload_device_request::memory_offset, {1, 2 << 20, kHuge}},
+      {&superoffload_device_request::slots_offset, {2 << 20, kHuge}},
+      {&superoffload_device_request::slot_bytes, {0, kGradientBytes - 1, 2 << 20, kHuge, kHuge / 2}},
+      {&superoffload_device_request::sums_offset, {2 << 20, kHuge - 7}},
+      {&superoffload_device_request::sums_bytes, {0, 2 << 20, kHuge}}};
+  for (const auto& [field, values] : bad) {
+    for (const uint64_t value : values) {
+      superoffload_device_request request = good_;
+      request.*field = value;
+      EXPECT_EQ(Open(request).status().code(), absl::StatusCode::kInvalidArgument) << value;
+    }
+  }
+  for (const uint32_t slots : {0u, SUPEROFFLOAD_MAX_DEVICE_SLOTS + 1, ~0u}) {
+    superoffload_device_request request = good_;
+    request.slots = slots;
+    EXPECT_EQ(Open(request).status().code(), absl::StatusCode::kInvalidArgument) << slots;
+  }
+}
+
+TEST_F(DeviceMoverTest, GarbageForARequestIsAStatus) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    superoffload_device_request request = good_;
+    auto* const bytes = reinterpret_cast<uint8_t*>(&request);
+    for (uint64_t edits = 1 + random() % 16; edits > 0; --edits) {
+      bytes[random() % sizeof(request)] = static_cast<uint8_t>(random());
+    }
+    const absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(request);
+    if (!mover.ok()) {
+      EXPECT_FALSE(mover.status().message().empty());
+    }
+  }
+}
+
+TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
+  struct {
+    superoffload_ring_entry entry;
+    const char* sentence;
+  } const cases[] = {
+      {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 2), "bucket 2 does not exist"},
+      {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, ~0u), "does not exist"},
+      {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, kSlots), "device slot 2 does not exist"},
+      {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 2), "without an open step"},
+      {Entry(SUPEROFFLOAD_SUBMIT_PROBE, 1), "PROBE while step 1 is open"},
+  };
+  std::memset(gradients_.data(), 7, gradients_.size());
+  const std::vector<std::byte> before = gradients_;
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1));  // before the step
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 13));     // which the engine refuses
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 13));
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 1));
+  for (const auto& c : cases) (*mover)->Submit(c.entry);
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 1));
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1));  // after it
+  mover->reset();
+  const std::vector<std::string> calls = peer_.Take();
+  ASSERT_EQ(calls.size(), 5u + std::size(cases) + 2);
+  EXPECT_THAT(calls[0], HasSubstr("without an open step"));
+  EXPECT_THAT(calls[2], HasSubstr("not now"));
+  EXPECT_THAT(calls[3], HasSubstr("without an open step"));
+  for (size_t i = 0; i < std::size(cases); ++i) EXPECT_THAT(calls[5 + i], HasSubstr(cases[i].sentence));
+  EXPECT_THAT(calls.back(), HasSubstr("without an open step"));
+  EXPECT_EQ(gradients_, before);
+}
+
+TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWanted) {
+  auto* const gpu = reinterpret_cast<std::byte*>(trainers_->data());  // the fake's memory is the host's
+  std::memset(gpu + good_.slots_offset + kGradientBytes, 3, kGradientBytes);
+  const double sum = 42;
+  std::memcpy(gpu + good_.sums_offset + good_.sums_bytes, &sum, sizeof(sum));
+  std::memset(parameters_.data(), 5, parameters_.size());
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 1));
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, 1));
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, 1));
+  superoffload_ring_entry unwanted = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 1, 1);
+  unwanted.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  (*mover)->Submit(unwanted);
+  (*mover)->CopyParameters(1, 0);
+  (*mover)->CopyParameters(1, 1);
+  mover->reset();
+  std::vector<std::string> calls = peer_.Take();
+  EXPECT_THAT(calls, ::testing::IsSupersetOf({std::string("taken 1"), std::string("deliver 3 42"),
+                                              std::string("landed 0")}));
+  EXPECT_THAT(calls, ::testing::Contains(HasSubstr("already handed over")));
+  EXPECT_THAT(calls, ::testing::Not(::testing::Contains("landed 1")));
+  EXPECT_EQ(gradients_[kGradientBytes], std::byte{3}) << "in the slot that the step fills";
+  EXPECT_EQ(gradients_[0], std::byte{0});
+  EXPECT_EQ(gpu[0], std::byte{5});
+  EXPECT_EQ(gpu[kParametersBytes], std::byte{0});
+}
+
+}  // namespace
+}  // namespace superoffload::transport
