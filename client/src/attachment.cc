@@ -64,9 +64,13 @@ Attachment::Attachment(DescriptorConnection* connection, StepRings rings, uint64
       published_(bucket_count),
       landing_(bucket_count) {}
 
-Attachment::~Attachment() {
+Attachment::~Attachment() { EndGpu(); }
+
+// What has been issued is done afterwards; the memory stays.
+void Attachment::EndGpu() {
   stop_ = true;
   if (completions_.joinable()) completions_.join();
+  gpu_.reset();
 }
 
 Status Attachment::State(const Mapping** state) {
@@ -242,7 +246,8 @@ Status Attachment::AwaitParameters(uint32_t bucket, const Deadline& deadline, ke
   return gpu_->StreamWaits(bucket, stream);
 }
 
-Status Attachment::AttachGpu(const superoffload_gpu_options& options, superoffload_gpu_report* report) {
+Status Attachment::AttachGpu(const superoffload_gpu_options& options, Attachment* previous,
+                             superoffload_gpu_report* report) {
   if (gpu_ != nullptr) return Error(Code::kFailedPrecondition, "the attachment has a GPU already; attach anew");
   if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; attach the GPU before the first step");
   if (options.bucket_count != bucket_count_) {
@@ -261,7 +266,13 @@ Status Attachment::AttachGpu(const superoffload_gpu_options& options, superofflo
             entry.attachment_epoch = epoch_;
             return rings_.WaitSubmit(entry);
           }};
-  if (Status status = GpuPlane::Create(options, std::move(attached), &gpu_); !status.ok()) return status;
+  if (previous != nullptr) previous->EndGpu();
+  if (Status status = GpuPlane::Create(options, std::move(attached),
+                                       previous == nullptr ? nullptr : previous->gpu_memory_, &gpu_);
+      !status.ok()) {
+    return status;
+  }
+  gpu_memory_ = gpu_->memory();
   next_slot_ = options.next_slot;
   completions_ = std::thread([this] { TakeCompletions(); });
   if (Status status = gpu_->ChooseMover(); !status.ok()) return status;

@@ -36,7 +36,8 @@ class Attachment {
   Status State(const Mapping** state);
 
   // The GPU; see superoffload_gpu.h.
-  Status AttachGpu(const superoffload_gpu_options& options, superoffload_gpu_report* report);
+  // `previous` may be null; see superoffload_gpu_options.
+  Status AttachGpu(const superoffload_gpu_options& options, Attachment* previous, superoffload_gpu_report* report);
   GpuPlane* gpu() const { return gpu_.get(); }
   Status GpuGradientReady(uint32_t bucket, const superoffload_tensor* tensors, uint32_t count, kernels::DType dtype,
                           kernels::CudaStream stream);
@@ -77,6 +78,7 @@ class Attachment {
   Status Take(const superoffload_ring_entry& entry);
   void TakeVerdict(const superoffload_ring_entry& entry);
   void TakeCompletions();
+  void EndGpu();
   bool Final(uint32_t bucket) const {
     return verdict_ && published_[bucket] == Published::kFinal && landing_[bucket] == 0;
   }
@@ -115,6 +117,7 @@ class Attachment {
   uint32_t next_slot_ = 0;               // of host gradients; with a GPU
   std::atomic<double> stall_seconds_ = 0;  // in AwaitParameters, of the step ended last
 
+  std::shared_ptr<kernels::SharedGpuMemory> gpu_memory_;  // the plane's, which views may outlive
   std::unique_ptr<GpuPlane> gpu_;
   std::atomic<bool> stop_ = false;
   std::thread completions_;

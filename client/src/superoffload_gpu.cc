@@ -46,7 +46,7 @@ int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffl
                             superoffload_gpu_report* report) {
   return WithHandle(attachment, [&](Attachment& impl) -> Status {
     if (options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
-    return impl.AttachGpu(*options, report);
+    return impl.AttachGpu(*options, options->previous == nullptr ? nullptr : options->previous->impl.get(), report);
   });
 }
 

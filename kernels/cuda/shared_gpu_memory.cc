@@ -103,6 +103,7 @@ CudaStatus SharedGpuMemory::Map() {
 }
 
 SharedGpuMemory::~SharedGpuMemory() {
+  const CurrentDevice current(*device_);
   const CudaDriver& driver = device_->driver();
   if (sharing_ == Sharing::kDescriptor) {
     if (mapped_) driver.MemUnmap(data_, bytes_);

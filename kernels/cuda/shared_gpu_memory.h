@@ -24,7 +24,7 @@ struct SharedGpuMemoryTicket {
   uint64_t bytes = 0;            // of the whole memory
 };
 
-// The device must be current in every call that makes or destroys one.
+// The device must be current in every call that makes or exports one.
 class SharedGpuMemory {
  public:
   // At least `bytes`. kNone allocates plain memory that cannot be exported. RESOURCE_EXHAUSTED: out of HBM.
@@ -39,6 +39,7 @@ class SharedGpuMemory {
   SharedGpuMemory(const SharedGpuMemory&) = delete;
   SharedGpuMemory& operator=(const SharedGpuMemory&) = delete;
 
+  Sharing sharing() const { return sharing_; }
   CudaPointer data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
 

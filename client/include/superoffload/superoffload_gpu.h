@@ -61,6 +61,9 @@ typedef struct superoffload_gpu_options {
   const superoffload_bucket* buckets;
   const superoffload_group* groups;
   uint64_t state_offsets[3]; /* Layout.master_offset, exp_avg_offset, exp_avg_sq_offset */
+  /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can only
+   * be detached afterwards. NULL: the memory is new. */
+  superoffload_attachment* previous;
 } superoffload_gpu_options;
 
 /* What the attach found out, and chose. Seconds are of the same copies beside the same kernels; 0: not measured. */

@@ -71,8 +71,8 @@ def _options(
 class GpuAttachment(Attachment):
     """Parameters are on the GPU, at ``device_parameters()``; gradients leave it through slots.
 
-    ``on_attached`` is called whenever there is new GPU memory, as after a daemon died: it makes the model's tensors
-    views of it. ``on_lost`` is called when the old memory is gone and there is no new one. Streams are integers.
+    The GPU's memory stays the same over the death of a daemon: autograd's graph may hold views of it. Streams are
+    integers.
     """
 
     def __init__(
@@ -83,40 +83,34 @@ class GpuAttachment(Attachment):
         mover: Mover,
         slots: int,
         max_tensors: Callable[[optimizer_pb2.Layout], int],
-        on_attached: Callable[["GpuAttachment"], None],
-        on_lost: Callable[[], None],
     ) -> None:
         self._gpu = ordinal, mover, slots, max_tensors
-        self._on_attached, self._on_lost = on_attached, on_lost
         self._tail = False  # of the last step: it may not be over
         super().__init__(connection, request)
 
     def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
-        self._tail = False
-        self.resident_buckets = 0
-        again = bool(self._handles)
-        while self._handles:  # its GPU memory first: there is not room for two
-            _library.function("detach")(self._handles.pop())
+        previous = self._handles[-1] if self._handles else None
+        super()._attach(request)
         try:
-            super()._attach(request)
-            self._attach_gpu(pulls=request.sync != optimizer_pb2.SYNC_PUSH)
-        except Error:
-            if again:
-                self._on_lost()
-            raise
-        self._on_attached(self)
-
-    def _attach_gpu(self, pulls: bool) -> None:
-        ordinal, mover, slots, max_tensors = self._gpu
-        options = _options(self.optimizer, self.next_slot, ordinal, mover, slots, max_tensors(self.optimizer.layout))
-        report = _library.GpuReport()
-        try:
-            _library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
-            if pulls:
-                self.pull()
+            self._attach_gpu(previous, pulls=request.sync != optimizer_pb2.SYNC_PUSH)
         except Error:
             self.end()
+            _library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
             raise
+        if previous is not None:
+            _library.function("detach")(self._handles.pop(0))
+        self._tail = False
+        self.resident_buckets = 0
+
+    def _attach_gpu(self, previous: ctypes.c_void_p | None, pulls: bool) -> None:
+        """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
+        ordinal, mover, slots, max_tensors = self._gpu
+        options = _options(self.optimizer, self.next_slot, ordinal, mover, slots, max_tensors(self.optimizer.layout))
+        options.previous = previous
+        report = _library.GpuReport()
+        _library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
+        if pulls:
+            self.pull()
         self.report = GpuReport(
             gpu=report.gpu.decode(),
             mover=MOVERS[report.mover],

@@ -69,6 +69,7 @@ class GpuOptions(ctypes.Structure):
         ("buckets", ctypes.POINTER(Bucket)),
         ("groups", ctypes.POINTER(Group)),
         ("state_offsets", ctypes.c_uint64 * 3),
+        ("previous", ctypes.c_void_p),
     ]
 
 

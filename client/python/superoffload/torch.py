@@ -22,6 +22,7 @@ import atexit
 import contextlib
 import dataclasses
 import datetime
+import functools
 import math
 import os
 import sys
@@ -232,28 +233,16 @@ class AdamW(torch.optim.Optimizer):
             attachment = Attachment(self._connection, request)
             _torch_parameters.map_views(self._hosted, attachment)
             return attachment
-        hosted, on_attached = self._hosted, weakref.WeakMethod(self._on_gpu_attached)
-
-        def on_lost() -> None:  # a parameter that is used now must raise, not read what is not mapped any more
-            for parameter in hosted:
-                parameter.tensor.data = torch.empty(0, dtype=parameter.tensor.dtype)
-
-        return GpuAttachment(
+        attachment = GpuAttachment(
             self._connection,
             request,
-            _torch_gpu.ordinal(hosted[0].tensor),
+            _torch_gpu.ordinal(self._hosted[0].tensor),
             self._gpu.mover,
             self._gpu.gradient_slots,
-            lambda layout: _torch_gpu_hand_over.most_pieces(layout, hosted),
-            lambda attachment: on_attached()(attachment),
-            on_lost,
+            functools.partial(_torch_gpu_hand_over.most_pieces, hosted=self._hosted),
         )
-
-    def _on_gpu_attached(self, attachment: GpuAttachment) -> None:
         _torch_gpu_hand_over.map_views(self._hosted, attachment)
-        if self._attached:  # again: what the parameters were views of is gone
-            for parameter in self._hosted:
-                parameter.adopt()
+        return attachment
 
     def _create(self, policies: optimizer_pb2.Policies, bucket_bytes: int) -> bool:
         """Returns False when the optimizer exists already."""

@@ -142,7 +142,8 @@ absl::StatusOr<superoffload_gpu_report> Attachment::AttachGpu(int ordinal, uint3
       .reserved = 0,
       .buckets = buckets.data(),
       .groups = groups.data(),
-      .state_offsets = {layout.master_offset(), layout.exp_avg_offset(), layout.exp_avg_sq_offset()}};
+      .state_offsets = {layout.master_offset(), layout.exp_avg_offset(), layout.exp_avg_sq_offset()},
+      .previous = nullptr};
   superoffload_gpu_report report;
   if (int code = superoffload_gpu_attach(handle_, &options, &report); code != 0) return FromC(code);
   return report;

@@ -36,7 +36,8 @@ void CopyText(const std::string& text, std::span<char> field) {
 
 }  // namespace
 
-Status GpuPlane::Create(const superoffload_gpu_options& options, Attached attached, std::unique_ptr<GpuPlane>* plane) {
+Status GpuPlane::Create(const superoffload_gpu_options& options, Attached attached,
+                        std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane) {
   if (options.mover > SUPEROFFLOAD_MOVER_DIRECT || options.sharing > SUPEROFFLOAD_SHARING_DESCRIPTOR ||
       options.slots > SUPEROFFLOAD_MAX_DEVICE_SLOTS || options.next_slot > 1 || options.bucket_count == 0 ||
       options.buckets == nullptr || options.group_count == 0 || options.groups == nullptr ||
@@ -45,17 +46,19 @@ Status GpuPlane::Create(const superoffload_gpu_options& options, Attached attach
                  "ill-formed superoffload_gpu_options; take buckets and groups from the attach response, at most ",
                  SUPEROFFLOAD_MAX_DEVICE_SLOTS, " slots and at least one tensor per bucket");
   }
-  std::unique_ptr<GpuPlane> created(new GpuPlane(options, std::move(attached)));
+  std::unique_ptr<GpuPlane> created(new GpuPlane(options, std::move(attached), std::move(memory)));
   if (Status status = created->Open(options); !status.ok()) return status;
   *plane = std::move(created);
   return {};
 }
 
-GpuPlane::GpuPlane(const superoffload_gpu_options& options, Attached attached)
+GpuPlane::GpuPlane(const superoffload_gpu_options& options, Attached attached,
+                   std::shared_ptr<kernels::SharedGpuMemory> memory)
     : attached_(std::move(attached)),
       wanted_mover_(options.mover),
       wanted_sharing_(static_cast<Sharing>(options.sharing)),
       next_slot_(options.next_slot),
+      memory_(std::move(memory)),
       slots_(options.slots == 0 ? kDefaultSlots : options.slots),
       first_resident_(options.bucket_count),
       state_offsets_{options.state_offsets[0], options.state_offsets[1], options.state_offsets[2]} {
@@ -132,8 +135,14 @@ Status GpuPlane::Open(const superoffload_gpu_options& options) {
 Status GpuPlane::Share() {
   const bool explicit_daemon = wanted_mover_ == SUPEROFFLOAD_MOVER_DAEMON;
   const bool no_daemon = wanted_mover_ == SUPEROFFLOAD_MOVER_TRAINER || wanted_mover_ == SUPEROFFLOAD_MOVER_DIRECT;
+  const bool taken_over = memory_ != nullptr;
   std::vector<Sharing> ways;
-  if (wanted_sharing_ != Sharing::kNone) {
+  if (memory_ != nullptr) {
+    if (memory_->bytes() < layout_.bytes) {
+      return Error(Code::kInvalidArgument, "the previous attachment's GPU memory is of another optimizer");
+    }
+    if (memory_->sharing() != Sharing::kNone && !no_daemon) ways = {memory_->sharing()};
+  } else if (wanted_sharing_ != Sharing::kNone) {
     ways = {wanted_sharing_};
   } else if (!no_daemon) {
     ways = {Sharing::kDescriptor, Sharing::kLegacy};
@@ -141,7 +150,7 @@ Status GpuPlane::Share() {
   }
   Status last;
   for (const Sharing way : ways) {
-    last = Allocate(way);
+    last = taken_over ? Status{} : Allocate(way);
     if (last.code == Code::kResourceExhausted) return last;  // it would be the same the other way
     if (last.ok()) {
       superoffload_device_request request{};
@@ -173,12 +182,15 @@ Status GpuPlane::Share() {
   if (explicit_daemon || (wanted_sharing_ != Sharing::kNone && !no_daemon)) {
     return {Code::kFailedPrecondition, last.message + "; or let the trainer copy (mover \"auto\" or \"trainer\")"};
   }
-  return memory_ == nullptr || report_.sharing == 0 ? Allocate(Sharing::kNone) : Status{};
+  return taken_over ? Status{} : Allocate(Sharing::kNone);
 }
 
 Status GpuPlane::Allocate(Sharing sharing) {
   memory_.reset();
-  return FromCuda(kernels::SharedGpuMemory::Allocate(device_, layout_.bytes, sharing, &memory_));
+  std::unique_ptr<kernels::SharedGpuMemory> memory;
+  Status status = FromCuda(kernels::SharedGpuMemory::Allocate(device_, layout_.bytes, sharing, &memory));
+  memory_ = std::move(memory);
+  return status;
 }
 
 void GpuPlane::Register(std::span<std::byte> host) {

@@ -49,7 +49,9 @@ class GpuPlane {
     std::function<Status(const superoffload_ring_entry&)> submit;
   };
 
-  static Status Create(const superoffload_gpu_options& options, Attached attached, std::unique_ptr<GpuPlane>* plane);
+  // With `memory` of a plane of the same optimizer, or null to allocate.
+  static Status Create(const superoffload_gpu_options& options, Attached attached,
+                       std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane);
 
   // Waits for everything it has issued.
   ~GpuPlane();
@@ -59,6 +61,7 @@ class GpuPlane {
   Status ChooseMover();
   const superoffload_gpu_report& report() const { return report_; }
 
+  const std::shared_ptr<kernels::SharedGpuMemory>& memory() const { return memory_; }
   kernels::CudaPointer parameters() const { return memory_->data(); }
   kernels::CudaStream pack_stream() const { return pack_.get(); }
 
@@ -92,7 +95,8 @@ class GpuPlane {
   bool resident(uint32_t bucket) const { return bucket >= first_resident_; }
 
  private:
-  GpuPlane(const superoffload_gpu_options& options, Attached attached);
+  GpuPlane(const superoffload_gpu_options& options, Attached attached,
+           std::shared_ptr<kernels::SharedGpuMemory> memory);
   Status Open(const superoffload_gpu_options& options);
   Status Allocate(kernels::Sharing sharing);
   Status Share();
@@ -121,7 +125,7 @@ class GpuPlane {
 
   std::shared_ptr<const kernels::GpuDevice> device_;
   kernels::CudaKernels kernels_;
-  std::unique_ptr<kernels::SharedGpuMemory> memory_;
+  std::shared_ptr<kernels::SharedGpuMemory> memory_;  // outlives the plane where another one takes it over
   std::vector<std::byte*> registered_;
   std::vector<std::byte> staging_;  // host memory: per slot its table of tensors, and the sums of its chunks
   kernels::PackedTensor* tables_ = nullptr;
