@@ -123,7 +123,11 @@ void DeviceMover::Submit(const superoffload_ring_entry& entry) {
       [[fallthrough]];
     case SUPEROFFLOAD_SUBMIT_PROBE:
       if (absl::Status status = CopyGradient(entry); !status.ok()) {
-        arrivals_->Then([this, entry, status](const CudaStatus&) { peer_->Reject(entry, status); });
+        arrivals_->Then([this, entry, status](const CudaStatus&) {
+          peer_->Reject(entry, status);
+          const uint32_t slot = entry.payload.gradient.slot;
+          if (slot < request_.slots) peer_->GradientTaken(entry.step, slot);  // or the trainer would wait for it
+        });
       }
       return;
     default:

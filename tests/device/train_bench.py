@@ -10,8 +10,8 @@ Rows, per model, of the same batches:
   gradients, then step     a ZeRO-Offload-style schedule: all gradients, then the step, then the parameters
   fused AdamW on the GPU   torch.optim.AdamW(fused=True), where states fit
   torchao CPU offload      torchao.optim.CPUOffloadOptimizer, where it is installed
-Exposed: time of a step beyond forward and backward. MFU: model FLOPs utilization of dense bf16, 6 FLOPs per parameter
-and token.
+Exposed: time of a step beyond forward and backward, slower kernels included. MFU: model FLOPs utilization of dense
+bf16, 6 FLOPs per parameter and token.
 """
 
 import argparse
@@ -27,6 +27,8 @@ import superoffload.torch
 from superoffload.torch import GpuOptions
 
 WARM_UP = 4
+PROBES = 8  # of client/src/gpu/gpu_plane.cc
+PROBE_ELEMENTS = 32 << 20
 SEQUENCE = 2048
 VOCABULARY = 32768
 HEAD = 128
@@ -160,13 +162,33 @@ def measure(parameters: int, steps: int, device: str, peak: float) -> None:
         print(f"{name:24} {now * 1e3:9.2f} {now / ours:16.2f} {exposed:11.2f} {utilization:6.1%}", flush=True)
 
 
+def plain_copy_seconds(elements: int, device: str) -> float:
+    """Of as many rounds as an attachment measures, each there and back, in bf16, with nothing else on the GPU."""
+    there = torch.empty(elements, dtype=torch.bfloat16, device=device)
+    here = torch.empty(elements, dtype=torch.bfloat16, pin_memory=device == "cuda")
+    for number in range(-1, PROBES):
+        if number == 0:
+            synchronize(device)
+            begin = time.perf_counter()
+        here.copy_(there, non_blocking=True)
+        there.copy_(here, non_blocking=True)
+        synchronize(device)
+    return time.perf_counter() - begin
+
+
 def probe(device: str) -> None:
-    """What an attachment measures: the same copies by each mover, beside the same kernels."""
+    """What an attachment measures: the same copies by each mover, beside the same kernels; and plain copies without."""
     model = build(200_000_000, device)
-    optimizer = superoffload.torch.AdamW(model.named_parameters(), endpoint=os.environ.get("SUPEROFFLOAD_ENDPOINT"))
+    optimizer = superoffload.torch.AdamW(
+        model.named_parameters(), gpu=GpuOptions(cast="fused"), bucket_bytes=PROBE_ELEMENTS * 2
+    )
     report = optimizer.gpu_report
-    times = ", ".join(f"{mover} {seconds * 1e3:.2f} ms" for mover, seconds in sorted(report.seconds.items()))
-    print(f"{report.gpu}: {times}; taken: {report.mover}; shared: {report.sharing or 'no'}; {report.notes}")
+    plain = plain_copy_seconds(PROBE_ELEMENTS, device)
+    print(f"{report.gpu}, shared: {report.sharing or 'no'}, coherent: {report.coherent}; {report.notes}")
+    print(f"{'plain copies alone':24} {plain * 1e3:9.2f} ms")
+    for mover, seconds in sorted(report.seconds.items()):
+        taken = "  <- taken" if mover == report.mover else ""
+        print(f"{mover + ' beside kernels':24} {seconds * 1e3:9.2f} ms  {plain / seconds:5.2f} of plain copies{taken}")
     optimizer.close()
 
 
