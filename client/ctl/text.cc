@@ -210,7 +210,8 @@ std::string DescriptionText(const v1::Optimizer& o) {
                         {"memory", BytesText(o.memory_bytes())},
                         {"step", absl::StrCat(o.step(), ", ", o.committed_steps(), " of them committed")}};
   for (Row& row : StatisticsRows(o.statistics())) rows.push_back(std::move(row));
-  return absl::StrCat(Table(rows), "\n", o.has_gpu() ? GpuText(o.gpu()) : "", GroupsText(o), "\n", BucketsText(o), "\n", ParametersText(o));
+  return absl::StrCat(Table(rows), "\n", o.has_gpu() ? GpuText(o.gpu()) : "", GroupsText(o), "\n", BucketsText(o), "\n",
+                      ParametersText(o));
 }
 
 std::string SettledText(const v1::Optimizer& o) {

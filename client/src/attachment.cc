@@ -267,8 +267,8 @@ Status Attachment::AttachGpu(const superoffload_gpu_options& options, Attachment
             return rings_.WaitSubmit(entry);
           }};
   if (previous != nullptr) previous->EndGpu();
-  if (Status status = GpuPlane::Create(options, std::move(attached),
-                                       previous == nullptr ? nullptr : previous->gpu_memory_, &gpu_);
+  if (Status status =
+          GpuPlane::Create(options, std::move(attached), previous == nullptr ? nullptr : previous->gpu_memory_, &gpu_);
       !status.ok()) {
     return status;
   }

@@ -111,10 +111,10 @@ class Attachment {
   std::optional<superoffload_verdict> verdict_;  // of completing_step_
   std::optional<double> norm_;                   // of completing_step_
   std::vector<Published> published_;
-  uint32_t unfinished_ = 0;              // buckets whose parameters the verdict left to come
-  std::vector<uint32_t> landing_;        // per bucket: copies to the GPU that the daemon has yet to finish
-  uint32_t landings_ = 0;                // of all buckets
-  uint32_t next_slot_ = 0;               // of host gradients; with a GPU
+  uint32_t unfinished_ = 0;                // buckets whose parameters the verdict left to come
+  std::vector<uint32_t> landing_;          // per bucket: copies to the GPU that the daemon has yet to finish
+  uint32_t landings_ = 0;                  // of all buckets
+  uint32_t next_slot_ = 0;                 // of host gradients; with a GPU
   std::atomic<double> stall_seconds_ = 0;  // in AwaitParameters, of the step ended last
 
   std::shared_ptr<kernels::SharedGpuMemory> gpu_memory_;  // the plane's, which views may outlive

@@ -77,8 +77,7 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
   std::unique_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_HELLO, 0);
   superoffload_socket_reply reply;
-  if (Status status =
-          created->Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
+  if (Status status = created->Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
       !status.ok()) {
     return status;
   }

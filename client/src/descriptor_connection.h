@@ -28,8 +28,8 @@ class DescriptorConnection {
   // The memory of an attachment that was made with the token. Every file is at least as large as stated.
   Status Fetch(uint64_t attachment_epoch, AttachmentFiles* files);
 
-  // Has the daemon map GPU memory for such an attachment; fills in the request's header. `descriptor` goes with it unless
-  // it is -1, and stays the caller's. Errors are the daemon's.
+  // Has the daemon map GPU memory for such an attachment; fills in the request's header. `descriptor` goes with it
+  // unless it is -1, and stays the caller's. Errors are the daemon's.
   Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request, int descriptor);
 
   // Whether the daemon has closed its end or died. Any thread.
@@ -38,8 +38,8 @@ class DescriptorConnection {
  private:
   explicit DescriptorConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
   // Sends a request of `bytes`, with `descriptor` unless that is -1.
-  Status Exchange(const void* request, size_t bytes, int descriptor,
-                  superoffload_socket_kind expected, superoffload_socket_reply* reply, AttachmentFiles* files);
+  Status Exchange(const void* request, size_t bytes, int descriptor, superoffload_socket_kind expected,
+                  superoffload_socket_reply* reply, AttachmentFiles* files);
 
   FileDescriptor socket_;
   std::string token_;

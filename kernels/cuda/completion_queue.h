@@ -1,5 +1,5 @@
-// Runs callbacks in order, each once the GPU has done what was issued before it, on a thread of its own: nobody else ever
-// waits in the driver.
+// Runs callbacks in order, each once the GPU has done what was issued before it, on a thread of its own: nobody else
+// ever waits in the driver.
 #ifndef SUPEROFFLOAD_KERNELS_CUDA_COMPLETION_QUEUE_H_
 #define SUPEROFFLOAD_KERNELS_CUDA_COMPLETION_QUEUE_H_
 

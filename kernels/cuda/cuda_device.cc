@@ -53,8 +53,8 @@ CudaStatus GpuDevice::OpenHandle(const CudaDriver& driver, CudaDevice handle,
       !status.ok()) {
     return status;
   }
-  if (CudaStatus status =
-          driver.Status(driver.DevicePrimaryCtxRetain(&opened->context_, handle), "opening the context of " + opened->name_);
+  if (CudaStatus status = driver.Status(driver.DevicePrimaryCtxRetain(&opened->context_, handle),
+                                        "opening the context of " + opened->name_);
       !status.ok()) {
     return status;
   }

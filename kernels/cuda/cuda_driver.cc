@@ -41,10 +41,8 @@ bool Find(void* library, const char* name, Function* function) {
 }
 
 bool FindAll(void* library, CudaDriver* d) {
-  return Find(library, "cuInit", &d->Init) &&
-         Find(library, "cuDriverGetVersion", &d->DriverGetVersion) &&
-         Find(library, "cuDeviceGetCount", &d->DeviceGetCount) &&
-         Find(library, "cuDeviceGet", &d->DeviceGet) &&
+  return Find(library, "cuInit", &d->Init) && Find(library, "cuDriverGetVersion", &d->DriverGetVersion) &&
+         Find(library, "cuDeviceGetCount", &d->DeviceGetCount) && Find(library, "cuDeviceGet", &d->DeviceGet) &&
          Find(library, "cuDeviceGetName", &d->DeviceGetName) &&
          Find(library, "cuDeviceGetAttribute", &d->DeviceGetAttribute) &&
          Find(library, "cuDeviceGetUuid_v2", &d->DeviceGetUuid) &&
@@ -55,36 +53,28 @@ bool FindAll(void* library, CudaDriver* d) {
          Find(library, "cuCtxPopCurrent_v2", &d->CtxPopCurrent) &&
          Find(library, "cuModuleLoadData", &d->ModuleLoadData) &&
          Find(library, "cuModuleGetFunction", &d->ModuleGetFunction) &&
-         Find(library, "cuLaunchKernel", &d->LaunchKernel) &&
-         Find(library, "cuMemAlloc_v2", &d->MemAlloc) &&
-         Find(library, "cuMemFree_v2", &d->MemFree) &&
-         Find(library, "cuMemGetInfo_v2", &d->MemGetInfo) &&
+         Find(library, "cuLaunchKernel", &d->LaunchKernel) && Find(library, "cuMemAlloc_v2", &d->MemAlloc) &&
+         Find(library, "cuMemFree_v2", &d->MemFree) && Find(library, "cuMemGetInfo_v2", &d->MemGetInfo) &&
          Find(library, "cuMemGetAddressRange_v2", &d->MemGetAddressRange) &&
          Find(library, "cuIpcGetMemHandle", &d->IpcGetMemHandle) &&
          Find(library, "cuIpcOpenMemHandle_v2", &d->IpcOpenMemHandle) &&
          Find(library, "cuIpcCloseMemHandle", &d->IpcCloseMemHandle) &&
          Find(library, "cuMemGetAllocationGranularity", &d->MemGetAllocationGranularity) &&
-         Find(library, "cuMemCreate", &d->MemCreate) &&
-         Find(library, "cuMemRelease", &d->MemRelease) &&
+         Find(library, "cuMemCreate", &d->MemCreate) && Find(library, "cuMemRelease", &d->MemRelease) &&
          Find(library, "cuMemExportToShareableHandle", &d->MemExportToShareableHandle) &&
          Find(library, "cuMemImportFromShareableHandle", &d->MemImportFromShareableHandle) &&
          Find(library, "cuMemAddressReserve", &d->MemAddressReserve) &&
-         Find(library, "cuMemAddressFree", &d->MemAddressFree) &&
-         Find(library, "cuMemMap", &d->MemMap) &&
-         Find(library, "cuMemUnmap", &d->MemUnmap) &&
-         Find(library, "cuMemSetAccess", &d->MemSetAccess) &&
+         Find(library, "cuMemAddressFree", &d->MemAddressFree) && Find(library, "cuMemMap", &d->MemMap) &&
+         Find(library, "cuMemUnmap", &d->MemUnmap) && Find(library, "cuMemSetAccess", &d->MemSetAccess) &&
          Find(library, "cuMemHostRegister_v2", &d->MemHostRegister) &&
          Find(library, "cuMemHostUnregister", &d->MemHostUnregister) &&
          Find(library, "cuMemcpyHtoDAsync_v2", &d->MemcpyHtoDAsync) &&
          Find(library, "cuMemcpyDtoHAsync_v2", &d->MemcpyDtoHAsync) &&
          Find(library, "cuMemcpyDtoDAsync_v2", &d->MemcpyDtoDAsync) &&
-         Find(library, "cuStreamCreate", &d->StreamCreate) &&
-         Find(library, "cuStreamDestroy_v2", &d->StreamDestroy) &&
+         Find(library, "cuStreamCreate", &d->StreamCreate) && Find(library, "cuStreamDestroy_v2", &d->StreamDestroy) &&
          Find(library, "cuStreamSynchronize", &d->StreamSynchronize) &&
-         Find(library, "cuStreamWaitEvent", &d->StreamWaitEvent) &&
-         Find(library, "cuEventCreate", &d->EventCreate) &&
-         Find(library, "cuEventDestroy_v2", &d->EventDestroy) &&
-         Find(library, "cuEventRecord", &d->EventRecord) &&
+         Find(library, "cuStreamWaitEvent", &d->StreamWaitEvent) && Find(library, "cuEventCreate", &d->EventCreate) &&
+         Find(library, "cuEventDestroy_v2", &d->EventDestroy) && Find(library, "cuEventRecord", &d->EventRecord) &&
          Find(library, "cuEventSynchronize", &d->EventSynchronize) &&
          Find(library, "cuEventElapsedTime", &d->EventElapsedTime) &&
          Find(library, "cuGetErrorString", &d->GetErrorString);

@@ -125,7 +125,8 @@ CudaStatus SharedGpuMemory::Export(SharedGpuMemoryTicket* ticket, int* descripto
                          "exporting GPU memory as a descriptor");
   }
   CudaPointer base = 0;
-  if (CudaStatus status = driver.Status(driver.MemGetAddressRange(&base, nullptr, data_), "finding the block of GPU memory");
+  if (CudaStatus status =
+          driver.Status(driver.MemGetAddressRange(&base, nullptr, data_), "finding the block of GPU memory");
       !status.ok()) {
     return status;
   }

@@ -13,9 +13,9 @@
 //                      -> kSpeculating -> kSpeculated  -> (kUndoing ->)    kFinal
 //
 // A queued bucket speculates when the policy says so and the step has not ended; otherwise only its norm is taken and
-// the update waits for the verdict, which is known once every bucket is normed or speculated. A bucket that came with its
-// sum of squares needs no pass to be normed, and does not speculate when that sum is not finite. So no bucket is updated
-// twice unless its speculation turned out wrong, and results never depend on which path a bucket took.
+// the update waits for the verdict, which is known once every bucket is normed or speculated. A bucket that came with
+// its sum of squares needs no pass to be normed, and does not speculate when that sum is not finite. So no bucket is
+// updated twice unless its speculation turned out wrong, and results never depend on which path a bucket took.
 //
 // Bookkeeping is per bucket, since a skipped step leaves some buckets with the pending gradient absorbed and others
 // not. The slot that a step fills is always the one that no pending gradient lies in.

@@ -165,6 +165,7 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
   using Labels = std::vector<prometheus::ClientMetric::Label>;
 
   static void AddGpus(const DaemonGauges& now, std::vector<prometheus::MetricFamily>* families) {
+    if (now.gpus.empty()) return;
     prometheus::MetricFamily info = Family("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
     prometheus::MetricFamily residents =
         Family("superoffload_gpu_resident_buckets", "Buckets whose state is on the GPU, too.");

@@ -24,7 +24,7 @@
 //   superoffload_partition_llc_occupancy_bytes{group}                  last-level cache held: trainer, optimizer
 //   superoffload_partition_mbm_total_bytes{group}                      memory traffic so far, where it is counted
 //   superoffload_partition_mbm_local_bytes{group}                      likewise, to memory of the same node
-//   superoffload_gpu_info{optimizer,uid,gpu,mover,sharing,cast,coherent,staged}  1 while a trainer with a GPU is attached
+//   superoffload_gpu_info{optimizer,uid,gpu,mover,sharing,cast,coherent,staged}  1 while its trainer is attached
 //   superoffload_gpu_resident_buckets{optimizer,uid}                   whose state is on the GPU, too
 //   superoffload_gpu_mover_seconds{optimizer,uid,mover}                measured when it attached; the least was taken
 //   superoffload_worker_threads

@@ -132,13 +132,13 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const
   memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
   if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
   return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), *std::move(listener),
-                                                                has_inherited, std::move(stop_event), std::move(source), std::move(map_device),
-                                                                std::move(on_session_end)));
+                                                                has_inherited, std::move(stop_event), std::move(source),
+                                                                std::move(map_device), std::move(on_session_end)));
 }
 
 DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
-                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source, DeviceMapper map_device,
-                                   SessionEnd on_session_end)
+                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source,
+                                   DeviceMapper map_device, SessionEnd on_session_end)
     : path_(std::move(path)),
       listener_(std::move(listener)),
       inherited_(inherited),
@@ -264,8 +264,7 @@ bool DescriptorServer::Serve(const Connection& connection) {
   if (received < 0) return errno == EAGAIN || errno == EINTR;
   if (received == 0) return false;
   const superoffload_socket_request& request = device_request.header;
-  const size_t expected =
-      request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
+  const size_t expected = request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
   if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC ||
       request.version != SUPEROFFLOAD_SOCKET_VERSION) {
     Send(connection.fd.get(),

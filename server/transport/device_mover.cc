@@ -42,8 +42,8 @@ absl::StatusOr<std::unique_ptr<DeviceMover>> DeviceMover::Open(const superoffloa
   for (kernels::OwnedStream* stream : {&mover->down_, &mover->up_}) {
     if (CudaStatus status = kernels::MakeStream(*device, stream); !status.ok()) return ToAbsl(status);
   }
-  for (std::span<std::byte> host : {mover->memory_.gradients, mover->memory_.parameters,
-                                    std::as_writable_bytes(std::span<double>(mover->sums_))}) {
+  for (std::span<std::byte> host :
+       {mover->memory_.gradients, mover->memory_.parameters, std::as_writable_bytes(std::span<double>(mover->sums_))}) {
     if (absl::Status status = mover->Register(host); !status.ok()) return status;
   }
   mover->arrivals_.emplace(device);
@@ -71,8 +71,9 @@ absl::Status DeviceMover::CheckRequest() const {
   uint64_t gradient_bytes = 0;
   for (const MovedBucket& bucket : memory_.buckets) gradient_bytes = std::max(gradient_bytes, bucket.gradient_bytes);
   constexpr uint64_t kMostBytes = uint64_t{1} << 60;  // so that no product below overflows
-  if (r.memory_bytes > kMostBytes || r.slot_bytes < gradient_bytes || r.sums_bytes < max_chunks_ * sizeof(double) || r.slot_bytes > r.memory_bytes ||
-      r.sums_bytes > r.memory_bytes || !Contains(r.memory_bytes, 0, memory_.parameters.size()) ||
+  if (r.memory_bytes > kMostBytes || r.slot_bytes < gradient_bytes || r.sums_bytes < max_chunks_ * sizeof(double) ||
+      r.slot_bytes > r.memory_bytes || r.sums_bytes > r.memory_bytes ||
+      !Contains(r.memory_bytes, 0, memory_.parameters.size()) ||
       !Contains(r.memory_bytes, r.slots_offset, r.slots * r.slot_bytes) ||
       !Contains(r.memory_bytes, r.sums_offset, r.slots * r.sums_bytes)) {
     return absl::InvalidArgumentError(
@@ -161,8 +162,8 @@ absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) co
         absl::StrCat("bucket ", entry.index, " does not exist; the plan has ", memory_.buckets.size(), " buckets"));
   }
   if (entry.payload.gradient.slot >= request_.slots) {
-    return absl::InvalidArgumentError(absl::StrCat("device slot ", entry.payload.gradient.slot,
-                                                   " does not exist; there are ", request_.slots));
+    return absl::InvalidArgumentError(
+        absl::StrCat("device slot ", entry.payload.gradient.slot, " does not exist; there are ", request_.slots));
   }
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE) {
     if (open_step_ == 0) return absl::OkStatus();
@@ -189,16 +190,15 @@ absl::Status DeviceMover::CopyGradient(const superoffload_ring_entry& entry) {
   const kernels::CudaDriver& driver = device_->driver();
   const kernels::CudaPointer base = gpu_memory_->data();
   const CurrentDevice current(*device_);
-  CudaStatus status = driver.Status(
-      driver.MemcpyDtoHAsync(memory_.gradients.data() + bucket.gradient_offsets[gradient_slot],
-                             base + request_.slots_offset + slot * request_.slot_bytes, bucket.gradient_bytes,
-                             down_.get()),
-      "copying a gradient from the GPU");
+  CudaStatus status =
+      driver.Status(driver.MemcpyDtoHAsync(memory_.gradients.data() + bucket.gradient_offsets[gradient_slot],
+                                           base + request_.slots_offset + slot * request_.slot_bytes,
+                                           bucket.gradient_bytes, down_.get()),
+                    "copying a gradient from the GPU");
   if (status.ok()) {
     status = driver.Status(
-        driver.MemcpyDtoHAsync(&sums_[slot * max_chunks_],
-                               base + request_.sums_offset + slot * request_.sums_bytes, bucket.chunks * sizeof(double),
-                               down_.get()),
+        driver.MemcpyDtoHAsync(&sums_[slot * max_chunks_], base + request_.sums_offset + slot * request_.sums_bytes,
+                               bucket.chunks * sizeof(double), down_.get()),
         "copying sums from the GPU");
   }
   if (status.ok()) {

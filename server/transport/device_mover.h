@@ -1,7 +1,7 @@
 // The `daemon` mover: copies gradients out of a trainer's GPU memory and parameters back into it.
 //
-// It uses copy engines only and runs no kernels. Its streams wait for nothing of the trainer's: what a trainer submits, its
-// GPU has done. A trainer that dies in mid-copy leaves copies that end, or fail; nothing can hang.
+// It uses copy engines only and runs no kernels. Its streams wait for nothing of the trainer's: what a trainer submits,
+// its GPU has done. A trainer that dies in mid-copy leaves copies that end, or fail; nothing can hang.
 #ifndef SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
 #define SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
 
@@ -54,8 +54,9 @@ class MoverPeer {
 
 class DeviceMover {
  public:
-  // Maps the trainer's memory. `descriptor` is what came with the request, or -1. NOT_FOUND: the daemon does not see the
-  // GPU. FAILED_PRECONDITION, UNAVAILABLE, RESOURCE_EXHAUSTED: the driver refuses; the trainer has to copy by itself.
+  // Maps the trainer's memory. `descriptor` is what came with the request, or -1. NOT_FOUND: the daemon does not see
+  // the GPU. FAILED_PRECONDITION, UNAVAILABLE, RESOURCE_EXHAUSTED: the driver refuses; the trainer has to copy by
+  // itself.
   static absl::StatusOr<std::unique_ptr<DeviceMover>> Open(const superoffload_device_request& request, int descriptor,
                                                            MovedMemory memory, MoverPeer* peer);
 
@@ -95,7 +96,7 @@ class DeviceMover {
   uint32_t gradient_slot_ = 0;
   std::vector<bool> handed_over_;
 
-  absl::Mutex up_mu_;                             // parameters are copied in the order in which they are announced
+  absl::Mutex up_mu_;  // parameters are copied in the order in which they are announced
   std::vector<bool> copies_back_ ABSL_GUARDED_BY(up_mu_);  // per bucket, as its last gradient asked
   std::optional<kernels::CompletionQueue> arrivals_, landings_;
 };

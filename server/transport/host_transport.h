@@ -1,6 +1,6 @@
-// The transport of one attachment: a thread that carries submissions from the ring to the engine, and a sink that carries
-// completions back. The tensors themselves lie in memory that trainer and daemon both map; when that is GPU memory, too,
-// a mover copies between it and the host's.
+// The transport of one attachment: a thread that carries submissions from the ring to the engine, and a sink that
+// carries completions back. The tensors themselves lie in memory that trainer and daemon both map; when that is GPU
+// memory, too, a mover copies between it and the host's.
 #ifndef SUPEROFFLOAD_SERVER_TRANSPORT_HOST_TRANSPORT_H_
 #define SUPEROFFLOAD_SERVER_TRANSPORT_HOST_TRANSPORT_H_
 

@@ -193,8 +193,8 @@ TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWan
   (*mover)->CopyParameters(1, 1);
   mover->reset();
   std::vector<std::string> calls = peer_.Take();
-  EXPECT_THAT(calls, ::testing::IsSupersetOf({std::string("taken 1"), std::string("deliver 3 42"),
-                                              std::string("landed 0")}));
+  EXPECT_THAT(calls,
+              ::testing::IsSupersetOf({std::string("taken 1"), std::string("deliver 3 42"), std::string("landed 0")}));
   EXPECT_THAT(calls, ::testing::Contains(HasSubstr("already handed over")));
   EXPECT_THAT(calls, ::testing::Not(::testing::Contains("landed 1")));
   EXPECT_EQ(gradients_[kGradientBytes], std::byte{3}) << "in the slot that the step fills";

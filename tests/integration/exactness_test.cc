@@ -67,7 +67,8 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(1, 2, 3, 4),
                        ::testing::Values(Dtypes{"BFloat16", test::DType::kBFloat16, test::DType::kBFloat16, 1},
                                          Dtypes{"ScaledFloat16", test::DType::kFloat16, test::DType::kFloat16, 1024},
-                                         Dtypes{"BFloat16FromFloat32", test::DType::kBFloat16, test::DType::kFloat32, 1})),
+                                         Dtypes{"BFloat16FromFloat32", test::DType::kBFloat16, test::DType::kFloat32,
+                                                1})),
     [](const auto& info) {
       return absl::StrCat(v1::Speculation_Name(std::get<0>(info.param)), "_", std::get<1>(info.param), "_",
                           std::get<2>(info.param).name);

@@ -1,7 +1,7 @@
-// A trainer on a GPU is exact, too: whoever copies, however many buckets are resident, and however late the GPU's streams
-// are. The GPU is a fake whose streams dawdle (tests/support/fake_cuda_driver.cc), so that a missing wait shows as wrong
-// bits; everything above the driver's calls is real. tests/device/run.sh runs the same on a real GPU, without what only
-// a fake can do.
+// A trainer on a GPU is exact, too: whoever copies, however many buckets are resident, and however late the GPU's
+// streams are. The GPU is a fake whose streams dawdle (tests/support/fake_cuda_driver.cc), so that a missing wait shows
+// as wrong bits; everything above the driver's calls is real. tests/device/run.sh runs the same on a real GPU, without
+// what only a fake can do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -81,8 +81,8 @@ class GpuTrainer final : public test::ExactTrainer {
 
   absl::Status PushParameters() override {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      Tensor::Require(driver().MemcpyHtoDAsync(ParameterOnGpu(i), parameters_[i]->host(), parameters_[i]->bytes(),
-                                               stream_.get()));
+      Tensor::Require(
+          driver().MemcpyHtoDAsync(ParameterOnGpu(i), parameters_[i]->host(), parameters_[i]->bytes(), stream_.get()));
     }
     if (superoffload_gpu_push(handle_, stream()) != 0) return LastError();
     return attachment_.PushParameters();
@@ -109,8 +109,7 @@ class GpuTrainer final : public test::ExactTrainer {
   // Backward: the gradient appears on the trainer's stream, some time later.
   absl::Status GradientReady(size_t parameter) override {
     Tensor& gradient = *gradients_[parameter];
-    Tensor::Require(
-        driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream_.get()));
+    Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream_.get()));
     ready_[parameter] = true;
     const v1::Placement& place = layout().placements(static_cast<int>(parameter));
     for (uint32_t i = 0; i < place.bucket_count(); ++i) {
@@ -131,8 +130,8 @@ class GpuTrainer final : public test::ExactTrainer {
       if (superoffload_gpu_await_parameters(handle_, bucket - 1, -1, stream()) != 0) return LastError();
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      Tensor::Require(driver().MemcpyDtoHAsync(parameters_[i]->host(), ParameterOnGpu(i), parameters_[i]->bytes(),
-                                               stream_.get()));
+      Tensor::Require(
+          driver().MemcpyDtoHAsync(parameters_[i]->host(), ParameterOnGpu(i), parameters_[i]->bytes(), stream_.get()));
     }
     Tensor::Require(driver().StreamSynchronize(stream_.get()));
     return verdict;
@@ -162,8 +161,8 @@ class GpuTrainer final : public test::ExactTrainer {
                         begin - bucket.state_offset(), end - begin});
     }
     std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    const int code = superoffload_gpu_gradient_ready(handle_, index, pieces.data(), static_cast<uint32_t>(pieces.size()),
-                                                     bucket.gradient_dtype(), stream());
+    const int code = superoffload_gpu_gradient_ready(
+        handle_, index, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket.gradient_dtype(), stream());
     return code != 0 ? LastError() : absl::OkStatus();
   }
 
@@ -368,7 +367,8 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
        "this driver or container does not allow it"},
       {"cuDevicePrimaryCtxRetain=46", "", "0", SUPEROFFLOAD_MOVER_DAEMON, "use an instance"},
       {"", "cuMemHostRegister_v2=304", "0", SUPEROFFLOAD_MOVER_DIRECT, "raise RLIMIT_MEMLOCK"},
-      {"", "cuDevicePrimaryCtxRetain=100", "0", SUPEROFFLOAD_MOVER_AUTO, "no GPU is visible", absl::StatusCode::kUnavailable},
+      {"", "cuDevicePrimaryCtxRetain=100", "0", SUPEROFFLOAD_MOVER_AUTO, "no GPU is visible",
+       absl::StatusCode::kUnavailable},
       {"", "cuMemCreate=2", "0", SUPEROFFLOAD_MOVER_AUTO, "free GPU memory", absl::StatusCode::kResourceExhausted},
       {"", "cuStreamSynchronize=214", "0", SUPEROFFLOAD_MOVER_AUTO, "out of service", absl::StatusCode::kDataLoss},
   };
@@ -433,7 +433,8 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     Tensor whole(driver, ranks * kShare * sizeof(float)), reduced(driver, kShare * sizeof(float));
     // The mean over ranks is positive in every second element, and negative in the others.
     auto* const gradient = reinterpret_cast<float*>(whole.host());
-    for (uint64_t i = 0; i < ranks * kShare; ++i) gradient[i] = (i % 2 == 0 ? 1.0f : -1.0f) * static_cast<float>(rank + 1);
+    for (uint64_t i = 0; i < ranks * kShare; ++i)
+      gradient[i] = (i % 2 == 0 ? 1.0f : -1.0f) * static_cast<float>(rank + 1);
     Tensor::Require(driver.MemcpyHtoDAsync(whole.device(), whole.host(), whole.bytes(), owned.get()));
     ASSERT_EQ(superoffload_reduce_scatter(collective, whole.device(), reduced.device(), kShare, v1::DATA_TYPE_FLOAT32,
                                           /*average=*/1, stream),

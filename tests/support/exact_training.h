@@ -137,8 +137,7 @@ class ExactTraining {
           ElementCount(spec_.parameters[i]), {ParameterBytes(i), dtypes_.parameters},
           reinterpret_cast<float*>(mirror_.state.data() + layout_.state_array_offsets[0]) + place.state_offset);
     }
-    reference_ =
-        std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, kernels::kScalarKernels);
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, kernels::kScalarKernels);
   }
 
   // Two accumulated micro-batches per step, in the gradient's dtype, as a trainer adds them.

@@ -1,4 +1,5 @@
-// A libcuda.so.1 for machines without a GPU. It covers everything up to the driver's calls, and says nothing about a GPU.
+// A libcuda.so.1 for machines without a GPU. It covers everything up to the driver's calls, and says nothing about a
+// GPU.
 //
 // Device memory is the host's, at the same addresses, in files that other processes can map. Each stream is a thread
 // that runs its work in order. So whoever forgets a wait gets wrong bits, the
@@ -34,7 +35,8 @@
 #include "kernels/cuda/kernels.cuh"
 #include "tests/unit/kernels/fake_cuda.h"
 
-// A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there are.
+// A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
+// are.
 namespace superoffload::kernels {
 inline constexpr unsigned kFakePackThreads = 16;
 }
@@ -61,7 +63,7 @@ int Failure(const char* call) {
   const size_t at = text.find("," + std::string(call) + "=");
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + std::strlen(call) + 2);
 }
-#define FAIL_IF_TOLD()                                             \
+#define FAIL_IF_TOLD() \
   if (const int failure = Failure(__func__); failure != 0) return failure
 
 int Setting(const char* name) {
@@ -83,8 +85,7 @@ int MakeFile(size_t bytes) {
 }
 
 int MapFile(uint64_t* pointer, int fd, size_t bytes, void* at = nullptr) {
-  void* const data =
-      ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at == nullptr ? 0 : MAP_FIXED), fd, 0);
+  void* const data = ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at == nullptr ? 0 : MAP_FIXED), fd, 0);
   if (data == MAP_FAILED) return kOutOfMemory;
   *pointer = reinterpret_cast<uint64_t>(data);
   std::lock_guard lock(mu);
@@ -262,7 +263,8 @@ int cuLaunchKernel(const void* function, unsigned grid, unsigned, unsigned, unsi
   FAIL_IF_TOLD();
   if (function == kPack) {
     return Issue(stream, [grid, a = *static_cast<PackArguments*>(arguments[0])] {
-      RunAlone([&] { LaunchFake(superoffload::kernels::superoffload_pack, grid, superoffload::kernels::kPackThreads, a); });
+      RunAlone(
+          [&] { LaunchFake(superoffload::kernels::superoffload_pack, grid, superoffload::kernels::kPackThreads, a); });
     });
   }
   return Issue(stream, [grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {

@@ -1,5 +1,5 @@
-// A libnccl.so.2 whose ranks are threads of one process and whose GPU is the fake one (fake_cuda_driver.cc). Sums in the
-// order of ranks.
+// A libnccl.so.2 whose ranks are threads of one process and whose GPU is the fake one (fake_cuda_driver.cc). Sums in
+// the order of ranks.
 #include <barrier>
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/float_conversion.h"
 #include "kernels/adam/adam_element.h"
+#include "kernels/float_conversion.h"
 
 extern "C" int fakeCudaIssue(void* stream, void (*work)(void*), void* argument);  // of the fake driver
 
@@ -74,9 +74,7 @@ int Issue(const Call& call, void* stream) {
       new Call(call));
 }
 
-DType ToDType(int number) {
-  return number == 6 ? DType::kFloat16 : number == 9 ? DType::kBFloat16 : DType::kFloat32;
-}
+DType ToDType(int number) { return number == 6 ? DType::kFloat16 : number == 9 ? DType::kBFloat16 : DType::kFloat32; }
 
 }  // namespace
 

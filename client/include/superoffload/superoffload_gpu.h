@@ -49,20 +49,20 @@ typedef struct superoffload_group {
 } superoffload_group;
 
 typedef struct superoffload_gpu_options {
-  int32_t ordinal;              /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
-  uint32_t mover;               /* enum superoffload_mover */
-  uint32_t sharing;             /* enum superoffload_sharing of descriptor_socket.h; 0: whichever works */
-  uint32_t slots;               /* gradients in flight; 0: 4; at most 16 */
-  uint32_t max_bucket_tensors;  /* tensors that one superoffload_gpu_gradient_ready names at most */
-  uint32_t next_slot;           /* AttachOptimizerResponse.next_slot */
-  uint32_t algorithm;           /* Algorithm of optimizer.proto */
+  int32_t ordinal;             /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
+  uint32_t mover;              /* enum superoffload_mover */
+  uint32_t sharing;            /* enum superoffload_sharing of descriptor_socket.h; 0: whichever works */
+  uint32_t slots;              /* gradients in flight; 0: 4; at most 16 */
+  uint32_t max_bucket_tensors; /* tensors that one superoffload_gpu_gradient_ready names at most */
+  uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
+  uint32_t algorithm;          /* Algorithm of optimizer.proto */
   uint32_t bucket_count, group_count;
   uint32_t reserved;
   const superoffload_bucket* buckets;
   const superoffload_group* groups;
   uint64_t state_offsets[3]; /* Layout.master_offset, exp_avg_offset, exp_avg_sq_offset */
-  /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can only
-   * be detached afterwards. NULL: the memory is new. */
+  /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can
+   * only be detached afterwards. NULL: the memory is new. */
   superoffload_attachment* previous;
 } superoffload_gpu_options;
 
@@ -74,18 +74,17 @@ typedef struct superoffload_gpu_report {
   uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
   double seconds[4]; /* by enum superoffload_mover */
   uint64_t gpu_bytes;
-  char gpu[64];      /* its name */
-  char notes[512];   /* why something that was asked for, or would be better, was not done; NUL-ended */
+  char gpu[64];    /* its name */
+  char notes[512]; /* why something that was asked for, or would be better, was not done; NUL-ended */
 } superoffload_gpu_report;
 
 /* Gives the attachment GPU memory. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED: out of GPU memory.
  * FAILED_PRECONDITION: an explicit mover or sharing cannot work (the sentence says why); with AUTO it falls back. */
 SUPEROFFLOAD_API int superoffload_gpu_attach(superoffload_attachment* attachment,
-                                             const superoffload_gpu_options* options,
-                                             superoffload_gpu_report* report);
+                                             const superoffload_gpu_options* options, superoffload_gpu_report* report);
 
-/* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it is,
- * and cast to fp32 on the GPU. For choosing gradient_dtype before the optimizer is created. Waits for the GPU. */
+/* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it
+ * is, and cast to fp32 on the GPU. For choosing gradient_dtype before the optimizer is created. Waits for the GPU. */
 SUPEROFFLOAD_API int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements,
                                                    double* fused_seconds, double* gpu_fp32_seconds);
 
@@ -102,8 +101,8 @@ SUPEROFFLOAD_API int superoffload_gpu_push(superoffload_attachment* attachment, 
 
 /* A piece of a bucket's gradient. */
 typedef struct superoffload_tensor {
-  uint64_t data;     /* device pointer; contiguous */
-  uint64_t first;    /* element of the bucket */
+  uint64_t data;  /* device pointer; contiguous */
+  uint64_t first; /* element of the bucket */
   uint64_t elements;
 } superoffload_tensor;
 
@@ -111,25 +110,26 @@ typedef struct superoffload_tensor {
  * was launched on it so far. What no tensor covers is zero. The tensors must stay as they are until the side stream has
  * done what is on it now. Waits for a slot only when all are in flight. */
 SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
-                                                     const superoffload_tensor* tensors, uint32_t count,
-                                                     uint32_t dtype, uint64_t stream);
+                                                     const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
+                                                     uint64_t stream);
 
 /* Has `stream` wait for the parameters of the step that was ended last. Waits itself only for the daemon to publish
  * them, not for the GPU. Errors as superoffload_wait_parameters. */
 SUPEROFFLOAD_API int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
                                                        int64_t timeout_milliseconds, uint64_t stream);
 
-/* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same bits
- * as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. SettleOptimizer must have
- * been called since the last step, and no step may be open. RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. */
+/* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
+ * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. SettleOptimizer
+ * must have been called since the last step, and no step may be open. RESOURCE_EXHAUSTED: out of GPU memory; fewer stay
+ * resident. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 
 /* Seconds that superoffload_gpu_await_parameters waited for the daemon since the step was ended last. */
 SUPEROFFLOAD_API double superoffload_gpu_stall(const superoffload_attachment* attachment);
 
-/* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every parameter,
- * reduces and scatters a gradient before it hands its share over, and gathers the parameters that it awaited. Over NCCL,
- * which is loaded when it is needed: UNAVAILABLE without it. */
+/* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every
+ * parameter, reduces and scatters a gradient before it hands its share over, and gathers the parameters that it
+ * awaited. Over NCCL, which is loaded when it is needed: UNAVAILABLE without it. */
 typedef struct superoffload_collective superoffload_collective;
 typedef struct superoffload_collective_id {
   char bytes[128];
@@ -139,9 +139,8 @@ typedef struct superoffload_collective_id {
 SUPEROFFLOAD_API int superoffload_make_collective_id(superoffload_collective_id* id);
 
 /* Joins rank `rank` of `ranks` with GPU `ordinal`, and waits for the others. */
-SUPEROFFLOAD_API int superoffload_join_collective(int32_t ordinal, const superoffload_collective_id* id,
-                                                  uint32_t ranks, uint32_t rank,
-                                                  superoffload_collective** collective);
+SUPEROFFLOAD_API int superoffload_join_collective(int32_t ordinal, const superoffload_collective_id* id, uint32_t ranks,
+                                                  uint32_t rank, superoffload_collective** collective);
 SUPEROFFLOAD_API void superoffload_leave_collective(superoffload_collective* collective); /* NULL is allowed */
 
 /* `from` holds ranks * elements of every rank; rank r gets in `to` the sums, or with `average` the means, of elements

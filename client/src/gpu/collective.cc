@@ -41,12 +41,11 @@ Status LoadOnce(Nccl* nccl) {
   if (library == nullptr) {
     return Error(Code::kUnavailable, "there is no NCCL (libnccl.so.2); install it, or reduce gradients yourself");
   }
-  const bool found = Find(library, "ncclGetUniqueId", &nccl->GetUniqueId) &&
-                     Find(library, "ncclCommInitRank", &nccl->CommInitRank) &&
-                     Find(library, "ncclCommDestroy", &nccl->CommDestroy) &&
-                     Find(library, "ncclReduceScatter", &nccl->ReduceScatter) &&
-                     Find(library, "ncclAllGather", &nccl->AllGather) &&
-                     Find(library, "ncclGetErrorString", &nccl->GetErrorString);
+  const bool found =
+      Find(library, "ncclGetUniqueId", &nccl->GetUniqueId) && Find(library, "ncclCommInitRank", &nccl->CommInitRank) &&
+      Find(library, "ncclCommDestroy", &nccl->CommDestroy) &&
+      Find(library, "ncclReduceScatter", &nccl->ReduceScatter) && Find(library, "ncclAllGather", &nccl->AllGather) &&
+      Find(library, "ncclGetErrorString", &nccl->GetErrorString);
   return found ? Status{} : Error(Code::kUnavailable, "NCCL lacks functions of version 2; update it");
 }
 
@@ -94,10 +93,9 @@ Status Collective::Create(int ordinal, const superoffload_collective_id& id, uin
   if (Status status = FromCuda(kernels::GpuDevice::Open(ordinal, &device)); !status.ok()) return status;
   std::unique_ptr<Collective> created(new Collective(std::move(device)));
   const kernels::CurrentDevice current(*created->device_);
-  if (Status status = Check(*nccl,
-                            nccl->CommInitRank(&created->communicator_, static_cast<int>(ranks), id,
-                                               static_cast<int>(rank)),
-                            "joining the communicator");
+  if (Status status =
+          Check(*nccl, nccl->CommInitRank(&created->communicator_, static_cast<int>(ranks), id, static_cast<int>(rank)),
+                "joining the communicator");
       !status.ok()) {
     return status;
   }

@@ -1,5 +1,5 @@
-// Collectives among ranks of a data-parallel trainer that brings none of its own: NCCL, loaded at run time, so that nobody
-// needs it who does not use it.
+// Collectives among ranks of a data-parallel trainer that brings none of its own: NCCL, loaded at run time, so that
+// nobody needs it who does not use it.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_COLLECTIVE_H_
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_COLLECTIVE_H_
 

@@ -40,13 +40,15 @@ struct GpuBucket {
 struct GpuLayout {
   uint64_t slots = 0;
   uint64_t slots_offset = 0, slot_bytes = 0;
-  uint64_t sums_offset = 0, sums_bytes = 0;      // per slot
+  uint64_t sums_offset = 0, sums_bytes = 0;       // per slot
   uint64_t tables_offset = 0, table_tensors = 0;  // per slot
   uint64_t bytes = 0;
 
   uint64_t slot_offset(uint64_t slot) const { return slots_offset + slot * slot_bytes; }
   uint64_t sums_of(uint64_t slot) const { return sums_offset + slot * sums_bytes; }
-  uint64_t table_of(uint64_t slot) const { return tables_offset + slot * table_tensors * sizeof(kernels::PackedTensor); }
+  uint64_t table_of(uint64_t slot) const {
+    return tables_offset + slot * table_tensors * sizeof(kernels::PackedTensor);
+  }
 };
 
 inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t parameters_bytes, uint64_t slots,

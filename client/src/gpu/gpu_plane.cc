@@ -267,9 +267,9 @@ Status GpuPlane::Measure(uint32_t mover, double* seconds) {
   const PackedTensor whole{DeviceData<const void>(busy), 0, largest->elements};
   tables_[layout_.table_tensors] = whole;
   const CudaPointer table = memory_->data() + layout_.table_of(1);
-  if (Status status = Check(device_->driver().MemcpyHtoDAsync(table, &tables_[layout_.table_tensors], sizeof(whole),
-                                                              load.get()),
-                            "copying a table to the GPU");
+  if (Status status =
+          Check(device_->driver().MemcpyHtoDAsync(table, &tables_[layout_.table_tensors], sizeof(whole), load.get()),
+                "copying a table to the GPU");
       !status.ok()) {
     return status;
   }

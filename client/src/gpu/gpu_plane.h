@@ -6,8 +6,8 @@
 //   up stream                         copy parameters back -> event of the bucket
 //   trainer's stream                  (wait for that event) next forward
 //
-// Who submits is a completion queue, so that the trainer's threads never wait in the driver, and an entry is submitted only
-// when its gradient is where the daemon will look for it.
+// Who submits is a completion queue, so that the trainer's threads never wait in the driver, and an entry is submitted
+// only when its gradient is where the daemon will look for it.
 //
 // The daemon may have died whenever a stream waits: so streams wait for events of this process only.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_PLANE_H_
@@ -56,8 +56,8 @@ class GpuPlane {
   // Waits for everything it has issued.
   ~GpuPlane();
 
-  // Measures the movers that work, and takes the best of those that the options allow. Between steps; somebody must call
-  // OnCompletion meanwhile. The parameters on the GPU are undefined afterwards.
+  // Measures the movers that work, and takes the best of those that the options allow. Between steps; somebody must
+  // call OnCompletion meanwhile. The parameters on the GPU are undefined afterwards.
   Status ChooseMover();
   const superoffload_gpu_report& report() const { return report_; }
 
@@ -133,9 +133,9 @@ class GpuPlane {
   uint64_t max_chunks_ = 0;
 
   kernels::OwnedStream pack_, down_, up_;
-  // An event is recorded anew only after its last wait was issued: `ready_` and `packed_` are waited for in the call that
-  // records them. A bucket's `landed_` is recorded when its next parameters come, which its next gradient causes, which
-  // the trainer hands over after the forward pass that waited.
+  // An event is recorded anew only after its last wait was issued: `ready_` and `packed_` are waited for in the call
+  // that records them. A bucket's `landed_` is recorded when its next parameters come, which its next gradient causes,
+  // which the trainer hands over after the forward pass that waited.
   kernels::OwnedEvent ready_, packed_;
   std::vector<kernels::OwnedEvent> landed_;  // per bucket; trainer and direct movers, and resident buckets
 

@@ -7,9 +7,7 @@
 
 namespace superoffload::client {
 
-inline Status FromCuda(const kernels::CudaStatus& status) {
-  return {static_cast<Code>(status.code), status.message};
-}
+inline Status FromCuda(const kernels::CudaStatus& status) { return {static_cast<Code>(status.code), status.message}; }
 
 }  // namespace superoffload::client
 

@@ -1,4 +1,5 @@
-// Which gradient slots of the GPU are free. Taking one waits while all are in flight: the trainer cannot run ahead further.
+// Which gradient slots of the GPU are free. Taking one waits while all are in flight: the trainer cannot run ahead
+// further.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GRADIENT_SLOTS_H_
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_GRADIENT_SLOTS_H_
 

@@ -45,8 +45,8 @@ class Rehearsal {
     registered_ = status.ok();
     if (!status.ok()) return status;
     const PackedTensor whole{reinterpret_cast<const void*>(memory_->data()), 0, elements};
-    return driver.Status(
-        driver.MemcpyHtoDAsync(memory_->data() + table_offset_, &whole, sizeof(whole), stream_.get()), "copying");
+    return driver.Status(driver.MemcpyHtoDAsync(memory_->data() + table_offset_, &whole, sizeof(whole), stream_.get()),
+                         "copying");
   }
 
   ~Rehearsal() {
@@ -62,21 +62,20 @@ class Rehearsal {
     const kernels::CurrentDevice current(*device_);
     const kernels::CudaDriver& driver = device_->driver();
     const CudaPointer slot = memory_->data() + slot_offset_;
-    const kernels::PackArguments pack{
-        .tensors = reinterpret_cast<const PackedTensor*>(memory_->data() + table_offset_),
-        .tensor_count = 1,
-        .dtype = dtype,
-        .slot = {reinterpret_cast<void*>(slot), slot_dtype},
-        .elements = elements_,
-        .chunk_sums = reinterpret_cast<double*>(memory_->data() + sums_offset_)};
+    const kernels::PackArguments pack{.tensors = reinterpret_cast<const PackedTensor*>(memory_->data() + table_offset_),
+                                      .tensor_count = 1,
+                                      .dtype = dtype,
+                                      .slot = {reinterpret_cast<void*>(slot), slot_dtype},
+                                      .elements = elements_,
+                                      .chunk_sums = reinterpret_cast<double*>(memory_->data() + sums_offset_)};
     const uint64_t bytes = elements_ * kernels::DTypeBytes(slot_dtype);
     std::vector<double> rounds;
     for (size_t round = 0; round < kRounds; ++round) {
       const auto begin = std::chrono::steady_clock::now();
       CudaStatus status = kernels_.Pack(pack, stream_.get());
       if (status.ok()) {
-        status = driver.Status(
-            driver.MemcpyDtoHAsync(const_cast<std::byte*>(host_.data()), slot, bytes, stream_.get()), "copying");
+        status = driver.Status(driver.MemcpyDtoHAsync(const_cast<std::byte*>(host_.data()), slot, bytes, stream_.get()),
+                               "copying");
       }
       if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream_.get()), "measuring casts");
       if (!status.ok()) return status;

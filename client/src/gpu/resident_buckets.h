@@ -1,7 +1,8 @@
 // Buckets whose optimizer state is on the GPU, too.
 //
-// They are replicas: the daemon gets their gradients like all others and does the same steps, with the same bits, later. So
-// a trainer that dies takes nothing with it, and checkpoints, clipping and skips are what they are without residency.
+// They are replicas: the daemon gets their gradients like all others and does the same steps, with the same bits,
+// later. So a trainer that dies takes nothing with it, and checkpoints, clipping and skips are what they are without
+// residency.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_RESIDENT_BUCKETS_H_
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_RESIDENT_BUCKETS_H_
 

@@ -33,14 +33,14 @@
  * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
  *
  * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) hands over
- * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again, and
- * every PARAMETERS_READY(bucket) is followed by a LANDED(bucket) once the copy has arrived in GPU memory. Either side
- * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
- * PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing, and is
- * for measuring between steps.
+ * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again,
+ * and every PARAMETERS_READY(bucket) is followed by a LANDED(bucket) once the copy has arrived in GPU memory. Either
+ * side submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have
+ * died. PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing,
+ * and is for measuring between steps.
  *
- * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's parameters
- * of this step be published in host memory only, because the trainer copies, or updates its own.
+ * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's
+ * parameters of this step be published in host memory only, because the trainer copies, or updates its own.
  *
  * The daemon trusts nothing in this memory: it keeps the sizes and offsets for itself, and copies an entry
  * before it validates it. A rejected entry has no effect and is answered by an ERROR completion whose sentence
@@ -81,9 +81,9 @@ enum superoffload_submission {
 enum superoffload_completion {
   SUPEROFFLOAD_COMPLETE_SLOT_FREE = 17,
   SUPEROFFLOAD_COMPLETE_PARAMETERS_READY = 18,
-  SUPEROFFLOAD_COMPLETE_VERDICT = 19,      /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
-  SUPEROFFLOAD_COMPLETE_ERROR = 20,        /* index: canonical status code; sentence in the header's error text */
-  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21, /* f64: L2 norm of all gradients times |gradient scale| */
+  SUPEROFFLOAD_COMPLETE_VERDICT = 19,        /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
+  SUPEROFFLOAD_COMPLETE_ERROR = 20,          /* index: canonical status code; sentence in the header's error text */
+  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21,  /* f64: L2 norm of all gradients times |gradient scale| */
   SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN = 22, /* index: device slot */
   SUPEROFFLOAD_COMPLETE_LANDED = 23
 };

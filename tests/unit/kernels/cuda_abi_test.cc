@@ -42,9 +42,9 @@ static_assert(kCudaHostNumaId == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
 template <typename Ours, typename Theirs>
 struct SameShape : std::false_type {};
 template <typename OurResult, typename... Ours, typename TheirResult, typename... Theirs>
-  requires(sizeof...(Ours) == sizeof...(Theirs))
-struct SameShape<OurResult (*)(Ours...), TheirResult(Theirs...)>
-    : std::bool_constant<sizeof(OurResult) == sizeof(TheirResult) && ((sizeof(Ours) == sizeof(Theirs)) && ...)> {};
+requires(sizeof...(Ours) == sizeof...(Theirs)) struct SameShape<OurResult (*)(Ours...), TheirResult(Theirs...)>
+    : std::bool_constant<sizeof(OurResult) == sizeof(TheirResult) && ((sizeof(Ours) == sizeof(Theirs)) && ...)> {
+};
 
 #define SAME_SHAPE(ours, theirs) static_assert(SameShape<decltype(CudaDriver::ours), decltype(theirs)>::value)
 SAME_SHAPE(Init, cuInit);

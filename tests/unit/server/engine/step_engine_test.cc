@@ -260,8 +260,8 @@ class TrainingRun {
     const BucketLayout& bucket = layout_.buckets[index];
     double sum = 0;
     for (uint64_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
-      const std::byte* data = memory_.gradients.data() + bucket.gradient_offsets[slot] +
-                              first * kernels::DTypeBytes(bucket.gradient_dtype);
+      const std::byte* data =
+          memory_.gradients.data() + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype);
       sum += kernels::SumOfSquares(std::min<uint64_t>(kernels::kChunkElements, bucket.elements - first),
                                    {data, bucket.gradient_dtype});
     }
