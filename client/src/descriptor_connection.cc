@@ -14,6 +14,13 @@ namespace {
 // A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever.
 constexpr timeval kReplyTimeout{.tv_sec = 30, .tv_usec = 0};
 
+// To register hundreds of gigabytes takes minutes, and an answer that came later would be taken for the next one.
+constexpr timeval kShareTimeout{.tv_sec = 1800, .tv_usec = 0};
+
+void SetReplyTimeout(int socket, const timeval& timeout) {
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+}
+
 superoffload_socket_request Request(superoffload_socket_kind kind, uint64_t attachment_epoch) {
   superoffload_socket_request request{};
   request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
@@ -70,7 +77,7 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) return ErrnoError(Code::kResourceExhausted, "socket");
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &kReplyTimeout, sizeof(kReplyTimeout));
+  SetReplyTimeout(socket.get(), kReplyTimeout);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoError(Code::kUnavailable, "no superoffloadd answers on " + path + "; start it or check the endpoint");
   }
@@ -108,7 +115,10 @@ Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload
                                          int descriptor) {
   request->header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, attachment_epoch);
   superoffload_socket_reply reply;
-  return Exchange(request, sizeof(*request), descriptor, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
+  SetReplyTimeout(socket_.get(), kShareTimeout);
+  Status status = Exchange(request, sizeof(*request), descriptor, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
+  SetReplyTimeout(socket_.get(), kReplyTimeout);
+  return status;
 }
 
 Status DescriptorConnection::Exchange(const void* request, size_t bytes, int descriptor,

@@ -1,5 +1,6 @@
 #include "server/transport/descriptor_server.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -26,6 +27,7 @@ namespace {
 constexpr size_t kMaxConnections = 1024;
 constexpr size_t kMaxConnectionsPerUser = 256;
 constexpr size_t kMaxRefused = 64;
+constexpr size_t kMaxMappings = 64;  // under way at once
 
 absl::StatusOr<std::string> RandomToken() {
   char bytes[SUPEROFFLOAD_TOKEN_CHARACTERS / 2];
@@ -155,6 +157,7 @@ DescriptorServer::~DescriptorServer() {
   const uint64_t one = 1;
   (void)!::write(stop_event_.get(), &one, sizeof(one));
   thread_.join();
+  for (Mapping& mapping : mappings_) mapping.thread.join();
   if (!inherited_) ::unlink(path_.c_str());
 }
 
@@ -292,15 +295,36 @@ bool DescriptorServer::Serve(const Connection& connection) {
       std::copy(descriptors->bytes.begin(), descriptors->bytes.end(), reply.bytes);
       return Send(connection.fd.get(), reply, &*descriptors);
     }
-    case SUPEROFFLOAD_SOCKET_DEVICE_MEMORY: {
-      absl::Status status = map_device_(connection.peer, device_request, descriptor);
-      return Send(connection.fd.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status),
-                  nullptr);
-    }
+    case SUPEROFFLOAD_SOCKET_DEVICE_MEMORY:
+      return ServeDevice(connection, device_request, std::move(descriptor));
     default:
       return Send(connection.fd.get(),
                   ErrorReply(absl::UnimplementedError(absl::StrCat("unknown request kind ", request.kind))), nullptr);
   }
+}
+
+bool DescriptorServer::ServeDevice(const Connection& connection, const superoffload_device_request& request,
+                                   memory::FileDescriptor descriptor) {
+  std::erase_if(mappings_, [](Mapping& mapping) {
+    if (!mapping.done) return false;
+    mapping.thread.join();
+    return true;
+  });
+  memory::FileDescriptor answer(::fcntl(connection.fd.get(), F_DUPFD_CLOEXEC, 0));  // the connection may end meanwhile
+  if (mappings_.size() >= kMaxMappings || !answer.valid()) {
+    return Send(connection.fd.get(),
+                ErrorReply(absl::ResourceExhaustedError(
+                    absl::StrCat(mappings_.size(), " trainers' GPU memory is being mapped; try again later"))),
+                nullptr);
+  }
+  Mapping& mapping = mappings_.emplace_back();
+  mapping.thread = std::thread([this, &mapping, request, peer = connection.peer, answer = std::move(answer),
+                                descriptor = std::move(descriptor)] {
+    const absl::Status status = map_device_(peer, request, descriptor);
+    Send(answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status), nullptr);
+    mapping.done = true;
+  });
+  return true;
 }
 
 void DescriptorServer::Drop(int fd) {

@@ -6,8 +6,10 @@
 #include <sys/types.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,7 +44,8 @@ class DescriptorServer {
  public:
   // Called by the server's thread; must not wait for long.
   using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
-  // Maps the GPU memory of the attachment that the request names. `descriptor` came with it, or is not valid.
+  // Maps the GPU memory of the attachment that the request names. `descriptor` came with it, or is not valid. Called by
+  // a thread of its own: it may take minutes.
   using DeviceMapper = std::function<absl::Status(const Peer&, const superoffload_device_request& request,
                                                   const memory::FileDescriptor& descriptor)>;
   using SessionEnd = std::function<void(const Peer&)>;
@@ -76,6 +79,12 @@ class DescriptorServer {
     absl::Status refusal;  // what its first request is answered with, if it may not stay
   };
 
+  // A GPU's memory being mapped.
+  struct Mapping {
+    std::atomic<bool> done{false};
+    std::thread thread;
+  };
+
   DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener, bool inherited,
                    memory::FileDescriptor stop_event, DescriptorSource source, DeviceMapper map_device,
                    SessionEnd on_session_end);
@@ -86,6 +95,8 @@ class DescriptorServer {
   AccessPolicy access() const;
   // False when the connection is to be closed.
   bool Serve(const Connection& connection);
+  bool ServeDevice(const Connection& connection, const superoffload_device_request& request,
+                   memory::FileDescriptor descriptor);
   void Drop(int fd);
   void DropOldestRefused();
 
@@ -97,7 +108,9 @@ class DescriptorServer {
   const DeviceMapper map_device_;
   const SessionEnd on_session_end_;
   uint64_t last_session_ = 0;
-  std::map<int, Connection> connections_;  // the thread's own
+  // The thread's own.
+  std::map<int, Connection> connections_;
+  std::list<Mapping> mappings_;
   mutable absl::Mutex mu_;
   AccessPolicy access_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mu_);  // by token

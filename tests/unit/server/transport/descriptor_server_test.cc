@@ -37,7 +37,8 @@ class DescriptorServerTest : public ::testing::Test {
           }
           return descriptors;
         },
-        [](const Peer&, const superoffload_device_request& request, const memory::FileDescriptor& descriptor) {
+        [this](const Peer&, const superoffload_device_request& request, const memory::FileDescriptor& descriptor) {
+          if (request.slots == kSlowSlots) mapped_.WaitForNotification();
           char content = '-';
           EXPECT_EQ(::pread(descriptor.get(), &content, 1, 0), descriptor.valid() ? 1 : -1);
           return absl::UnavailableError(
@@ -112,7 +113,10 @@ class DescriptorServerTest : public ::testing::Test {
     mu_.Await(absl::Condition(&enough));
   }
 
+  static constexpr uint32_t kSlowSlots = 11;  // of a GPU whose mapping takes long
+
   std::string path_;
+  absl::Notification mapped_;
   absl::Mutex mu_;
   std::vector<uint64_t> ended_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<DescriptorServer> server_;
@@ -192,6 +196,24 @@ TEST_F(DescriptorServerTest, GpuMemoryComesWithItsDescriptorOrWithout) {
                 HasSubstr(std::string("no GPU for 3 slots, descriptor holds ") + (with_descriptors ? "x" : "-")));
   }
   Hello(fd.get());
+}
+
+TEST_F(DescriptorServerTest, OthersAreServedWhileGpuMemoryIsMapped) {
+  superoffload_device_request request{};
+  request.header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, 5);
+  request.slots = kSlowSlots;
+  memory::FileDescriptor gone = Connect();
+  const memory::FileDescriptor stays = Connect(), other = Connect();
+  for (const int fd : {gone.get(), stays.get()}) {
+    ASSERT_EQ(::send(fd, &request, sizeof(request), 0), static_cast<ssize_t>(sizeof(request)));
+  }
+  gone = {};
+  Hello(other.get());
+  mapped_.Notify();
+  superoffload_socket_reply reply{};
+  ASSERT_EQ(::recv(stays.get(), &reply, sizeof(reply), 0), static_cast<ssize_t>(sizeof(reply)));
+  EXPECT_THAT(reply.message, HasSubstr("no GPU for 11 slots"));
+  Hello(stays.get());
 }
 
 TEST_F(DescriptorServerTest, GarbageIsAnsweredAndTheServerServesOn) {
