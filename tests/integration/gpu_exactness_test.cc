@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -299,6 +300,14 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
 INSTANTIATE_TEST_SUITE_P(All, GpuExactnessTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
+// Of the fake's, whose memory is files.
+int MappingsOfGpuMemory(pid_t pid) {
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  int mappings = 0;
+  for (std::string line; std::getline(maps, line);) mappings += line.find("fake-gpu-memory") != std::string::npos;
+  return mappings;
+}
+
 // Not a test of its own: what the next one kills.
 TEST_F(GpuTest, DISABLED_TrainsUntilItIsKilled) {
   client_ = *Client::Connect(std::getenv("GPU_TEST_ENDPOINT"));
@@ -340,6 +349,7 @@ TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
       deleted = client_->DeleteOptimizer("exact");  // once the daemon has noticed
     } while (deleted.code() == absl::StatusCode::kFailedPrecondition);
     ASSERT_TRUE(deleted.ok()) << deleted;
+    EXPECT_EQ(MappingsOfGpuMemory(daemon_->pid()), 0) << "they would keep a dead trainer's GPU memory";
   }
   ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
   ASSERT_TRUE(AttachGpu(SUPEROFFLOAD_MOVER_DAEMON) && status_.ok()) << status_;
@@ -389,6 +399,15 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
     client_.reset();
     EXPECT_EQ(daemon_->Stop(), 0);
   }
+}
+
+TEST_F(GpuTest, GpusAreFoundByWhatTheyAreNotByTheirNumbers) {
+  ::setenv("FAKE_CUDA_UUID", "13,7", 1);
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+  ::setenv("FAKE_CUDA_UUID", "7,13", 1);  // CUDA_VISIBLE_DEVICES has another order here
+  if (!AttachGpu(SUPEROFFLOAD_MOVER_DAEMON)) GTEST_SKIP() << status_;
+  EXPECT_TRUE(status_.ok()) << status_;
 }
 
 // Every rank has the optimizer of its share: gradients are reduced and scattered before the hand-over, parameters

@@ -7,7 +7,7 @@
 //
 //   FAKE_CUDA_FAIL   "cuMemAlloc_v2=2,cuIpcGetMemHandle=801": these calls end with these CUresults
 //   FAKE_CUDA_DELAY  microseconds by which each piece of a stream's work is delayed at most, at random
-//   FAKE_CUDA_UUID   first byte of the GPU's UUID
+//   FAKE_CUDA_UUID   first bytes of the GPUs' UUIDs, "7,3" for two of them; 0 is the default and the only one
 //   FAKE_CUDA_COHERENT  1: the GPU reads and writes the host's pageable memory
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -27,8 +27,10 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/adam/adam_element.h"
 #include "kernels/cuda/cuda_driver.h"
@@ -54,7 +56,8 @@ using superoffload::kernels::ResidentArguments;
 
 namespace {
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201, kEccUncorrectable = 214;
+constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 
 int Failure(const char* call) {
   const char* const failures = std::getenv("FAKE_CUDA_FAIL");
@@ -69,6 +72,15 @@ int Failure(const char* call) {
 int Setting(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? 0 : std::atoi(value);
+}
+
+// First bytes of the GPUs' UUIDs, in the order in which this process counts them.
+std::vector<int> Uuids() {
+  const char* const value = std::getenv("FAKE_CUDA_UUID");
+  std::stringstream text(value == nullptr ? "0" : value);
+  std::vector<int> uuids;
+  for (std::string uuid; std::getline(text, uuid, ',');) uuids.push_back(std::stoi(uuid));
+  return uuids;
 }
 
 // Memory: a file per allocation, found by its address.
@@ -225,8 +237,10 @@ int cuInit(unsigned) {
   return 0;
 }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuDeviceGetCount(int* count) { return *count = 1, 0; }
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : 101; }
+int cuDeviceGetCount(int* count) { return *count = static_cast<int>(Uuids().size()), 0; }
+int cuDeviceGet(int* device, int ordinal) {
+  return *device = ordinal, ordinal >= 0 && ordinal < static_cast<int>(Uuids().size()) ? 0 : 101;
+}
 int cuDeviceGetName(char* name, int bytes, int) {
   return std::strncpy(name, "fake GPU", static_cast<size_t>(bytes)), 0;
 }
@@ -235,13 +249,14 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
                         attribute == superoffload::kernels::kCudaHostPageTables;
   return *value = coherent ? Setting("FAKE_CUDA_COHERENT") : 1, 0;
 }
-int cuDeviceGetUuid_v2(CudaUuid* uuid, int) {
+int cuDeviceGetUuid_v2(CudaUuid* uuid, int device) {
   *uuid = {};
-  uuid->bytes[0] = static_cast<char>(Setting("FAKE_CUDA_UUID"));
+  uuid->bytes[0] = static_cast<char>(Uuids().at(static_cast<size_t>(device)));
   return 0;
 }
-int cuDevicePrimaryCtxRetain(void** handle, int) {
+int cuDevicePrimaryCtxRetain(void** handle, int device) {
   FAIL_IF_TOLD();
+  if (Uuids().at(static_cast<size_t>(device)) == kBrokenUuid) return kEccUncorrectable;
   return *handle = &context, 0;
 }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
