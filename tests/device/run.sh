@@ -54,7 +54,10 @@ models=() && ((quick)) && models=(--parameters 1e9)
 limit=480 run "training steps" "$python" tests/device/train_bench.py "${models[@]}"
 if ((!quick)) && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    run "compute-sanitizer $tool" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 1 "$check" --elements 1048576
+    run "compute-sanitizer $tool: kernels" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 1 \
+      "$check" --elements 1048576
   done
+  run "compute-sanitizer memcheck: movers, trainer and daemon" compute-sanitizer --tool memcheck --target-processes all \
+    --error-exitcode 1 "$gpu_test" --gtest_brief=1 --gtest_filter='*/DaemonResident:*/Trainer:*/Direct'
 fi
 exit "$status"
