@@ -51,7 +51,7 @@ bool FindAll(void* library, CudaDriver* d) {
          Find(library, "cuCtxSetCurrent", &d->CtxSetCurrent) &&
          Find(library, "cuCtxPushCurrent_v2", &d->CtxPushCurrent) &&
          Find(library, "cuCtxPopCurrent_v2", &d->CtxPopCurrent) &&
-         Find(library, "cuModuleLoadData", &d->ModuleLoadData) &&
+         Find(library, "cuModuleLoadData", &d->ModuleLoadData) && Find(library, "cuModuleUnload", &d->ModuleUnload) &&
          Find(library, "cuModuleGetFunction", &d->ModuleGetFunction) &&
          Find(library, "cuLaunchKernel", &d->LaunchKernel) && Find(library, "cuMemAlloc_v2", &d->MemAlloc) &&
          Find(library, "cuMemFree_v2", &d->MemFree) && Find(library, "cuMemGetInfo_v2", &d->MemGetInfo) &&

@@ -75,6 +75,7 @@ struct CudaDriver {
   int (*CtxPushCurrent)(CudaContext context);
   int (*CtxPopCurrent)(CudaContext* context);
   int (*ModuleLoadData)(CudaModule* module, const void* image);
+  int (*ModuleUnload)(CudaModule module);
   int (*ModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name);
   int (*LaunchKernel)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream, void** arguments,

@@ -25,6 +25,7 @@ constexpr uint64_t kMaxStridingBlocks = 4096;
 }  // namespace
 
 CudaStatus CudaKernels::Load(const CudaDriver& driver) {
+  driver_ = &driver;
 #ifdef SUPEROFFLOAD_FATBIN_DIRECTORY
   struct {
     const void* image;
@@ -38,18 +39,22 @@ CudaStatus CudaKernels::Load(const CudaDriver& driver) {
         !status.ok()) {
       return status;
     }
+    modules_.push_back(module);
     if (CudaStatus status = driver.Status(driver.ModuleGetFunction(kernel.function, module, kernel.name), kernel.name);
         !status.ok()) {
       return status;
     }
   }
-  driver_ = &driver;
   return {};
 #else
-  (void)driver;
   constexpr int kUnimplemented = 12;
   return {kUnimplemented, "this was built without GPU kernels; build it where nvcc is"};
 #endif
+}
+
+void CudaKernels::Unload() {
+  for (const CudaModule module : modules_) driver_->ModuleUnload(module);
+  modules_.clear();
 }
 
 template <typename Arguments>

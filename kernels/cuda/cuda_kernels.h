@@ -2,6 +2,8 @@
 #ifndef SUPEROFFLOAD_KERNELS_CUDA_CUDA_KERNELS_H_
 #define SUPEROFFLOAD_KERNELS_CUDA_CUDA_KERNELS_H_
 
+#include <vector>
+
 #include "kernels/cuda/cuda_driver.h"
 #include "kernels/cuda/kernels.cuh"
 
@@ -14,6 +16,9 @@ class CudaKernels {
   // UNIMPLEMENTED: built without nvcc. FAILED_PRECONDITION: the GPU is too old for them.
   CudaStatus Load(const CudaDriver& driver);
 
+  // Once every launch has ended, with that context current.
+  void Unload();
+
   CudaStatus Pack(const PackArguments& arguments, CudaStream stream) const;
   CudaStatus ResidentAdam(const ResidentArguments& arguments, CudaStream stream) const;
 
@@ -23,6 +28,7 @@ class CudaKernels {
                     const Arguments& arguments, CudaStream stream) const;
 
   const CudaDriver* driver_ = nullptr;
+  std::vector<CudaModule> modules_;
   CudaFunction pack_ = nullptr;
   CudaFunction resident_adam_ = nullptr;
 };

@@ -219,6 +219,7 @@ GpuPlane::~GpuPlane() {
   for (const kernels::OwnedStream* stream : {&pack_, &down_, &up_}) {
     if (stream->get() != nullptr) driver.StreamSynchronize(stream->get());
   }
+  kernels_.Unload();
   for (std::byte* host : registered_) driver.MemHostUnregister(host);
   resident_ = {};
   memory_.reset();

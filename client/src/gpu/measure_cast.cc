@@ -53,6 +53,7 @@ class Rehearsal {
     if (device_ == nullptr) return;
     const kernels::CurrentDevice current(*device_);
     if (stream_.get() != nullptr) device_->driver().StreamSynchronize(stream_.get());
+    kernels_.Unload();
     if (registered_) device_->driver().MemHostUnregister(host_.data());
     memory_.reset();
     stream_ = {};

@@ -60,6 +60,7 @@ SAME_SHAPE(CtxSetCurrent, cuCtxSetCurrent);
 SAME_SHAPE(CtxPushCurrent, cuCtxPushCurrent);
 SAME_SHAPE(CtxPopCurrent, cuCtxPopCurrent);
 SAME_SHAPE(ModuleLoadData, cuModuleLoadData);
+SAME_SHAPE(ModuleUnload, cuModuleUnload);
 SAME_SHAPE(ModuleGetFunction, cuModuleGetFunction);
 SAME_SHAPE(LaunchKernel, cuLaunchKernel);
 SAME_SHAPE(MemAlloc, cuMemAlloc);
