@@ -232,19 +232,20 @@ def test_a_gradient_that_is_set_after_it_left_is_refused(gpu_daemon):
     optimizer.close()
 
 
-def test_a_daemon_that_dies_costs_one_step(gpu_daemon, expected):
+def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, expected):
     kept = Daemon("--keeper", "--metrics_address=off")
     model = build()
     optimizer = optimizer_of(model, kept, name="kept")
     train(model, optimizer, steps=3)
     children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
-    lost = 0
+    lost, killed = 0, False
     for step in range(3, STEPS):
         lr = optimizer.param_groups[0]["lr"]
         while True:
             try:
                 loss_of(model, 2 * step).backward()
-                if step == 5 and not lost:
+                if step == 5 and not killed:
+                    killed = True
                     os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
                     time.sleep(0.05)
                 loss_of(model, 2 * step + 1).backward()
@@ -256,6 +257,7 @@ def test_a_daemon_that_dies_costs_one_step(gpu_daemon, expected):
                 optimizer.zero_grad()
         optimizer.zero_grad()
         optimizer.param_groups[0]["lr"] = lr * 0.95
-    assert lost and same(weights(model), expected[0])
+    # Noticed before the step was begun, its death costs nothing.
+    assert killed and lost <= 1 and same(weights(model), expected[0])
     optimizer.close()
     kept.stop()
