@@ -99,32 +99,34 @@ Status Attachment::BeginStep(double gradient_scale) {
 }
 
 Status Attachment::GradientReady(uint32_t bucket) {
-  if (Status status = CheckGradient(bucket); !status.ok()) return status;
-  if (Status status = Submit(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}); !status.ok()) return status;
-  handed_over_[bucket] = true;
-  ++handed_over_count_;
-  return {};
+  return HandOver(bucket, [&] { return Submit(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}); });
 }
 
 Status Attachment::GpuGradientReady(uint32_t bucket, const superoffload_tensor* tensors, uint32_t count,
                                     kernels::DType dtype, kernels::CudaStream stream) {
+  return HandOver(bucket, [&] {
+    return gpu_->HandOver(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}), next_slot_, tensors, count, dtype,
+                          stream);
+  });
+}
+
+template <typename Submission>
+Status Attachment::HandOver(uint32_t bucket, Submission submit) {
   if (Status status = CheckGradient(bucket); !status.ok()) return status;
-  if (Status status = gpu_->HandOver(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {}), next_slot_, tensors, count,
-                                     dtype, stream);
-      !status.ok()) {
-    return status;
-  }
+  if (Status status = submit(); !status.ok()) return status;
   handed_over_[bucket] = true;
   ++handed_over_count_;
   return {};
 }
 
+Status Attachment::CheckBucket(uint32_t bucket) const {
+  if (bucket < bucket_count_) return {};
+  return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_, " buckets");
+}
+
 Status Attachment::CheckGradient(uint32_t bucket) const {
   if (Status status = CheckOpen("gradient_ready"); !status.ok()) return status;
-  if (bucket >= bucket_count_) {
-    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
-                 " buckets");
-  }
+  if (Status status = CheckBucket(bucket); !status.ok()) return status;
   if (handed_over_[bucket]) {
     return Error(Code::kAlreadyExists, "bucket ", bucket, " was already handed over in step ", step_,
                  "; hand each bucket over once per step");
@@ -217,10 +219,7 @@ Status Attachment::WaitVerdict(const Deadline& deadline, superoffload_verdict* v
 }
 
 Status Attachment::WaitParameters(uint32_t bucket, const Deadline& deadline) {
-  if (bucket >= bucket_count_) {
-    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
-                 " buckets");
-  }
+  if (Status status = CheckBucket(bucket); !status.ok()) return status;
   return WaitUntil(ended_step_.load(std::memory_order_acquire), deadline, [this, bucket] { return Final(bucket); });
 }
 
@@ -232,10 +231,7 @@ Status Attachment::WaitStep(const Deadline& deadline, superoffload_verdict* verd
 }
 
 Status Attachment::AwaitParameters(uint32_t bucket, const Deadline& deadline, kernels::CudaStream stream) {
-  if (bucket >= bucket_count_) {
-    return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_,
-                 " buckets");
-  }
+  if (Status status = CheckBucket(bucket); !status.ok()) return status;
   if (const uint64_t step = ended_step_.load(std::memory_order_acquire); step != last_step_) {
     const auto begin = std::chrono::steady_clock::now();
     const auto ready = [this, bucket] { return gpu_->resident(bucket) ? verdict_.has_value() : Final(bucket); };

@@ -68,7 +68,10 @@ class Attachment {
                                 std::initializer_list<double> payload) const;
   Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
   Status CheckOpen(const char* call) const;
+  Status CheckBucket(uint32_t bucket) const;
   Status CheckGradient(uint32_t bucket) const;
+  template <typename Submission>
+  Status HandOver(uint32_t bucket, Submission submit);
   Status CheckAllHandedOver(const char* call) const;
   Status WaitOver();
 

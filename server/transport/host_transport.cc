@@ -119,45 +119,37 @@ absl::Status HostTransport::Deliver(const superoffload_ring_entry& entry, std::o
   }
 }
 
+superoffload_ring_entry HostTransport::Completion(superoffload_completion opcode, uint32_t index, uint64_t step,
+                                                  int flags) const {
+  return {.opcode = static_cast<uint16_t>(opcode),
+          .flags = static_cast<uint16_t>(flags),
+          .index = index,
+          .step = step,
+          .attachment_epoch = attachment_epoch_,
+          .payload = {}};
+}
+
 void HostTransport::SlotFree(uint64_t step, uint32_t bucket) {
-  Push({.opcode = SUPEROFFLOAD_COMPLETE_SLOT_FREE,
-        .flags = 0,
-        .index = bucket,
-        .step = step,
-        .attachment_epoch = attachment_epoch_,
-        .payload = {}});
+  Push(Completion(SUPEROFFLOAD_COMPLETE_SLOT_FREE, bucket, step));
 }
 
 void HostTransport::ParametersReady(uint64_t step, uint32_t bucket, bool speculative) {
-  Push({.opcode = SUPEROFFLOAD_COMPLETE_PARAMETERS_READY,
-        .flags = static_cast<uint16_t>(speculative ? SUPEROFFLOAD_FLAG_SPECULATIVE : 0),
-        .index = bucket,
-        .step = step,
-        .attachment_epoch = attachment_epoch_,
-        .payload = {}});
+  Push(Completion(SUPEROFFLOAD_COMPLETE_PARAMETERS_READY, bucket, step,
+                  speculative ? SUPEROFFLOAD_FLAG_SPECULATIVE : 0));
   absl::MutexLock lock(&mover_mu_);
   if (mover_ != nullptr) mover_->CopyParameters(step, bucket);
 }
 
 void HostTransport::NormMeasured(uint64_t step, double global_norm) {
-  superoffload_ring_entry entry{.opcode = SUPEROFFLOAD_COMPLETE_GRADIENT_NORM,
-                                .flags = 0,
-                                .index = 0,
-                                .step = step,
-                                .attachment_epoch = attachment_epoch_,
-                                .payload = {}};
+  superoffload_ring_entry entry = Completion(SUPEROFFLOAD_COMPLETE_GRADIENT_NORM, 0, step);
   entry.payload.f64[0] = global_norm;
   Push(entry);
 }
 
 void HostTransport::VerdictReached(const VerdictReport& report) {
-  superoffload_ring_entry entry{
-      .opcode = SUPEROFFLOAD_COMPLETE_VERDICT,
-      .flags = static_cast<uint16_t>(report.speculation_stands ? SUPEROFFLOAD_FLAG_SPECULATION_STANDS : 0),
-      .index = static_cast<uint32_t>(report.verdict),
-      .step = report.step,
-      .attachment_epoch = attachment_epoch_,
-      .payload = {}};
+  superoffload_ring_entry entry =
+      Completion(SUPEROFFLOAD_COMPLETE_VERDICT, static_cast<uint32_t>(report.verdict), report.step,
+                 report.speculation_stands ? SUPEROFFLOAD_FLAG_SPECULATION_STANDS : 0);
   entry.payload.verdict = {.global_norm = report.global_norm,
                            .clip_coefficient = report.clip_coefficient,
                            .committed_steps = report.committed_steps,
@@ -169,31 +161,16 @@ void HostTransport::VerdictReached(const VerdictReport& report) {
 }
 
 void HostTransport::GradientTaken(uint64_t step, uint32_t slot) {
-  Push({.opcode = SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN,
-        .flags = 0,
-        .index = slot,
-        .step = step,
-        .attachment_epoch = attachment_epoch_,
-        .payload = {}});
+  Push(Completion(SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN, slot, step));
 }
 
 void HostTransport::Landed(uint64_t step, uint32_t bucket) {
-  Push({.opcode = SUPEROFFLOAD_COMPLETE_LANDED,
-        .flags = 0,
-        .index = bucket,
-        .step = step,
-        .attachment_epoch = attachment_epoch_,
-        .payload = {}});
+  Push(Completion(SUPEROFFLOAD_COMPLETE_LANDED, bucket, step));
 }
 
 void HostTransport::Reject(const superoffload_ring_entry& entry, const absl::Status& status) {
   ring_.SetErrorText(std::string(status.message()));
-  Push({.opcode = SUPEROFFLOAD_COMPLETE_ERROR,
-        .flags = 0,
-        .index = static_cast<uint32_t>(status.code()),
-        .step = entry.step,
-        .attachment_epoch = attachment_epoch_,
-        .payload = {}});
+  Push(Completion(SUPEROFFLOAD_COMPLETE_ERROR, static_cast<uint32_t>(status.code()), entry.step));
 }
 
 void HostTransport::Push(superoffload_ring_entry entry) {

@@ -57,6 +57,8 @@ class HostTransport final : public CompletionSink, private MoverPeer {
   void Landed(uint64_t step, uint32_t bucket) override;
   void Fail(const absl::Status& status) override;
   DeviceMover* mover();
+  superoffload_ring_entry Completion(superoffload_completion opcode, uint32_t index, uint64_t step,
+                                     int flags = 0) const;
   void Push(superoffload_ring_entry entry);
   absl::Status end_reason() const;
 

@@ -10,7 +10,7 @@ from superoffload._attachment import StepResult
 from superoffload._error import Error
 from superoffload._gpu_attachment import GpuAttachment
 from superoffload._torch_hand_over import HandOver
-from superoffload._torch_parameters import DATA_TYPES, HostedParameter
+from superoffload._torch_parameters import DATA_TYPES, HostedParameter, buckets_of
 from superoffload.v1 import optimizer_pb2
 
 
@@ -18,7 +18,7 @@ def bucket_pieces(layout: optimizer_pb2.Layout, hosted: list[HostedParameter]) -
     """Per bucket, ascending: parameter, its first element that is in the bucket, where in the bucket, how many."""
     pieces: list[list[tuple[int, int, int, int]]] = [[] for _ in layout.buckets]
     for index, (parameter, placement) in enumerate(zip(hosted, layout.placements, strict=True)):
-        for number in range(placement.first_bucket, placement.first_bucket + placement.bucket_count):
+        for number in buckets_of(placement):
             bucket = layout.buckets[number]
             begin = max(placement.state_offset, bucket.state_offset)
             end = min(placement.state_offset + parameter.tensor.numel(), bucket.state_offset + bucket.elements)
@@ -86,8 +86,8 @@ class GpuHandOver(HandOver):
                 pieces.append((gradient.data_ptr() + first * gradient.element_size(), position, elements))
         if len(dtypes) > 1:
             raise Error(grpc.StatusCode.UNIMPLEMENTED, f"gradients of one bucket have dtypes {dtypes}; use one")
-        dtype = dtypes.pop() if dtypes else self._hosted[self._pieces[bucket][0][0]].tensor.dtype
         some_tensor = self._hosted[self._pieces[bucket][0][0]].tensor
+        dtype = dtypes.pop() if dtypes else some_tensor.dtype
         attachment: GpuAttachment = self._attachment
         attachment.hand_over(bucket, pieces, DATA_TYPES[dtype], _torch_gpu.current_stream(some_tensor))
         self._handed_over.add(bucket)
@@ -120,6 +120,6 @@ def most_pieces(layout: optimizer_pb2.Layout, hosted: list[HostedParameter]) -> 
 def map_views(hosted: list[HostedParameter], attachment: GpuAttachment) -> None:
     """Fills in where each parameter lies."""
     for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
-        parameter.buckets = range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
+        parameter.buckets = buckets_of(placement)
         pointer = attachment.device_parameters() + placement.parameters_offset
         parameter.theta = _torch_gpu.view(pointer, parameter.tensor, attachment)

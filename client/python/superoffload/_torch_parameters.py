@@ -127,12 +127,17 @@ def _view(buffer: Any, tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
 
 
+def buckets_of(placement: optimizer_pb2.Placement) -> range:
+    """The buckets that hold a parameter's elements."""
+    return range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
+
+
 def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
     """Fills in where each parameter and its gradients lie."""
     for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
         tensor = parameter.tensor
         size = tensor.numel() * tensor.element_size()
-        parameter.buckets = range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
+        parameter.buckets = buckets_of(placement)
         parameter.theta = _view(attachment.parameters(placement.parameters_offset, size), tensor)
         parameter.slots = tuple(
             _view(attachment.gradients(offset, size), tensor) for offset in placement.gradient_offsets

@@ -17,7 +17,10 @@ using kernels::CurrentDevice;
 using kernels::PackedTensor;
 using kernels::Sharing;
 
-constexpr uint32_t kDefaultSlots = 4;
+uint32_t SlotCount(const superoffload_gpu_options& options) {
+  constexpr uint32_t kDefault = 4;
+  return options.slots == 0 ? kDefault : options.slots;
+}
 
 // Enough for a steady state, short enough for an attach.
 constexpr int kProbes = 8;
@@ -59,7 +62,7 @@ GpuPlane::GpuPlane(const superoffload_gpu_options& options, Attached attached,
       wanted_sharing_(static_cast<Sharing>(options.sharing)),
       next_slot_(options.next_slot),
       memory_(std::move(memory)),
-      slots_(options.slots == 0 ? kDefaultSlots : options.slots),
+      slots_(SlotCount(options)),
       first_resident_(options.bucket_count),
       state_offsets_{options.state_offsets[0], options.state_offsets[1], options.state_offsets[2]} {
   constexpr uint32_t kAdam = 2;  // Algorithm of optimizer.proto
@@ -100,7 +103,7 @@ Status GpuPlane::Open(const superoffload_gpu_options& options) {
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device_)); !status.ok()) return status;
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(kernels_.Load(device_->driver())); !status.ok()) return status;
-  const uint32_t slots = options.slots == 0 ? kDefaultSlots : options.slots;
+  const uint32_t slots = SlotCount(options);
   layout_ = PlanGpu(buckets_, attached_.parameters.size(), slots, options.max_bucket_tensors);
   for (kernels::OwnedStream* stream : {&pack_, &down_, &up_}) {
     if (Status status = FromCuda(kernels::MakeStream(*device_, stream)); !status.ok()) return status;
@@ -232,7 +235,6 @@ GpuPlane::~GpuPlane() {
 }
 
 Status GpuPlane::ChooseMover() {
-  std::vector<uint32_t> movers;
   if (wanted_mover_ != SUPEROFFLOAD_MOVER_AUTO) {
     if (wanted_mover_ == SUPEROFFLOAD_MOVER_DIRECT && report_.staged != 0) {
       return Error(Code::kFailedPrecondition, "the GPU cannot store into the daemon's memory: ", report_.notes);
@@ -241,7 +243,7 @@ Status GpuPlane::ChooseMover() {
     return {};
   }
   // One slot is copied while another one is worked on.
-  movers.push_back(SUPEROFFLOAD_MOVER_TRAINER);
+  std::vector<uint32_t> movers{SUPEROFFLOAD_MOVER_TRAINER};
   if (report_.sharing != 0) movers.push_back(SUPEROFFLOAD_MOVER_DAEMON);
   if (report_.staged == 0) movers.push_back(SUPEROFFLOAD_MOVER_DIRECT);
   uint32_t best = movers.front();

@@ -107,7 +107,6 @@ class GpuPlane {
               uint32_t count, kernels::DType dtype);
   Status CopyDown(uint32_t bucket, uint32_t slot, uint32_t gradient_slot);
   void OnDown(superoffload_ring_entry entry, uint32_t slot, const kernels::CudaStatus& status);
-  double SumOfSquares(uint32_t bucket, uint32_t slot) const;
   Status CopyUp(uint32_t bucket);
   Status Measure(uint32_t mover, double* seconds);
   Status ProbeRound(uint32_t mover, uint32_t bucket);
