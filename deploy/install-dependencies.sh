@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
 
 packages=(
-  g++ cmake ninja-build ccache mold pkg-config
+  g++ cmake ninja-build ccache lld pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev libhwy-dev libbenchmark-dev libsystemd-dev nlohmann-json3-dev libhwloc-dev libnuma-dev
   python3-venv python3-dev
