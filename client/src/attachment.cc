@@ -257,6 +257,7 @@ Status Attachment::AttachGpu(const superoffload_gpu_options& options, Attachment
       .gradients = bytes(gradients_),
       .share = [this](superoffload_device_request* request,
                       int descriptor) { return connection_->ShareDevice(epoch_, request, descriptor); },
+      .daemon_gone = [this] { return connection_->DaemonGone(); },
       .submit =
           [this](superoffload_ring_entry entry) {
             entry.attachment_epoch = epoch_;

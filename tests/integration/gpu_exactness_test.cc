@@ -401,6 +401,16 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
   }
 }
 
+// Another mover would not help.
+TEST_F(GpuTest, ADaemonThatIsGoneIsNotOneThatCannotCopy) {
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+  EXPECT_EQ(daemon_->Stop(), 0);
+  if (!AttachGpu(SUPEROFFLOAD_MOVER_DAEMON)) GTEST_SKIP() << status_;
+  EXPECT_EQ(status_.code(), absl::StatusCode::kUnavailable) << status_;
+  EXPECT_THAT(std::string(status_.message()), HasSubstr("start it again and attach anew"));
+}
+
 TEST_F(GpuTest, GpusAreFoundByWhatTheyAreNotByTheirNumbers) {
   ::setenv("FAKE_CUDA_UUID", "13,7", 1);
   StartDaemon();

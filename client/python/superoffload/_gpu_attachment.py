@@ -158,7 +158,10 @@ class GpuAttachment(Attachment):
     def hand_over(self, bucket: int, pieces: Sequence[tuple[int, int, int]], dtype: int, stream: int) -> None:
         """``pieces``: device pointer, first element of the bucket, elements; of DataType ``dtype``, ascending."""
         tensors = (_library.Tensor * len(pieces))(*pieces)
-        self._submit("gpu_gradient_ready", bucket, tensors, len(pieces), dtype, stream)
+        try:  # not _submit(): a gradient is never handed over again
+            _library.call("gpu_gradient_ready", self._handle, bucket, tensors, len(pieces), dtype, stream)
+        except Error as error:
+            self._recover(error)
 
     def await_parameters(self, bucket: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of the step that was ended last."""

@@ -179,7 +179,9 @@ Status GpuPlane::Share() {
       report_.sharing = static_cast<uint32_t>(way);
       return {};
     }
-    if (last.code == Code::kUnavailable && last.message.find("daemon is gone") != std::string::npos) return last;
+    if (attached_.daemon_gone()) {
+      return Error(Code::kUnavailable, "the daemon is gone; start it again and attach anew");
+    }
     Note("the daemon cannot copy: " + last.message);
   }
   if (explicit_daemon || (wanted_sharing_ != Sharing::kNone && !no_daemon)) {

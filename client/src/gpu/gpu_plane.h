@@ -45,6 +45,7 @@ class GpuPlane {
     std::span<std::byte> parameters, gradients;  // mapped
     // Asks the daemon to map the GPU memory.
     std::function<Status(superoffload_device_request*, int descriptor)> share;
+    std::function<bool()> daemon_gone;
     // To the submission ring. Called by one thread at a time.
     std::function<Status(const superoffload_ring_entry&)> submit;
   };
