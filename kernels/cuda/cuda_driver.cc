@@ -66,6 +66,7 @@ bool FindAll(void* library, CudaDriver* d) {
          Find(library, "cuMemAddressReserve", &d->MemAddressReserve) &&
          Find(library, "cuMemAddressFree", &d->MemAddressFree) && Find(library, "cuMemMap", &d->MemMap) &&
          Find(library, "cuMemUnmap", &d->MemUnmap) && Find(library, "cuMemSetAccess", &d->MemSetAccess) &&
+         Find(library, "cuMemHostAlloc", &d->MemHostAlloc) && Find(library, "cuMemFreeHost", &d->MemFreeHost) &&
          Find(library, "cuMemHostRegister_v2", &d->MemHostRegister) &&
          Find(library, "cuMemHostUnregister", &d->MemHostUnregister) &&
          Find(library, "cuMemcpyHtoDAsync_v2", &d->MemcpyHtoDAsync) &&

@@ -48,7 +48,8 @@ inline constexpr int kCudaPosixDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
-inline constexpr unsigned kCudaHostRegisterPortable = 1;
+inline constexpr unsigned kCudaHostAllocPortable = 1;
+inline constexpr unsigned kCudaHostRegisterPortable = 1, kCudaHostRegisterDeviceMap = 2;
 // CUdevice_attribute.
 inline constexpr int kCudaPageableMemoryAccess = 88, kCudaHostPageTables = 100, kCudaVmmSupported = 102,
                      kCudaVmmDescriptorSupported = 103, kCudaHostNumaId = 134;
@@ -99,6 +100,8 @@ struct CudaDriver {
   int (*MemMap)(CudaPointer pointer, size_t bytes, size_t offset, CudaAllocation allocation, unsigned long long flags);
   int (*MemUnmap)(CudaPointer pointer, size_t bytes);
   int (*MemSetAccess)(CudaPointer pointer, size_t bytes, const CudaAccess* access, size_t count);
+  int (*MemHostAlloc)(void** data, size_t bytes, unsigned flags);
+  int (*MemFreeHost)(void* data);
   int (*MemHostRegister)(void* data, size_t bytes, unsigned flags);
   int (*MemHostUnregister)(void* data);
   int (*MemcpyHtoDAsync)(CudaPointer to, const void* from, size_t bytes, CudaStream stream);

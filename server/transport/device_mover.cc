@@ -28,7 +28,6 @@ absl::StatusOr<std::unique_ptr<DeviceMover>> DeviceMover::Open(const superoffloa
   if (CudaStatus status = kernels::GpuDevice::OpenByUuid(uuid, &device); !status.ok()) return ToAbsl(status);
   std::unique_ptr<DeviceMover> mover(new DeviceMover(request, std::move(memory), peer, device));
   if (absl::Status status = mover->CheckRequest(); !status.ok()) return status;
-  mover->sums_.resize(request.slots * mover->max_chunks_);
   const CurrentDevice current(*device);
   kernels::SharedGpuMemoryTicket ticket{.sharing = static_cast<kernels::Sharing>(request.sharing),
                                         .handle = {},
@@ -42,8 +41,12 @@ absl::StatusOr<std::unique_ptr<DeviceMover>> DeviceMover::Open(const superoffloa
   for (kernels::OwnedStream* stream : {&mover->down_, &mover->up_}) {
     if (CudaStatus status = kernels::MakeStream(*device, stream); !status.ok()) return ToAbsl(status);
   }
-  for (std::span<std::byte> host :
-       {mover->memory_.gradients, mover->memory_.parameters, std::as_writable_bytes(std::span<double>(mover->sums_))}) {
+  if (CudaStatus status =
+          kernels::PinnedMemory::Allocate(device, request.slots * mover->max_chunks_ * sizeof(double), &mover->sums_);
+      !status.ok()) {
+    return ToAbsl(status);
+  }
+  for (std::span<std::byte> host : {mover->memory_.gradients, mover->memory_.parameters}) {
     if (absl::Status status = mover->Register(host); !status.ok()) return status;
   }
   mover->arrivals_.emplace(device);
@@ -196,10 +199,10 @@ absl::Status DeviceMover::CopyGradient(const superoffload_ring_entry& entry) {
                                            bucket.gradient_bytes, down_.get()),
                     "copying a gradient from the GPU");
   if (status.ok()) {
-    status = driver.Status(
-        driver.MemcpyDtoHAsync(&sums_[slot * max_chunks_], base + request_.sums_offset + slot * request_.sums_bytes,
-                               bucket.chunks * sizeof(double), down_.get()),
-        "copying sums from the GPU");
+    status =
+        driver.Status(driver.MemcpyDtoHAsync(SumsOf(slot), base + request_.sums_offset + slot * request_.sums_bytes,
+                                             bucket.chunks * sizeof(double), down_.get()),
+                      "copying sums from the GPU");
   }
   if (status.ok()) {
     status = arrivals_->After(down_.get(), [this, entry](const CudaStatus& done) { OnGradient(entry, done); });
@@ -214,7 +217,7 @@ void DeviceMover::OnGradient(const superoffload_ring_entry& entry, const CudaSta
     return;
   }
   const uint64_t slot = entry.payload.gradient.slot;
-  const double* const sums = &sums_[slot * max_chunks_];
+  const double* const sums = SumsOf(slot);
   double sum = 0;
   for (uint64_t chunk = 0; chunk < memory_.buckets[entry.index].chunks; ++chunk) sum += sums[chunk];
   peer_->GradientTaken(entry.step, static_cast<uint32_t>(slot));

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/cuda/completion_queue.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/shared_gpu_memory.h"
 #include "superoffload/v1/descriptor_socket.h"
 
@@ -78,6 +79,7 @@ class DeviceMover {
   void Begin(const superoffload_ring_entry& entry);
   void NoteCopyBack(const superoffload_ring_entry& entry);
   absl::Status CopyGradient(const superoffload_ring_entry& entry);
+  double* SumsOf(uint64_t slot) const { return reinterpret_cast<double*>(sums_.data()) + slot * max_chunks_; }
   void OnGradient(const superoffload_ring_entry& entry, const kernels::CudaStatus& status);
   void Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares);
 
@@ -87,8 +89,8 @@ class DeviceMover {
   const std::shared_ptr<const kernels::GpuDevice> device_;
   std::unique_ptr<kernels::SharedGpuMemory> gpu_memory_;
   std::vector<std::byte*> registered_;
-  uint64_t max_chunks_ = 0;   // of a bucket
-  std::vector<double> sums_;  // of squares, per device slot and chunk
+  uint64_t max_chunks_ = 0;     // of a bucket
+  kernels::PinnedMemory sums_;  // doubles: of squares, per device slot and chunk
   kernels::OwnedStream down_, up_;
 
   // The submitting thread's: what the open step may copy.

@@ -39,6 +39,9 @@ run() {
 echo "# $(date -u +%Y-%m-%d), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi'), $(nproc) cores"
 run "kernels: bits and bandwidth" "$check"
 ((status)) && exit "$status"  # no GPU, or none that anything could be said about
+# PyTorch's wheels bring NCCL along, where no loader looks.
+nccl="$("$python" -c 'import importlib.util; print(importlib.util.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)"
+[[ -n "$nccl" ]] && export LD_LIBRARY_PATH="$nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 # What asks a fake to fail is skipped on a GPU.
 run "movers, residents and kills: bits equal the host's" "$gpu_test" --gtest_brief=1
 run "movers measured" "$python" tests/device/train_bench.py --probe

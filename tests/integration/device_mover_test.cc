@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,9 +53,9 @@ class RecordingPeer final : public MoverPeer {
 
 class DeviceMoverTest : public ::testing::Test {
  protected:
-  DeviceMoverTest() : gradients_(4 * kGradientBytes), parameters_(2 * kParametersBytes) {
-    memory_.gradients = gradients_;
-    memory_.parameters = parameters_;
+  DeviceMoverTest() {
+    memory_.gradients = gradients_ = std::as_writable_bytes(std::span(gradient_pages_));
+    memory_.parameters = parameters_ = std::as_writable_bytes(std::span(parameter_pages_));
     for (uint64_t i = 0; i < 2; ++i) {
       memory_.buckets.push_back({.gradient_offsets = {2 * i * kGradientBytes, (2 * i + 1) * kGradientBytes},
                                  .gradient_bytes = kGradientBytes,
@@ -91,7 +93,12 @@ class DeviceMoverTest : public ::testing::Test {
     return entry;
   }
 
-  std::vector<std::byte> gradients_, parameters_;
+  struct alignas(4096) Page {
+    std::byte bytes[4096];
+  };
+  std::vector<Page> gradient_pages_{4 * kGradientBytes / sizeof(Page)};
+  std::vector<Page> parameter_pages_{2 * kParametersBytes / sizeof(Page)};
+  std::span<std::byte> gradients_, parameters_;
   MovedMemory memory_;
   std::shared_ptr<const kernels::GpuDevice> device_;
   std::unique_ptr<kernels::SharedGpuMemory> trainers_;
@@ -152,7 +159,7 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
       {Entry(SUPEROFFLOAD_SUBMIT_PROBE, 1), "PROBE while step 1 is open"},
   };
   std::memset(gradients_.data(), 7, gradients_.size());
-  const std::vector<std::byte> before = gradients_;
+  const std::vector<std::byte> before(gradients_.begin(), gradients_.end());
   absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
   ASSERT_TRUE(mover.ok()) << mover.status();
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1));  // before the step
@@ -172,7 +179,7 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
   EXPECT_THAT(calls[3], HasSubstr("without an open step"));
   for (size_t i = 0; i < std::size(cases); ++i) EXPECT_THAT(calls[5 + i], HasSubstr(cases[i].sentence));
   EXPECT_THAT(calls.back(), HasSubstr("without an open step"));
-  EXPECT_EQ(gradients_, before);
+  EXPECT_TRUE(std::ranges::equal(gradients_, before));
 }
 
 TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWanted) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "superoffload/client.hpp"
 #include "superoffload/v1/descriptor_socket.h"
 #include "tests/support/daemon_process.h"
@@ -35,27 +36,27 @@ using ::testing::HasSubstr;
 constexpr int kSteps = 24;
 constexpr std::chrono::milliseconds kPause{10};  // between control calls, of which users may not make too many
 
-// GPU memory of a tensor, and registered host memory beside it.
+// GPU memory of a tensor, and pinned host memory beside it.
 class Tensor {
  public:
-  Tensor(const kernels::CudaDriver& driver, size_t bytes) : driver_(driver), host_(bytes) {
+  Tensor(const std::shared_ptr<const kernels::GpuDevice>& device, size_t bytes)
+      : driver_(device->driver()), bytes_(bytes) {
     Require(driver_.MemAlloc(&device_, bytes));
-    Require(driver_.MemHostRegister(host_.data(), bytes, 0));
+    Require(kernels::PinnedMemory::Allocate(device, bytes, &host_).code);
+    std::memset(host_.data(), 0, bytes);
   }
-  ~Tensor() {
-    driver_.MemHostUnregister(host_.data());
-    driver_.MemFree(device_);
-  }
+  ~Tensor() { driver_.MemFree(device_); }
   static void Require(int result) {
     if (result != 0) std::abort();
   }
   std::byte* host() { return host_.data(); }
   kernels::CudaPointer device() const { return device_; }
-  size_t bytes() const { return host_.size(); }
+  size_t bytes() const { return bytes_; }
 
  private:
   const kernels::CudaDriver& driver_;
-  std::vector<std::byte> host_;
+  const size_t bytes_;
+  kernels::PinnedMemory host_;
   kernels::CudaPointer device_ = 0;
 };
 
@@ -72,8 +73,8 @@ class GpuTrainer final : public test::ExactTrainer {
       for (const uint64_t extent : parameter.shape()) elements *= extent;
       elements_.push_back(elements);
       const auto bytes = [&](v1::DataType dtype) { return elements * (dtype == v1::DATA_TYPE_FLOAT32 ? 4 : 2); };
-      parameters_.push_back(std::make_unique<Tensor>(driver(), bytes(parameter.dtype())));
-      gradients_.push_back(std::make_unique<Tensor>(driver(), bytes(parameter.gradient_dtype())));
+      parameters_.push_back(std::make_unique<Tensor>(device_, bytes(parameter.dtype())));
+      gradients_.push_back(std::make_unique<Tensor>(device_, bytes(parameter.gradient_dtype())));
     }
   }
 
@@ -459,7 +460,7 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     kernels::OwnedStream owned;
     Tensor::Require(kernels::MakeStream(*device, &owned).code);
     const auto stream = reinterpret_cast<uint64_t>(owned.get());
-    Tensor whole(driver, ranks * kShare * sizeof(float)), reduced(driver, kShare * sizeof(float));
+    Tensor whole(device, ranks * kShare * sizeof(float)), reduced(device, kShare * sizeof(float));
     // The mean over ranks is positive in every second element, and negative in the others.
     auto* const gradient = reinterpret_cast<float*>(whole.host());
     for (uint64_t i = 0; i < ranks * kShare; ++i)

@@ -56,7 +56,8 @@ using superoffload::kernels::ResidentArguments;
 
 namespace {
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201, kEccUncorrectable = 214;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kInvalidContext = 201, kEccUncorrectable = 214,
+              kAlreadyRegistered = 712;
 constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 
 int Failure(const char* call) {
@@ -211,12 +212,29 @@ void RunAlone(const std::function<void()>& kernel) {
 // Host memory that was registered: only copies of such memory are asynchronous, as on a GPU without coherence.
 std::map<uint64_t, size_t> registered;
 
+constexpr uint64_t kPageBytes = 4096;
+uint64_t PageBegin(uint64_t address) { return address / kPageBytes * kPageBytes; }
+uint64_t PageEnd(uint64_t address) { return PageBegin(address + kPageBytes - 1); }
+
 bool IsRegistered(const void* data, size_t bytes) {
   if (Setting("FAKE_CUDA_COHERENT") != 0) return true;
   const uint64_t begin = reinterpret_cast<uint64_t>(data);
   std::lock_guard lock(mu);
   auto after = registered.upper_bound(begin);
   return after != registered.begin() && (--after, begin + bytes <= after->first + after->second);
+}
+
+// Whole pages, once each.
+int RegisterPages(void* data, size_t bytes) {
+  const uint64_t begin = reinterpret_cast<uint64_t>(data);
+  std::lock_guard lock(mu);
+  for (const auto& [other, other_bytes] : registered) {
+    if (PageBegin(begin) < PageEnd(other + other_bytes) && PageBegin(other) < PageEnd(begin + bytes)) {
+      return kAlreadyRegistered;
+    }
+  }
+  registered[begin] = bytes;
+  return 0;
 }
 
 int Copy(void* to, const void* from, size_t bytes, const void* host, void* stream) {
@@ -360,13 +378,21 @@ int cuMemSetAccess(uint64_t, size_t, const CudaAccess*, size_t) { return 0; }
 
 int cuMemHostRegister_v2(void* data, size_t bytes, unsigned) {
   FAIL_IF_TOLD();
-  std::lock_guard lock(mu);
-  registered[reinterpret_cast<uint64_t>(data)] = bytes;
-  return 0;
+  return RegisterPages(data, bytes);
 }
 int cuMemHostUnregister(void* data) {
   std::lock_guard lock(mu);
   return registered.erase(reinterpret_cast<uint64_t>(data)) == 1 ? 0 : kInvalidValue;
+}
+int cuMemHostAlloc(void** data, size_t bytes, unsigned) {
+  FAIL_IF_TOLD();
+  *data = std::aligned_alloc(kPageBytes, PageEnd(bytes));
+  return *data == nullptr ? kOutOfMemory : RegisterPages(*data, bytes);
+}
+int cuMemFreeHost(void* data) {
+  const int result = cuMemHostUnregister(data);
+  if (result == 0) std::free(data);
+  return result;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   FAIL_IF_TOLD();

@@ -121,10 +121,13 @@ Status GpuPlane::Open(const superoffload_gpu_options& options) {
   report_.coherent = device_->Has(kernels::kCudaPageableMemoryAccess) ? 1 : 0;
 
   const uint64_t tables_bytes = slots * layout_.table_tensors * sizeof(PackedTensor);
-  staging_.resize(tables_bytes + slots * max_chunks_ * sizeof(double));
+  if (Status status = FromCuda(
+          kernels::PinnedMemory::Allocate(device_, tables_bytes + slots * max_chunks_ * sizeof(double), &staging_));
+      !status.ok()) {
+    return status;
+  }
   tables_ = reinterpret_cast<PackedTensor*>(staging_.data());
   sums_ = reinterpret_cast<double*>(staging_.data() + tables_bytes);
-  Register(staging_);
   // A coherent GPU uses pageable memory as it is, and registering much of it takes long.
   if (report_.coherent == 0) {
     Register(attached_.gradients);
@@ -201,7 +204,8 @@ Status GpuPlane::Allocate(Sharing sharing) {
 void GpuPlane::Register(std::span<std::byte> host) {
   const kernels::CudaDriver& driver = device_->driver();
   const CudaStatus status = driver.Status(
-      driver.MemHostRegister(host.data(), host.size(), kernels::kCudaHostRegisterPortable),
+      driver.MemHostRegister(host.data(), host.size(),
+                             kernels::kCudaHostRegisterPortable | kernels::kCudaHostRegisterDeviceMap),
       "registering " + std::to_string(host.size()) + " bytes of host memory (raise RLIMIT_MEMLOCK, LimitMEMLOCK=)");
   if (status.ok()) {
     registered_.push_back(host.data());

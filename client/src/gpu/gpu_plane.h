@@ -32,6 +32,7 @@
 #include "client/src/status.h"
 #include "kernels/cuda/completion_queue.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/shared_gpu_memory.h"
 #include "superoffload/superoffload_gpu.h"
 #include "superoffload/v1/descriptor_socket.h"
@@ -127,7 +128,7 @@ class GpuPlane {
   kernels::CudaKernels kernels_;
   std::shared_ptr<kernels::SharedGpuMemory> memory_;  // outlives the plane where another one takes it over
   std::vector<std::byte*> registered_;
-  std::vector<std::byte> staging_;  // host memory: per slot its table of tensors, and the sums of its chunks
+  kernels::PinnedMemory staging_;  // per slot its table of tensors, and the sums of its chunks
   kernels::PackedTensor* tables_ = nullptr;
   double* sums_ = nullptr;
   uint64_t max_chunks_ = 0;

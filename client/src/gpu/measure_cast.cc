@@ -8,6 +8,7 @@
 
 #include "client/src/gpu/gpu_status.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/shared_gpu_memory.h"
 
 namespace superoffload::client {
@@ -38,14 +39,15 @@ class Rehearsal {
         !status.ok()) {
       return status;
     }
-    host_.resize(elements * sizeof(float));
+    if (CudaStatus status =
+            kernels::PinnedMemory::Allocate(device_, elements * sizeof(float) + sizeof(PackedTensor), &host_);
+        !status.ok()) {
+      return status;
+    }
+    auto* const table = reinterpret_cast<PackedTensor*>(host_.data());
+    *table = {reinterpret_cast<const void*>(memory_->data()), 0, elements};
     const kernels::CudaDriver& driver = device_->driver();
-    CudaStatus status = driver.Status(
-        driver.MemHostRegister(host_.data(), host_.size(), kernels::kCudaHostRegisterPortable), "registering memory");
-    registered_ = status.ok();
-    if (!status.ok()) return status;
-    const PackedTensor whole{reinterpret_cast<const void*>(memory_->data()), 0, elements};
-    return driver.Status(driver.MemcpyHtoDAsync(memory_->data() + table_offset_, &whole, sizeof(whole), stream_.get()),
+    return driver.Status(driver.MemcpyHtoDAsync(memory_->data() + table_offset_, table, sizeof(*table), stream_.get()),
                          "copying");
   }
 
@@ -54,7 +56,6 @@ class Rehearsal {
     const kernels::CurrentDevice current(*device_);
     if (stream_.get() != nullptr) device_->driver().StreamSynchronize(stream_.get());
     kernels_.Unload();
-    if (registered_) device_->driver().MemHostUnregister(host_.data());
     memory_.reset();
     stream_ = {};
   }
@@ -75,7 +76,7 @@ class Rehearsal {
       const auto begin = std::chrono::steady_clock::now();
       CudaStatus status = kernels_.Pack(pack, stream_.get());
       if (status.ok()) {
-        status = driver.Status(driver.MemcpyDtoHAsync(const_cast<std::byte*>(host_.data()), slot, bytes, stream_.get()),
+        status = driver.Status(driver.MemcpyDtoHAsync(host_.data() + sizeof(PackedTensor), slot, bytes, stream_.get()),
                                "copying");
       }
       if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream_.get()), "measuring casts");
@@ -94,8 +95,7 @@ class Rehearsal {
   kernels::CudaKernels kernels_;
   kernels::OwnedStream stream_;
   std::unique_ptr<kernels::SharedGpuMemory> memory_;
-  std::vector<std::byte> host_;
-  bool registered_ = false;
+  kernels::PinnedMemory host_;  // the table, and then gradients
 };
 
 }  // namespace
