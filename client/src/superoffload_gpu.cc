@@ -95,6 +95,10 @@ int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_
   });
 }
 
+int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream) {
+  return WithGpu(attachment, [&](Attachment& impl) { return impl.gpu()->PackAfter(Stream(stream)); });
+}
+
 int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
                                       int64_t timeout_milliseconds, uint64_t stream) {
   return WithGpu(attachment, [&](Attachment& impl) {

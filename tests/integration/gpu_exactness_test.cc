@@ -67,6 +67,8 @@ class GpuTrainer final : public test::ExactTrainer {
       : client_(*client), attachment_(*attachment), handle_(attachment->handle()), residents_(std::move(residents)) {
     Tensor::Require(kernels::GpuDevice::Open(0, &device_).code);
     Tensor::Require(kernels::MakeStream(*device_, &stream_).code);
+    Tensor::Require(kernels::MakeStream(*device_, &busy_stream_).code);
+    work_ = std::make_unique<Tensor>(device_, 8);
     for (int i = 0; i < attachment_.optimizer().parameters_size(); ++i) {
       const v1::Parameter& parameter = attachment_.optimizer().parameters(i);
       uint64_t elements = 1;
@@ -108,10 +110,15 @@ class GpuTrainer final : public test::ExactTrainer {
     return superoffload_begin_step(handle_, gradient_scale) != 0 ? LastError() : absl::OkStatus();
   }
 
-  // Backward: the gradient appears on the trainer's stream, some time later.
+  // Backward: the gradient appears some time later, every other one on a stream that has more to do before.
   absl::Status GradientReady(size_t parameter) override {
+    const bool busy = parameter % 2 == 1;
+    const kernels::CudaStream stream = (busy ? busy_stream_ : stream_).get();
+    for (int i = 0; i < (busy ? 4 : 0); ++i) {
+      Tensor::Require(driver().MemcpyDtoHAsync(work_->host(), work_->device(), work_->bytes(), stream));
+    }
     Tensor& gradient = *gradients_[parameter];
-    Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream_.get()));
+    Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
     ready_[parameter] = true;
     const v1::Placement& place = layout().placements(static_cast<int>(parameter));
     for (uint32_t i = 0; i < place.bucket_count(); ++i) {
@@ -163,6 +170,7 @@ class GpuTrainer final : public test::ExactTrainer {
                         begin - bucket.state_offset(), end - begin});
     }
     std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (superoffload_gpu_pack_after(handle_, reinterpret_cast<uint64_t>(busy_stream_.get())) != 0) return LastError();
     const int code = superoffload_gpu_gradient_ready(
         handle_, index, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket.gradient_dtype(), stream());
     return code != 0 ? LastError() : absl::OkStatus();
@@ -173,7 +181,8 @@ class GpuTrainer final : public test::ExactTrainer {
   superoffload_attachment* const handle_;
   const std::function<uint32_t(int)> residents_;
   std::shared_ptr<const kernels::GpuDevice> device_;
-  kernels::OwnedStream stream_;
+  kernels::OwnedStream stream_, busy_stream_;
+  std::unique_ptr<Tensor> work_;
   std::vector<uint64_t> elements_;
   std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;
   std::vector<bool> ready_;

@@ -1,5 +1,6 @@
 """superoffload.torch with parameters on a GPU, which is a fake one: every bit is that of a trainer on the host."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -12,9 +13,10 @@ import pytest
 import torch
 from tests.conftest import Daemon
 from tests.integration.test_ctl import ctl
-from tests.support.fake_torch_gpu import fake_gpu  # noqa: F401
+from tests.support.fake_torch_gpu import DRIVER, fake_gpu  # noqa: F401
 
 import superoffload.torch
+from superoffload import _torch_gpu
 from superoffload._torch_residents import ResidentTuner
 from superoffload.torch import GpuOptions, VerdictKind
 
@@ -100,6 +102,27 @@ def gpu_daemon(fake_gpu, daemon):  # noqa: F811
             pytest.skip("built without nvcc")
         raise
     return daemon
+
+
+def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(
+    gpu_daemon,
+    fake_gpu,  # noqa: F811
+    expected,
+    monkeypatch,
+):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    stream = ctypes.c_void_p()
+    assert ctypes.CDLL(DRIVER).cuStreamCreate(ctypes.byref(stream), 0) == 0
+    beside = {id(model.layers[1].weight), id(model.gain)}
+    monkeypatch.setattr(_torch_gpu, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
+    waited = []
+    pack_after = optimizer._attachment.pack_after
+    monkeypatch.setattr(optimizer._attachment, "pack_after", lambda stream: (waited.append(stream), pack_after(stream)))
+    train(model, optimizer)
+    assert stream.value in waited
+    optimizer.synchronize()
+    assert same(weights(model), expected[0])
 
 
 @pytest.mark.parametrize("residents", [0, 5])

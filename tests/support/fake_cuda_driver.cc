@@ -131,13 +131,18 @@ int OpenHandle(const Handle& handle) {
 }
 
 // An event: how often it was recorded, and which of these records the streams have reached.
-struct Event {
-  std::atomic<uint64_t> recorded{0}, reached{0};
+// What one cuEventRecord stands for; a wait is bound to the latest when it is issued, whatever is recorded afterwards.
+struct Record {
+  std::atomic<bool> reached{false};
   std::chrono::steady_clock::time_point reached_at;
 
-  void Await(uint64_t record) const {
-    while (reached.load(std::memory_order_acquire) < record) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  void Await() const {
+    while (!reached.load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
+};
+
+struct Event {
+  std::shared_ptr<Record> latest;  // none: never recorded, and nobody waits
 };
 
 class Stream {
@@ -414,34 +419,28 @@ int cuStreamSynchronize(void* stream) {
 }
 int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   FAIL_IF_TOLD();
-  const auto* const event = static_cast<Event*>(handle);
-  const uint64_t record = event->recorded;  // the latest when the wait is issued
-  return Issue(stream, [=] { event->Await(record); });
+  const std::shared_ptr<Record> record = static_cast<Event*>(handle)->latest;
+  return record == nullptr ? 0 : Issue(stream, [=] { record->Await(); });
 }
 
 int cuEventCreate(void** event, unsigned) { return *event = new Event, 0; }
-int cuEventDestroy_v2(void* event) {
-  // It stays, since streams may still look at it.
-  static auto* const destroyed = new std::deque<std::unique_ptr<Event>>;
-  std::lock_guard lock(mu);
-  destroyed->emplace_back(static_cast<Event*>(event));
-  return 0;
-}
-int cuEventRecord(void* handle, void* stream) {
+int cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), 0; }
+int cuEventRecord(void* event, void* stream) {
   FAIL_IF_TOLD();
-  auto* const event = static_cast<Event*>(handle);
-  const uint64_t record = ++event->recorded;
+  const auto record = std::make_shared<Record>();
+  static_cast<Event*>(event)->latest = record;
   return Issue(stream, [=] {
-    event->reached_at = std::chrono::steady_clock::now();
-    event->reached.store(record, std::memory_order_release);
+    record->reached_at = std::chrono::steady_clock::now();
+    record->reached.store(true, std::memory_order_release);
   });
 }
 int cuEventSynchronize(void* event) {
   FAIL_IF_TOLD();
-  return static_cast<Event*>(event)->Await(static_cast<Event*>(event)->recorded), 0;
+  if (const std::shared_ptr<Record> record = static_cast<Event*>(event)->latest; record != nullptr) record->Await();
+  return 0;
 }
 int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
-  const auto elapsed = static_cast<Event*>(end)->reached_at - static_cast<Event*>(begin)->reached_at;
+  const auto elapsed = static_cast<Event*>(end)->latest->reached_at - static_cast<Event*>(begin)->latest->reached_at;
   return *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count(), 0;
 }
 int cuGetErrorString(int result, const char** text) {

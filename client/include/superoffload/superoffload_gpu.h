@@ -113,6 +113,10 @@ SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* at
                                                      const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
                                                      uint64_t stream);
 
+/* Has gradients that are handed over from now on wait for what was launched on `stream` so far, too: for buckets whose
+ * gradients come from several streams. */
+SUPEROFFLOAD_API int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream);
+
 /* Has `stream` wait for the parameters of the step that was ended last. Waits itself only for the daemon to publish
  * them, not for the GPU. Errors as superoffload_wait_parameters. */
 SUPEROFFLOAD_API int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,

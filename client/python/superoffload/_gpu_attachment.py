@@ -163,6 +163,10 @@ class GpuAttachment(Attachment):
         except Error as error:
             self._recover(error)
 
+    def pack_after(self, stream: int) -> None:
+        """Gradients that are handed over from now on wait for what ``stream`` has been given so far, too."""
+        _library.call("gpu_pack_after", self._handle, stream)
+
     def await_parameters(self, bucket: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of the step that was ended last."""
         try:

@@ -126,6 +126,7 @@ _FUNCTIONS = {
     "gpu_pull": (ctypes.c_int, [_P]),
     "gpu_push": (ctypes.c_int, [_P, _U64]),
     "gpu_gradient_ready": (ctypes.c_int, [_P, _U32, ctypes.POINTER(Tensor), _U32, _U32, _U64]),
+    "gpu_pack_after": (ctypes.c_int, [_P, _U64]),
     "gpu_await_parameters": (ctypes.c_int, [_P, _U32, _I64, _U64]),
     "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
     "gpu_stall": (_D, [_P]),

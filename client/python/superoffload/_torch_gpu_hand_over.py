@@ -44,6 +44,7 @@ class GpuHandOver(HandOver):
         super().__init__(attachment, hosted, overlap, prepare_step)
         self._pieces = bucket_pieces(attachment.optimizer.layout, hosted)
         self._handed_over: set[int] = set()  # buckets of the open step
+        self._streams = [0] * len(hosted)  # on which the gradient was taken
         self.keeps_gradients = False
 
     def _reset(self) -> None:
@@ -57,6 +58,7 @@ class GpuHandOver(HandOver):
         self._check_dense(index, tensor.grad)
         if not tensor.grad.is_contiguous():
             tensor.grad = tensor.grad.contiguous()
+        self._streams[index] = _torch_gpu.current_stream(tensor)
 
     def _version(self, index: int) -> int:
         gradient = self._hosted[index].tensor.grad
@@ -78,18 +80,22 @@ class GpuHandOver(HandOver):
         return now not in ((then, then + tolerated_writes) if then != -1 else (then,))
 
     def _hand_over(self, bucket: int) -> None:
-        pieces, dtypes = [], set()
+        pieces, dtypes, streams = [], set(), set()
         for index, first, position, elements in self._pieces[bucket]:
             gradient = self._hosted[index].tensor.grad
             if gradient is not None:  # none counts as zero
                 dtypes.add(gradient.dtype)
+                streams.add(self._streams[index])
                 pieces.append((gradient.data_ptr() + first * gradient.element_size(), position, elements))
         if len(dtypes) > 1:
             raise Error(grpc.StatusCode.UNIMPLEMENTED, f"gradients of one bucket have dtypes {dtypes}; use one")
         some_tensor = self._hosted[self._pieces[bucket][0][0]].tensor
         dtype = dtypes.pop() if dtypes else some_tensor.dtype
         attachment: GpuAttachment = self._attachment
-        attachment.hand_over(bucket, pieces, DATA_TYPES[dtype], _torch_gpu.current_stream(some_tensor))
+        stream = _torch_gpu.current_stream(some_tensor)
+        for other in streams - {stream}:  # branches of the model that ran beside each other
+            attachment.pack_after(other)
+        attachment.hand_over(bucket, pieces, DATA_TYPES[dtype], stream)
         self._handed_over.add(bucket)
         if self.keeps_gradients:
             return

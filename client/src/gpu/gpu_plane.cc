@@ -370,6 +370,15 @@ Status GpuPlane::Push(CudaStream stream) {
   return Check(driver.StreamSynchronize(down_.get()), "copying parameters from the GPU");
 }
 
+Status GpuPlane::PackAfter(CudaStream stream) {
+  const CurrentDevice current(*device_);
+  const kernels::CudaDriver& driver = device_->driver();
+  if (Status status = Check(driver.EventRecord(ready_.get(), stream), "recording an event"); !status.ok()) {
+    return status;
+  }
+  return Check(driver.StreamWaitEvent(pack_.get(), ready_.get(), 0), "waiting for the trainer's stream");
+}
+
 Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot, const superoffload_tensor* tensors,
                           uint32_t count, kernels::DType dtype, CudaStream stream) {
   const GpuBucket& bucket = buckets_[entry.index];
@@ -389,10 +398,7 @@ Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot,
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
   const CurrentDevice current(*device_);
   const kernels::CudaDriver& driver = device_->driver();
-  Status status = Check(driver.EventRecord(ready_.get(), stream), "recording an event");
-  if (status.ok()) {
-    status = Check(driver.StreamWaitEvent(pack_.get(), ready_.get(), 0), "waiting for the trainer's stream");
-  }
+  Status status = PackAfter(stream);
   if (status.ok()) status = Pack(entry.index, slot, gradient_slot, tensors, count, dtype);
   if (status.ok() && resident(entry.index)) {
     status = resident_.KeepGradient(entry.index, memory_->data() + layout_.slot_offset(slot), pack_.get());

@@ -70,6 +70,9 @@ class GpuPlane {
   Status Pull();
   Status Push(kernels::CudaStream stream);
 
+  // Gradients that are handed over from now on wait for what `stream` has been given so far.
+  Status PackAfter(kernels::CudaStream stream);
+
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
   Status HandOver(superoffload_ring_entry entry, uint32_t gradient_slot, const superoffload_tensor* tensors,
                   uint32_t count, kernels::DType dtype, kernels::CudaStream stream);
