@@ -114,7 +114,7 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(
     optimizer = optimizer_of(model, gpu_daemon)
     stream = ctypes.c_void_p()
     assert ctypes.CDLL(DRIVER).cuStreamCreate(ctypes.byref(stream), 0) == 0
-    beside = {id(model.layers[1].weight), id(model.gain)}
+    beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
     monkeypatch.setattr(_torch_gpu, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
     waited = []
     pack_after = optimizer._attachment.pack_after
