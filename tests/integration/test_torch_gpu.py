@@ -111,7 +111,7 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(
     monkeypatch,
 ):
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
     stream = ctypes.c_void_p()
     assert ctypes.CDLL(DRIVER).cuStreamCreate(ctypes.byref(stream), 0) == 0
     beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
