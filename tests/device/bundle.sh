@@ -34,7 +34,7 @@ done
 
 cp -r client/python/superoffload "$staging/python"
 find "$staging/python" -name __pycache__ -prune -exec rm -r {} +
-cp tests/device/{run.sh,train_bench.py} "$staging/tests/device"
+cp tests/device/{run.sh,torch_check.py,train_bench.py} "$staging/tests/device"
 versions="$("$venv/bin/python" -c 'import google.protobuf, grpc; print("protobuf==" + google.protobuf.__version__, "grpcio==" + grpc.__version__)')"
 for python in 3.10 3.11 3.12 3.13; do
   # shellcheck disable=SC2086

@@ -44,6 +44,7 @@ nccl="$("$python" -c 'import importlib.util; print(importlib.util.find_spec("nvi
 [[ -n "$nccl" ]] && export LD_LIBRARY_PATH="$nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 # What asks a fake to fail is skipped on a GPU.
 run "movers, residents and kills: bits equal the host's" "$gpu_test" --gtest_brief=1
+run "PyTorch: bits equal the host's" "$python" tests/device/torch_check.py
 run "movers measured" "$python" tests/device/train_bench.py --probe
 if command -v nvidia-cuda-mps-control >/dev/null; then
   export CUDA_MPS_PIPE_DIRECTORY="$(mktemp -d)" CUDA_MPS_LOG_DIRECTORY="$(mktemp -d)"

@@ -5,7 +5,8 @@ import pathlib
 import subprocess
 
 import pytest
-from tests.device import train_bench
+import torch
+from tests.device import torch_check, train_bench
 from tests.support.fake_torch_gpu import fake_gpu  # noqa: F401
 
 BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
@@ -64,3 +65,22 @@ def test_the_benchmark_of_training_steps_runs_through(checked, fake_gpu, monkeyp
     monkeypatch.setattr(train_bench, "build", lambda *_: train_bench.Transformer(16, 1))
     train_bench.probe("cpu")
     assert "<- taken" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def on_the_host():
+    return torch_check.train("cpu", torch.float16)
+
+
+def test_the_check_of_pytorch_runs_through_and_notices_other_bits(
+    on_the_host,
+    checked,
+    fake_gpu,  # noqa: F811
+    daemon,
+    monkeypatch,
+    capsys,
+):
+    monkeypatch.setenv("SUPEROFFLOAD_ENDPOINT", daemon.endpoint)  # one that sees the fake GPU
+    assert torch_check.compare(on_the_host, "cpu", torch.float16) == (12, 0), capsys.readouterr().out
+    on_the_host[-1] = on_the_host[-1] + 1
+    assert torch_check.compare(on_the_host, "cpu", torch.float16) == (12, 12)

@@ -80,6 +80,14 @@ class GpuTrainer final : public test::ExactTrainer {
     }
   }
 
+  // Nothing reads its tensors any more.
+  ~GpuTrainer() override {
+    const auto pack_stream = reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle_));
+    for (const kernels::CudaStream stream : {stream_.get(), busy_stream_.get(), pack_stream}) {
+      driver().StreamSynchronize(stream);
+    }
+  }
+
   std::byte* Parameter(size_t index) override { return parameters_[index]->host(); }
   std::byte* Gradient(size_t index) override { return gradients_[index]->host(); }
 
@@ -369,6 +377,45 @@ TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
   }
   attachment_.reset();
   EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(GpuTest, ADaemonThatIsKilledLeavesAHealthyTrainer) {
+  ::setenv("FAKE_CUDA_DELAY", "400", 1);
+  for (const superoffload_mover mover :
+       {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER, SUPEROFFLOAD_MOVER_DIRECT}) {
+    SCOPED_TRACE(mover);
+    StartDaemon();
+    ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+    if (!AttachGpu(mover)) GTEST_SKIP() << status_;
+    ASSERT_TRUE(status_.ok()) << status_;
+    {
+      GpuTrainer trainer(client_.get(), attachment_.get(), ChangingResidents);
+      absl::Status status = trainer.PushParameters();
+      std::thread killer([pid = daemon_->pid()] {
+        std::this_thread::sleep_for(10 * kPause);
+        ::kill(pid, SIGKILL);
+      });
+      for (int step = 1; status.ok(); ++step) {
+        status = trainer.BeginStep(1);
+        for (int i = attachment_->optimizer().parameters_size(); status.ok() && i > 0; --i) {
+          status = trainer.GradientReady(static_cast<size_t>(i - 1));
+        }
+        if (status.ok()) status = trainer.EndStep(1, 0);
+        if (status.ok()) status = trainer.WaitStep().status();
+      }
+      killer.join();
+      EXPECT_THAT(std::string(status.message()), HasSubstr("daemon"));
+    }
+    attachment_.reset();
+    StartDaemon();
+    ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+    ASSERT_TRUE(AttachGpu(mover) && status_.ok()) << status_;
+    {
+      GpuTrainer trainer(client_.get(), attachment_.get(), NoResidents);
+      test::ExactTraining(&trainer, test::Spec(kBFloat16), kBFloat16, /*seed=*/4).Train(kSteps);
+    }
+    attachment_.reset();
+  }
 }
 
 // What cannot work is refused with what to do about it.
