@@ -27,14 +27,18 @@ gid_t PrimaryGroup(uid_t uid) {
 
 absl::Status ActAs(uid_t uid) {
   if (uid == ::geteuid()) return absl::OkStatus();
+  constexpr auto kNone = static_cast<uid_t>(-1);  // changes nothing, and returns what is
+  const gid_t gid = PrimaryGroup(uid);
   // The system call, unlike the library's function, is of this thread only.
-  ::syscall(SYS_setgroups, 0, nullptr);
-  ::setfsgid(PrimaryGroup(uid));
+  const bool groups_given_up = ::syscall(SYS_setgroups, 0, nullptr) == 0;
+  ::setfsgid(gid);
   ::setfsuid(uid);
-  if (static_cast<uid_t>(::setfsuid(static_cast<uid_t>(-1))) == uid) return absl::OkStatus();
+  if (groups_given_up && static_cast<gid_t>(::setfsgid(kNone)) == gid && static_cast<uid_t>(::setfsuid(kNone)) == uid) {
+    return absl::OkStatus();
+  }
   return absl::PermissionDeniedError(
       absl::StrCat("the daemon runs as uid ", ::geteuid(), " and cannot use files as uid ", uid,
-                   "; run it as root or as that user to take checkpoints of its optimizers"));
+                   "; run it with CAP_SETUID and CAP_SETGID, or as that user, to take checkpoints of its optimizers"));
 }
 
 absl::Status RunAs(uid_t uid, const std::function<absl::Status()>& work) {

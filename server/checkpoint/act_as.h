@@ -12,7 +12,7 @@
 namespace superoffload::checkpoint {
 
 // From here on this thread, and it alone, uses files with the rights of `uid`, its primary group and no other.
-// PERMISSION_DENIED: the daemon is neither that user nor root.
+// PERMISSION_DENIED: the daemon is not that user and lacks CAP_SETUID or CAP_SETGID; the thread must not go on.
 absl::Status ActAs(uid_t uid);
 
 // Runs `work` in a thread of its own that acts as `uid`, and waits for it.
