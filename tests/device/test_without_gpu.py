@@ -51,7 +51,14 @@ def test_a_failing_call_is_named_with_its_remedy(checked, result, remedy):
 
 
 def test_the_benchmark_of_training_steps_runs_through(checked, fake_gpu, monkeypatch, capsys):  # noqa: F811
-    for name, value in {"VOCABULARY": 64, "SEQUENCE": 16, "HEAD": 16, "WARM_UP": 2, "PROBE_ELEMENTS": 4096}.items():
+    for name, value in {
+        "VOCABULARY": 64,
+        "SEQUENCE": 16,
+        "HEAD": 16,
+        "WARM_UP": 2,
+        "PROBE_ELEMENTS": 4096,
+        "MATRIX": 64,
+    }.items():
         monkeypatch.setattr(train_bench, name, value)
     train_bench.measure(20_000, 2, "cpu", 1e12)
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
@@ -64,7 +71,8 @@ def test_the_benchmark_of_training_steps_runs_through(checked, fake_gpu, monkeyp
     ]
     monkeypatch.setattr(train_bench, "build", lambda *_: train_bench.Transformer(16, 1))
     train_bench.probe("cpu")
-    assert "<- taken" in capsys.readouterr().out
+    measured = capsys.readouterr().out
+    assert "<- taken" in measured and measured.count("times their duration alone") == 3, measured
 
 
 @pytest.fixture(scope="module")

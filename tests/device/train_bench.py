@@ -15,20 +15,24 @@ bf16, 6 FLOPs per parameter and token.
 """
 
 import argparse
+import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 import torch
 
 import superoffload.torch
-from superoffload.torch import GpuOptions
+from superoffload.torch import GpuOptions, Mover
 
 WARM_UP = 4
 PROBES = 8  # of client/src/gpu/gpu_plane.cc
 PROBE_ELEMENTS = 32 << 20
+MATRIX = 8192
+PRODUCTS = 500
 SEQUENCE = 2048
 VOCABULARY = 32768
 HEAD = 128
@@ -178,7 +182,10 @@ def plain_copy_seconds(elements: int, device: str) -> float:
 
 
 def probe(device: str) -> None:
-    """What an attachment measures: the same copies by each mover, beside the same kernels; and plain copies without."""
+    """What an attachment measures: the same copies by each mover, beside the same kernels; and plain copies without.
+
+    And the other way round: how much longer kernels take beside the work for each mover.
+    """
     model = build(200_000_000, device)
     optimizer = superoffload.torch.AdamW(
         model.named_parameters(), gpu=GpuOptions(cast="fused"), bucket_bytes=PROBE_ELEMENTS * 2
@@ -191,6 +198,52 @@ def probe(device: str) -> None:
         taken = "  <- taken" if mover == report.mover else ""
         print(f"{mover + ' beside kernels':24} {seconds * 1e3:9.2f} ms  {plain / seconds:5.2f} of plain copies{taken}")
     optimizer.close()
+    alone = products_seconds(device)
+    for mover in sorted(report.seconds):
+        beside, steps = products_beside_steps(model, mover, device)
+        print(f"{mover + ' under products':24} {beside / alone:9.2f} times their duration alone, beside {steps} steps")
+
+
+def products_seconds(device: str) -> float:
+    """Of matrix products on a stream of their own."""
+    matrix = torch.randn(MATRIX, MATRIX, device=device).to(torch.bfloat16)
+    with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else contextlib.nullcontext():
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(PRODUCTS):
+            torch.mm(matrix, matrix)
+        if device == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - begin
+
+
+def products_beside_steps(model: Transformer, mover: Mover, device: str) -> tuple[float, int]:
+    """How long the products take a trainer while the daemon works for it all the time, and how many steps that was."""
+    optimizer = superoffload.torch.AdamW(model.named_parameters(), overlap=False, gpu=GpuOptions(mover=mover))
+    gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    done = threading.Event()
+    steps = 0
+
+    def step() -> None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    def step_until_done() -> None:
+        nonlocal steps
+        while not done.is_set():
+            step()
+            steps += 1
+
+    step()
+    worker = threading.Thread(target=step_until_done)
+    worker.start()
+    try:
+        return products_seconds(device), steps
+    finally:
+        done.set()
+        worker.join()
+        optimizer.close()
 
 
 def largest(device: str) -> int:
@@ -204,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, nargs="*")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--probe", action="store_true", help="only what an attachment measures")
+    parser.add_argument("--probe", action="store_true", help="only copies and kernels beside each other")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("torch finds no GPU; this measures GPUs only")
