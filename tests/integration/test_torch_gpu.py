@@ -141,6 +141,39 @@ def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, re
     assert same(weights(model), expected[1])
 
 
+def compile_layers(model):
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = torch.compile(layer, backend="aot_eager")
+    return model
+
+
+def compile_in_place(*modules):
+    for module in modules:
+        module.compile(backend="aot_eager")
+
+
+COMPILED = {
+    "whole": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
+    "in place": lambda model: (compile_in_place(model), model)[1],
+    "layers": compile_layers,
+    "layers in place": lambda model: (compile_in_place(*model.layers), model)[1],
+    "called by a compiled function": lambda model: torch.compile(lambda tokens: model(tokens), backend="aot_eager"),
+}
+
+
+# Nothing that is compiled runs the hooks that wait for parameters.
+@pytest.mark.parametrize("form", COMPILED)
+def test_what_is_compiled_sees_its_parameters(gpu_daemon, expected, form):
+    torch._dynamo.reset()
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
+    train(model, optimizer, steps=3)
+    train(COMPILED[form](model), optimizer, steps=STEPS - 3, first=3)
+    saved = weights(model).values()  # names are those of compiled modules
+    assert all(torch.equal(a, b) for a, b in zip(saved, expected[0].values(), strict=True))
+    optimizer.close()
+
+
 def test_without_overlap_and_with_fp32_gradients_the_weights_are_the_same(gpu_daemon, expected):
     for options in ({"overlap": False}, {"gpu": GpuOptions(cast="gpu_fp32")}, {"speculation": "never"}):
         model = build()
