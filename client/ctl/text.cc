@@ -283,7 +283,7 @@ std::string BytesText(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, value, kUnits[unit]);
 }
 
 }  // namespace superoffload::ctl

@@ -389,7 +389,7 @@ TEST_F(GpuTest, ADaemonThatIsKilledLeavesAHealthyTrainer) {
     if (!AttachGpu(mover)) GTEST_SKIP() << status_;
     ASSERT_TRUE(status_.ok()) << status_;
     {
-      GpuTrainer trainer(client_.get(), attachment_.get(), ChangingResidents);
+      GpuTrainer trainer(client_.get(), attachment_.get(), NoResidents);
       absl::Status status = trainer.PushParameters();
       std::thread killer([pid = daemon_->pid()] {
         std::this_thread::sleep_for(10 * kPause);

@@ -1,5 +1,6 @@
 """The package, installed in a machine of its own (systemd-nspawn), run by a real systemd."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -68,9 +69,18 @@ class Machine:
 
     def _wait_leader(self):
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.wait(lambda: self.process.poll() is not None or children.read_text().split())
+
+        def leader():
+            """systemd-nspawn has a child that makes the container, and then the container's init."""
+            for child in children.read_text().split():
+                with contextlib.suppress(OSError):
+                    if pathlib.Path(f"/proc/{child}/comm").read_text() == "systemd\n":
+                        return child
+            return None
+
+        self.wait(lambda: self.process.poll() is not None or leader())
         assert self.process.poll() is None, "systemd-nspawn does not work here"
-        return children.read_text().split()[0]
+        return leader()
 
     def __call__(self, *words, check=True, timeout=60):
         done = subprocess.run(
