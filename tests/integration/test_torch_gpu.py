@@ -104,12 +104,7 @@ def gpu_daemon(fake_gpu, daemon):  # noqa: F811
     return daemon
 
 
-def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(
-    gpu_daemon,
-    fake_gpu,  # noqa: F811
-    expected,
-    monkeypatch,
-):
+def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon, expected, monkeypatch):
     model = build()
     optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
     stream = ctypes.c_void_p()
@@ -147,16 +142,17 @@ def compile_layers(model):
     return model
 
 
-def compile_in_place(*modules):
+def compile_in_place(model, modules):
     for module in modules:
         module.compile(backend="aot_eager")
+    return model
 
 
 COMPILED = {
     "whole": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
-    "in place": lambda model: (compile_in_place(model), model)[1],
+    "in place": lambda model: compile_in_place(model, [model]),
     "layers": compile_layers,
-    "layers in place": lambda model: (compile_in_place(*model.layers), model)[1],
+    "layers in place": lambda model: compile_in_place(model, model.layers),
     "called by a compiled function": lambda model: torch.compile(lambda tokens: model(tokens), backend="aot_eager"),
 }
 

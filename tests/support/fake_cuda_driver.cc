@@ -130,7 +130,6 @@ int OpenHandle(const Handle& handle) {
   return ::open(path, O_RDWR | O_CLOEXEC);
 }
 
-// An event: how often it was recorded, and which of these records the streams have reached.
 // What one cuEventRecord stands for; a wait is bound to the latest when it is issued, whatever is recorded afterwards.
 struct Record {
   std::atomic<bool> reached{false};

@@ -355,13 +355,7 @@ Status GpuPlane::Push(CudaStream stream) {
   const CurrentDevice current(*device_);
   const kernels::CudaDriver& driver = device_->driver();
   const std::span<std::byte> host = attached_.parameters;
-  if (Status status = Check(driver.EventRecord(ready_.get(), stream), "recording an event"); !status.ok()) {
-    return status;
-  }
-  if (Status status = Check(driver.StreamWaitEvent(down_.get(), ready_.get(), 0), "waiting for the trainer's stream");
-      !status.ok()) {
-    return status;
-  }
+  if (Status status = WaitFor(stream, down_.get()); !status.ok()) return status;
   if (Status status = Check(driver.MemcpyDtoHAsync(host.data(), memory_->data(), host.size(), down_.get()),
                             "copying parameters from the GPU");
       !status.ok()) {
@@ -372,11 +366,15 @@ Status GpuPlane::Push(CudaStream stream) {
 
 Status GpuPlane::PackAfter(CudaStream stream) {
   const CurrentDevice current(*device_);
+  return WaitFor(stream, pack_.get());
+}
+
+Status GpuPlane::WaitFor(CudaStream stream, CudaStream side_stream) {
   const kernels::CudaDriver& driver = device_->driver();
   if (Status status = Check(driver.EventRecord(ready_.get(), stream), "recording an event"); !status.ok()) {
     return status;
   }
-  return Check(driver.StreamWaitEvent(pack_.get(), ready_.get(), 0), "waiting for the trainer's stream");
+  return Check(driver.StreamWaitEvent(side_stream, ready_.get(), 0), "waiting for the trainer's stream");
 }
 
 Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot, const superoffload_tensor* tensors,
@@ -398,7 +396,7 @@ Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot,
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
   const CurrentDevice current(*device_);
   const kernels::CudaDriver& driver = device_->driver();
-  Status status = PackAfter(stream);
+  Status status = WaitFor(stream, pack_.get());
   if (status.ok()) status = Pack(entry.index, slot, gradient_slot, tensors, count, dtype);
   if (status.ok() && resident(entry.index)) {
     status = resident_.KeepGradient(entry.index, memory_->data() + layout_.slot_offset(slot), pack_.get());

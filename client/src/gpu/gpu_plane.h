@@ -110,6 +110,8 @@ class GpuPlane {
 
   Status Pack(uint32_t bucket, uint32_t slot, uint32_t gradient_slot, const superoffload_tensor* tensors,
               uint32_t count, kernels::DType dtype);
+  // Has a stream of this plane wait for what the trainer's `stream` has been given so far. The device is current.
+  Status WaitFor(kernels::CudaStream stream, kernels::CudaStream side_stream);
   Status CopyDown(uint32_t bucket, uint32_t slot, uint32_t gradient_slot);
   void OnDown(superoffload_ring_entry entry, uint32_t slot, const kernels::CudaStatus& status);
   Status CopyUp(uint32_t bucket);
