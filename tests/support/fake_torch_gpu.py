@@ -22,16 +22,21 @@ def _view(pointer: int, like: torch.Tensor, owner: object) -> torch.Tensor:
     return torch.frombuffer(region, dtype=like.dtype, count=like.numel()).view(like.shape)
 
 
+def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Until `patch` is undone. Returns the tensors that the adapter has asked to be kept for the pack stream."""
+    ctypes.CDLL(DRIVER, mode=ctypes.RTLD_GLOBAL)  # found by its name when the client library asks for the driver
+    patch.setenv("LD_LIBRARY_PATH", str(DRIVER.parent))  # of daemons
+    patch.setenv("FAKE_CUDA_DELAY", "300")
+    kept = []
+    patch.setattr(_torch_gpu, "is_on_gpu", lambda tensor: True)
+    patch.setattr(_torch_gpu, "ordinal", lambda tensor: 0)
+    patch.setattr(_torch_gpu, "current_stream", lambda tensor: 0)
+    patch.setattr(_torch_gpu, "view", _view)
+    patch.setattr(_torch_gpu, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
+    return kept
+
+
 @pytest.fixture
 def fake_gpu(monkeypatch):
     """Returns a list of the tensors that the adapter has asked to be kept for the pack stream."""
-    ctypes.CDLL(DRIVER, mode=ctypes.RTLD_GLOBAL)  # found by its name when the client library asks for the driver
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(DRIVER.parent))  # of daemons
-    monkeypatch.setenv("FAKE_CUDA_DELAY", "300")
-    kept = []
-    monkeypatch.setattr(_torch_gpu, "is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(_torch_gpu, "ordinal", lambda tensor: 0)
-    monkeypatch.setattr(_torch_gpu, "current_stream", lambda tensor: 0)
-    monkeypatch.setattr(_torch_gpu, "view", _view)
-    monkeypatch.setattr(_torch_gpu, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
-    return kept
+    return install(monkeypatch)
