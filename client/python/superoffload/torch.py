@@ -26,18 +26,17 @@ import functools
 import math
 import os
 import sys
-import tempfile
 import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import grpc
 import torch
 
-from superoffload import _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_import, _torch_parameters
+from superoffload import _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_parameters
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
@@ -46,6 +45,7 @@ from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover
 from superoffload._torch_forward import ForwardWaits
 from superoffload._torch_hand_over import HandOver, HostHandOver
 from superoffload._torch_residents import ResidentTuner
+from superoffload._torch_state import Directories, StateOwner
 from superoffload.v1 import optimizer_pb2
 
 __all__ = ["Adam", "AdamW", "CheckpointSchedule", "GpuOptions", "GpuReport", "StepResult", "VerdictKind"]
@@ -63,9 +63,6 @@ _SPECULATION = {
     "always": optimizer_pb2.SPECULATION_ALWAYS,
     "never": optimizer_pb2.SPECULATION_NEVER,
 }
-Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-_HANDLE = "superoffload"  # key of the light handle in state_dict()
 _WARN_AFTER_SKIPS = 4
 _DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
 
@@ -98,7 +95,7 @@ class GpuOptions:
     cast: Literal["auto", "fused", "gpu_fp32"] = "auto"
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(StateOwner):
     """AdamW as torch.optim.AdamW defines it, in the daemon, on fp32 masters.
 
     Args:
@@ -117,6 +114,9 @@ class AdamW(torch.optim.Optimizer):
         restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
             with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is.
         checkpoint: have the daemon take checkpoints while training goes on.
+        state_directory: where the daemon writes the state of a ``state_dict()`` that is pickled, unless the Hugging Face
+            Trainer or accelerate save it: into their own directory. None: it goes into the pickle, which needs as much
+            memory while it is loaded.
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
             keeps it.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
@@ -147,6 +147,7 @@ class AdamW(torch.optim.Optimizer):
         speculation: Speculation = "adaptive",
         restore: Directories | None = None,
         checkpoint: CheckpointSchedule | None = None,
+        state_directory: str | os.PathLike[str] | None = None,
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
         overlap: bool = True,
@@ -178,7 +179,7 @@ class AdamW(torch.optim.Optimizer):
         self._connection = Connection(resolve_endpoint(endpoint))
         try:
             policies = _policies(speculation, checkpoint, lease_seconds)
-            self._attach(sync, policies, restore, bucket_bytes)
+            created = self._attach(sync, policies, restore, bucket_bytes)
         except BaseException:
             self._connection.close()
             raise
@@ -189,6 +190,7 @@ class AdamW(torch.optim.Optimizer):
         self._forward_waits: ForwardWaits | None = None
         self._tuner: ResidentTuner | None = None
         self._attached = True
+        self._own_state(state_directory, continues=not created and sync != "push_params")
         if self._gpu is not None:
             self._forward_waits = ForwardWaits(self._attachment, self._hosted)
             self._start_residents(self._gpu)
@@ -204,7 +206,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _attach(
         self, sync: Sync, policies: optimizer_pb2.Policies, restore: Directories | None, bucket_bytes: int
-    ) -> None:
+    ) -> bool:
+        """Returns False when the optimizer existed already."""
         created = self._create(policies, bucket_bytes)
         request = optimizer_pb2.AttachOptimizerRequest(
             name=self.name, sync=optimizer_pb2.SYNC_PUSH if created else _SYNC[sync]
@@ -227,6 +230,7 @@ class AdamW(torch.optim.Optimizer):
         for parameter in self._hosted:
             parameter.adopt()
             parameter.tensor.grad = None
+        return created
 
     def _make_attachment(self, request: optimizer_pb2.AttachOptimizerRequest) -> Attachment:
         if self._gpu is None:
@@ -300,16 +304,6 @@ class AdamW(torch.optim.Optimizer):
             notes=report.notes,
         )
         self._connection.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=self.name, use=use))
-
-    def _restore(self, directories: Directories) -> None:
-        if isinstance(directories, str | os.PathLike):
-            directories = [directories]
-        request = optimizer_pb2.RestoreOptimizerRequest(name=self.name, directories=map(os.path.abspath, directories))
-        restored = self._connection.call("RestoreOptimizer", request)
-        for group, values in zip(self.param_groups, restored.groups, strict=True):
-            group.update(
-                lr=values.lr, betas=(values.beta1, values.beta2), eps=values.eps, weight_decay=values.weight_decay
-            )
 
     def _push(self) -> None:
         for parameter in self._hosted:
@@ -467,6 +461,7 @@ class AdamW(torch.optim.Optimizer):
         """The trainer wins: masters become the model's parameters as they are; moments stay."""
         self._check_attached()
         self._quiesce()
+        self._state_replaced()
         self._push()
         for parameter in self._hosted:
             parameter.adopt()
@@ -481,91 +476,6 @@ class AdamW(torch.optim.Optimizer):
         for parameter in self._hosted:
             parameter.adopt()
 
-    def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master``, ``exp_avg`` and ``exp_avg_sq`` by parameter name: fp32, in the parameter's shape."""
-        self._check_attached()
-        self._quiesce()
-        self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
-        return _torch_parameters.state_tensors(self._hosted, self._attachment)
-
-    def save_checkpoint(self, directory: str | os.PathLike[str]) -> int:
-        """Has the daemon write a checkpoint of this moment, and waits; returns its number of committed steps.
-
-        ``directory`` must not exist. Its safetensors files hold ``model.NAME``, ``exp_avg.NAME`` and
-        ``exp_avg_sq.NAME`` in fp32.
-        """
-        self._check_attached()
-        self._quiesce()
-        request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=os.path.abspath(directory))
-        return self._connection.stream("CheckpointOptimizer", request).committed_steps
-
-    def restore_checkpoint(self, directories: Directories) -> None:
-        """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved."""
-        self._check_attached()
-        self._quiesce()
-        with self._attachment.detached():
-            self._restore(directories)
-        self.last_result = None
-        self._sent_groups = [None] * len(self.param_groups)
-        for parameter in self._hosted:
-            parameter.adopt()
-            parameter.tensor.grad = None
-
-    def torch_state_dict(self) -> dict[str, Any]:
-        """A state_dict that torch.optim.AdamW (or Adam) on the same parameters can load: copies of all moments."""
-        tensors = self.state_tensors()
-        state = super().state_dict()
-        state["state"] = {
-            index: {
-                "step": torch.tensor(float(self._committed_steps())),
-                "exp_avg": tensors[name]["exp_avg"],
-                "exp_avg_sq": tensors[name]["exp_avg_sq"],
-            }
-            for index, name in self._torch_indices().items()
-        }
-        return state
-
-    def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the state of a torch.optim.AdamW (or Adam) on the same parameters; the model's parameters stay."""
-        self._check_attached()
-        with tempfile.TemporaryDirectory() as directory:
-            _torch_import.write_checkpoint(
-                directory, state_dict, self._torch_indices(), self.state_tensors(), [p.group for p in self._hosted]
-            )
-            self.restore_checkpoint(directory)
-
-    def _torch_indices(self) -> dict[int, str]:
-        """The hosted parameters' names by torch.optim's index of their state."""
-        names = {id(parameter.tensor): parameter.name for parameter in self._hosted}
-        tensors = [tensor for group in self.param_groups for tensor in group["params"]]
-        return {index: names[id(tensor)] for index, tensor in enumerate(tensors) if id(tensor) in names}
-
-    def state_dict(self) -> dict[str, Any]:
-        """A light handle: hyper-parameters, and where the state is. Tensors: ``state_tensors()``."""
-        state = super().state_dict()
-        state["state"] = {}
-        state[_HANDLE] = {"name": self.name, "committed_steps": self._committed_steps()}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes hyper-parameters back; refuses a handle of another optimizer or another moment of this one."""
-        handle = state_dict.get(_HANDLE)
-        if handle is None:
-            raise Error(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "this state_dict was not saved by a superoffload optimizer; load that of a torch.optim.AdamW with "
-                "load_torch_state_dict()",
-            )
-        here = {"name": self.name, "committed_steps": self._committed_steps()}
-        if dict(handle) != here:
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the state_dict is a handle of optimizer {handle['name']} after {handle['committed_steps']} committed "
-                f"steps, but this is {here['name']} after {here['committed_steps']}; build the optimizer with the "
-                "name= of the one that was saved, while its daemon still runs, or restore a checkpoint",
-            )
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_attached", False):
             raise Error(
@@ -573,9 +483,6 @@ class AdamW(torch.optim.Optimizer):
                 "parameters cannot be added once the daemon has planned its memory; pass all groups when building",
             )
         super().add_param_group(param_group)
-
-    def _committed_steps(self) -> int:
-        return self.last_result.committed_steps if self.last_result else self._attachment.optimizer.committed_steps
 
     def close(self) -> None:
         """Ends the attachment. Parameters move to memory of their own; an optimizer without a name is deleted."""
@@ -585,6 +492,7 @@ class AdamW(torch.optim.Optimizer):
         self._hand_over.close()
         if self._forward_waits is not None:
             self._forward_waits.close()
+        self._state_closed()
         self._attached = False
         _torch_clip.unregister(self.hosted_parameters())
         for parameter in self._hosted:
