@@ -1,4 +1,4 @@
-"""Loops that save and resume as people write them: the weights are bit for bit those of the run that was not cut off."""
+"""Loops that save and resume as people write them: the weights are bit for bit those of a run in one piece."""
 
 import copy
 import gc

@@ -1,25 +1,9 @@
-"""Optimizer state that leaves the daemon and comes back: state_dict(), checkpoints, torch's own format.
+"""Optimizer state that leaves the daemon and comes back: checkpoints, state_dict(), torch's own format."""
 
-``state_dict()`` holds no state. It holds a `Moment`, which names the state of that moment. Who copies or pickles a
-moment takes the state along:
-
-- The Hugging Face Trainer and accelerate save into a directory of their own, which they rotate as one. The daemon writes
-  a checkpoint into it, beside the file that torch.save is writing, and the pickle holds its path.
-- With ``state_directory=`` the daemon writes all others there.
-- Else masters and moments go into the pickle, or the copy, as tensors. So a single file (Lightning, a loop with
-  torch.save) can be renamed, copied and deleted without a thought for the optimizer.
-
-How it is known who saves: torch.serialization.save is on the stack while it pickles, with the file, and its caller.
-"""
-
-import collections
 import glob
 import os
 import shutil
-import sys
 import tempfile
-import threading
-import types
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,86 +12,25 @@ from typing import Any
 import grpc
 import torch
 
-from superoffload import _torch_checkpoint, _torch_parameters
+from superoffload import _torch_checkpoint
 from superoffload._error import Error
+from superoffload._torch_moment import FORMAT, Moment, callers, find_directory, module_of
 from superoffload.v1 import optimizer_pb2
 
 Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _KEY = "superoffload"  # of the moment in a state_dict
-_FORMAT = 1  # of a pickled moment
 _ARRAYS = ("master", "exp_avg", "exp_avg_sq")
 _TORCH_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _KEYS = (*_TORCH_KEYS, "master")
 _STATE_DICT_CALLERS = ("torch.distributed.checkpoint.state_dict",)  # they take tensors out of state_dict()
-_DIRECTORY_SAVERS = ("transformers.trainer", "accelerate.checkpointing")  # their checkpoints are directories
-_PASSED_THROUGH = ("torch.serialization", "accelerate.utils.other")  # between a saver and the pickler
 
 # (endpoint, name) -> lineage and committed steps of an optimizer that this process has closed.
 _closed: dict[tuple[str, str], tuple[str, int]] = {}
 
 
-class Moment:
-    """The state of an optimizer between two steps. Free to make; pickled or deeply copied it becomes a plain dict.
-
-    Pickle only with the state at hand: raises Error once training has gone on, or in another thread.
-    """
-
-    def __init__(self, optimizer: "StateOwner") -> None:
-        self._optimizer = weakref.ref(optimizer)
-        self._thread = threading.get_ident()
-        self.identity = optimizer.moment_identity()
-
-    def __repr__(self) -> str:
-        return f"Moment(name={self.identity['name']!r}, committed_steps={self.identity['committed_steps']})"
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # torch.load(weights_only=True) knows OrderedDict, and nothing of ours.
-        return collections.OrderedDict, (), None, None, iter(self._portable().items())
-
-    def _portable(self) -> dict[str, Any]:
-        optimizer = self._optimizer()
-        if optimizer is None or not optimizer.is_attached() or optimizer.moment_identity() != self.identity:
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this state_dict is of optimizer {self.identity['name']} after {self.identity['committed_steps']} "
-                "committed steps, and the optimizer has gone on or is closed; save or deepcopy a state_dict before the "
-                "next step",
-            )
-        if threading.get_ident() != self._thread:
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "this state_dict is saved by another thread than the one that made it, while training may go on; save "
-                "in the training thread, or save copy.deepcopy(state_dict)",
-            )
-        return {"format": _FORMAT, **self.identity, **optimizer.save_state(_directory_of_saver())}
-
-
-def _module(frame: types.FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
-
-
-def _callers() -> Iterator[types.FrameType]:
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _directory_of_saver() -> str | None:
-    """The path, without a number, of a checkpoint beside the file being written, if directories are the saver's unit."""
-    path = None
-    for frame in _callers():
-        if _module(frame) == "torch.serialization" and frame.f_code.co_name == "save":
-            path = frame.f_locals.get("f")
-        elif path is not None and _module(frame) not in _PASSED_THROUGH:
-            directory_saver = _module(frame) in _DIRECTORY_SAVERS and isinstance(path, str | os.PathLike)
-            return f"{os.path.abspath(path)}.superoffload" if directory_saver else None
-    return None
-
-
 class ParameterState(Mapping[str, torch.Tensor]):
-    """What torch has in ``optimizer.state[parameter]``, and the fp32 ``master``: copies, made when they are asked for."""
+    """What torch has in ``optimizer.state[parameter]``, and the fp32 ``master``: copies, made when asked for."""
 
     def __init__(self, optimizer: "StateOwner", index: int) -> None:
         self._optimizer = weakref.proxy(optimizer)
@@ -241,7 +164,7 @@ class StateOwner(torch.optim.Optimizer):
         """
         self._check_attached()
         state = super().state_dict()
-        if any(_module(frame) in _STATE_DICT_CALLERS for frame, _ in zip(_callers(), range(4), strict=False)):
+        if any(module_of(frame) in _STATE_DICT_CALLERS for frame, _ in zip(callers(), range(4), strict=False)):
             return self._with_tensors(state, _KEYS)
         state["state"] = {}
         state[_KEY] = Moment(self)
@@ -299,8 +222,8 @@ class StateOwner(torch.optim.Optimizer):
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"this state_dict is of optimizer {moment.identity['name']} after "
                     f"{moment.identity['committed_steps']} committed steps, this is {self.name} after "
-                    f"{self._committed_steps()}, and nobody saved that moment: keep copy.deepcopy(optimizer.state_dict()) "
-                    "or torch.save() it to come back",
+                    f"{self._committed_steps()}, and nobody saved that moment; to come back to one keep "
+                    "copy.deepcopy(optimizer.state_dict()), or torch.save() it",
                 )
         else:
             self._load_saved(moment)
@@ -308,10 +231,10 @@ class StateOwner(torch.optim.Optimizer):
         self._fill_state()
 
     def _load_saved(self, saved: Mapping[str, Any]) -> None:
-        if saved.get("format") != _FORMAT:
+        if saved.get("format") != FORMAT:
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"the state_dict has format {saved.get('format')} but this version reads {_FORMAT}; use the version "
+                f"the state_dict has format {saved.get('format')} but this version reads {FORMAT}; use the version "
                 "of superoffload that saved it",
             )
         if {key: saved[key] for key in ("name", "lineage", "committed_steps")} == self.moment_identity():
@@ -320,27 +243,7 @@ class StateOwner(torch.optim.Optimizer):
         elif "state" in saved:
             self._restore_tensors(saved["state"], saved["committed_steps"])
         else:
-            self.restore_checkpoint(self._find(saved["directory"]))
-
-    def _find(self, directory: str) -> str:
-        """Where a checkpoint is now: in its place, in state_directory=, or where the caller has found its state_dict."""
-        if os.path.isdir(directory):
-            return directory
-        name = os.path.basename(directory)  # nobody else's: it has a random number
-        places = [] if self._state_directory is None else [self._state_directory]
-        for frame in _callers():
-            for value in frame.f_locals.values():
-                if isinstance(value, str | os.PathLike) and len(os.fspath(value)) < 4096:
-                    path = os.fsdecode(value)
-                    places += [path, os.path.dirname(path)]
-        for place in places:
-            if "\0" not in place and os.path.isdir(os.path.join(place, name)):
-                return os.path.join(place, name)
-        raise Error(
-            grpc.StatusCode.NOT_FOUND,
-            f"the state of this state_dict was saved as {directory}, which is not there; bring it back, or build the "
-            f"optimizer with state_directory= the directory that has {name} now",
-        )
+            self.restore_checkpoint(find_directory(saved["directory"], self._state_directory))
 
     def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
         """``load_state_dict()`` of a torch.optim.AdamW (or Adam) on the same parameters."""

@@ -114,9 +114,9 @@ class AdamW(StateOwner):
         restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
             with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is.
         checkpoint: have the daemon take checkpoints while training goes on.
-        state_directory: where the daemon writes the state of a ``state_dict()`` that is pickled, unless the Hugging Face
-            Trainer or accelerate save it: into their own directory. None: it goes into the pickle, which needs as much
-            memory while it is loaded.
+        state_directory: where the daemon writes the state of a ``state_dict()`` that is pickled or deeply copied; the
+            Hugging Face Trainer's and accelerate's goes into their own directory. None: it goes into the pickle, and
+            needs as much memory while that is loaded.
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
             keeps it.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
