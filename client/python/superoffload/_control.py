@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from superoffload import _library
+from superoffload._daemon import death_of
 from superoffload._error import Error, from_rpc
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
@@ -54,6 +55,12 @@ class Connection:
         socket_deadline = time.monotonic() + _SOCKET_SECONDS
         old_channel, old_handle = self._channel, self.handle
         while True:
+            if (death := death_of(self.endpoint)) is not None:
+                raise Error(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"the private superoffloadd of this process is dead, and its optimizers with it: {death}; close() "
+                    "this optimizer and build another, which starts another daemon, from a checkpoint or a state_dict",
+                )
             try:
                 self._open()
                 old_channel.close()

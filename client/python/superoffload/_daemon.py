@@ -1,24 +1,13 @@
-"""Finding a daemon, or starting a private one that lives as long as this process."""
+"""Finding a daemon, or using a private one that lives as long as this process."""
 
-import atexit
-import functools
 import os
-import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 
 import grpc
 
-from superoffload._error import Error
+from superoffload._private_daemon import PrivateDaemon
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
-_BINARY_ENVIRONMENT = "SUPEROFFLOAD_DAEMON"
 _ENDPOINT_ENVIRONMENT = "SUPEROFFLOAD_ENDPOINT"
-_START_TIMEOUT_SECONDS = 60
-_STOP_TIMEOUT_SECONDS = 30
 
 
 def default_endpoints() -> list[str]:
@@ -52,53 +41,24 @@ def _answers(endpoint: str) -> bool:
     return True
 
 
-def _binary() -> str:
-    installed = pathlib.Path(sys.prefix) / "bin" / "superoffloadd"
-    path = os.environ.get(_BINARY_ENVIRONMENT) or (
-        str(installed) if installed.exists() else shutil.which("superoffloadd")
-    )
-    if path:
-        return path
-    raise Error(
-        grpc.StatusCode.UNAVAILABLE,
-        "no superoffloadd is running and none is installed; start one, pass endpoint=, or point "
-        f"${_BINARY_ENVIRONMENT} at the binary",
-    )
+_private: PrivateDaemon | None = None
 
 
-@functools.cache
 def _private_daemon() -> str:
-    directory = tempfile.mkdtemp(prefix="superoffloadd-")
-    log_path = os.path.join(directory, "log")
-    with open(log_path, "wb") as log:
-        process = subprocess.Popen(
-            [
-                _binary(),
-                f"--runtime_directory={directory}",
-                "--metrics_address=127.0.0.1:0",
-                "--exit_on_stdin_eof",  # it ends with this process, however that ends
-            ],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # a terminal's ^C is for the trainer, which then stops its daemon
-        )
-    atexit.register(_stop, process, directory)
-    endpoint = f"unix:{directory}/control.sock"
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    while not (os.path.exists(endpoint.removeprefix("unix:")) and _answers(endpoint)):
-        if process.poll() is not None or time.monotonic() > deadline:
-            text = pathlib.Path(log_path).read_text(errors="replace").strip()
-            raise Error(grpc.StatusCode.UNAVAILABLE, f"the private superoffloadd did not start: {text}")
-        time.sleep(0.02)
-    return endpoint
+    global _private
+    if _private is not None and not _private.usable:
+        _private.leave()
+        _private = None
+    if _private is None:
+        _private = PrivateDaemon(_answers)
+    return _private.endpoint
 
 
-def _stop(process: subprocess.Popen, directory: str) -> None:
-    process.stdin.close()
-    try:
-        process.wait(_STOP_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    shutil.rmtree(directory, ignore_errors=True)
+def is_private(endpoint: str) -> bool:
+    """Whether a daemon ends with this process."""
+    return _private is not None and _private.endpoint == endpoint
+
+
+def death_of(endpoint: str) -> str | None:
+    """How this process's private daemon ended; None for one that runs, and for those of others."""
+    return _private.death() if _private is not None and _private.endpoint == endpoint else None

@@ -150,6 +150,11 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def load() -> None:
+    """Raises Error when there is none."""
+    _library()
+
+
 def function(name: str):
     """superoffload_<name>, for the hot path."""
     return getattr(_library(), f"superoffload_{name}")

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from superoffload import _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_parameters
+from superoffload import _owner, _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_parameters
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
@@ -201,6 +201,8 @@ class AdamW(StateOwner):
         )
         self._finalizer.atexit = False
         _at_exit(self._finalizer)
+        self._owner_pid = os.getpid()
+        _owner.own(self)
 
     # Attaching.
 
@@ -421,6 +423,12 @@ class AdamW(StateOwner):
 
     def _check_attached(self) -> None:
         if not self._attached:
+            if os.getpid() != self._owner_pid:
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the optimizer belongs to process {self._owner_pid}, which has built it and was forked; build "
+                    "another one in this process",
+                )
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
 
     def _check_unfrozen(self) -> None:
@@ -488,7 +496,8 @@ class AdamW(StateOwner):
         """Ends the attachment. Parameters move to memory of their own; an optimizer without a name is deleted."""
         if not self._attached:
             return
-        self._quiesce()
+        with contextlib.suppress(Error):  # of a daemon that is gone
+            self._quiesce()
         self._hand_over.close()
         if self._forward_waits is not None:
             self._forward_waits.close()
@@ -499,6 +508,15 @@ class AdamW(StateOwner):
             parameter.tensor.grad = None
             parameter.tensor.data = parameter.theta.clone()
         self._finalizer()
+
+    def disown(self) -> None:
+        """In a forked child: hooks and finalizers leave the parent's optimizer alone."""
+        self._attached = False
+        self._finalizer.detach()
+        self._hand_over.close()
+        if self._forward_waits is not None:
+            self._forward_waits.close()
+        _torch_clip.unregister(self.hosted_parameters())
 
     def __deepcopy__(self, memo: Any) -> None:
         raise TypeError("a superoffload optimizer cannot be copied; build another one")

@@ -1,0 +1,204 @@
+"""Who owns an optimizer and a private daemon: forked children, killed daemons, ranks of one launch, exits."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+import torch
+
+import superoffload.torch
+from superoffload import _daemon, _private_daemon
+
+BUILD = """
+import os, signal, sys, torch, superoffload.torch
+from superoffload import _daemon
+model = torch.nn.Linear(8, 8)
+optimizer = superoffload.torch.AdamW(model.parameters())
+def train():
+    model(torch.ones(2, 8)).square().mean().backward()
+    optimizer.step()
+train()
+"""
+
+
+def run(script, timeout=100, **environment):
+    """Standard output of a trainer of its own, which must end by itself."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def directories(base):
+    return [path for path in pathlib.Path(base).iterdir() if path.name.startswith("superoffloadd-")]
+
+
+@pytest.fixture
+def base():
+    with tempfile.TemporaryDirectory(prefix="so-own-", dir="/tmp") as path:
+        yield path
+
+
+def test_a_forked_child_uses_and_ends_nothing_of_its_parents(base):
+    out = run(
+        BUILD
+        + """
+import gc
+child = os.fork()
+if child == 0:
+    before = model.weight.detach().clone()
+    model(torch.ones(2, 8)).square().mean().backward()
+    try:
+        optimizer.step()
+    except superoffload.Error as error:
+        assert "belongs to process" in str(error), error
+        print("refused", flush=True)
+    del optimizer, model
+    gc.collect()
+    sys.exit(0)  # with its exit handlers
+assert os.waitpid(child, 0)[1] == 0
+train()
+print(optimizer.last_result.committed_steps)
+""",
+        TMPDIR=base,
+    )
+    assert out.split() == ["refused", "2"]
+    assert not directories(base)
+
+
+def test_persistent_data_loader_workers_do_not_keep_the_daemon(base):
+    """A daemon that the workers kept alive would be killed when the trainer has waited for it in vain."""
+    out = run(
+        BUILD
+        + """
+from superoffload import _private_daemon
+data = torch.utils.data.DataLoader(torch.zeros(8), num_workers=2, persistent_workers=True)
+for _ in data:
+    train()
+workers = iter(data)
+def killed(*_):
+    print("killed", flush=True)
+kill = os.kill
+_private_daemon.os.kill = lambda pid, number: killed() if number == signal.SIGKILL else kill(pid, number)
+print(optimizer.last_result.committed_steps)
+""",
+        TMPDIR=base,
+    )
+    assert out.split() == ["9"]
+    assert not directories(base)
+
+
+def test_a_killed_private_daemon_is_said_at_once_and_the_next_optimizer_has_another():
+    model = torch.nn.Linear(8, 8)
+
+    def train(optimizer):
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    train(optimizer)
+    process = _daemon._private._process
+    process.kill()
+    with pytest.raises(superoffload.Error, match=f"killed by signal {int(signal.SIGKILL)}") as raised:
+        train(optimizer)
+    assert "build another" in str(raised.value)
+    optimizer.close()
+    weight = model.weight.detach().clone()
+    again = superoffload.torch.AdamW(model.parameters())
+    train(again)
+    assert again.last_result.committed_steps == 1
+    assert not torch.equal(model.weight, weight)
+    assert _daemon._private._process.pid != process.pid
+
+
+FIND = """
+import os, signal, sys
+from superoffload import _daemon
+endpoint = _daemon.resolve_endpoint(None)
+"""
+RANK = (
+    FIND
+    + """
+print(endpoint, flush=True)
+sys.stdin.readline()
+print(_daemon._answers(endpoint), flush=True)
+"""
+)
+
+
+def start_rank(rank, base, port="29871"):
+    launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", RANK],
+        env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": base},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(rank):
+    out, _ = rank.communicate("go\n", timeout=100)
+    assert rank.returncode == 0
+    return out.strip()
+
+
+def test_ranks_of_one_launch_share_a_daemon_that_ends_with_the_last(base):
+    ranks = [start_rank(rank, base) for rank in range(2)]
+    other = start_rank(0, base, port="29872")
+    endpoints = [rank.stdout.readline().strip() for rank in (*ranks, other)]
+    assert endpoints[0] == endpoints[1] != endpoints[2]
+    assert len(directories(base)) == 2
+    assert end(other) == "True"
+    assert end(ranks[0]) == "True"  # one of the two has started the daemon: it goes on for the other
+    assert len(directories(base)) == 1
+    assert end(ranks[1]) == "True"
+    assert not directories(base)
+
+
+def test_what_a_killed_trainer_left_is_removed_by_the_next(base):
+    environment = {**os.environ, "TMPDIR": base}
+    killed = subprocess.run([sys.executable, "-c", FIND + "os.kill(os.getpid(), signal.SIGKILL)"], env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = directories(base)
+    run(FIND + f"assert not os.path.exists({str(left)!r})", TMPDIR=base)
+    assert not directories(base)
+
+
+def test_a_long_TMPDIR_is_no_obstacle(base):
+    long = os.path.join(base, "x" * 100)
+    os.mkdir(long)
+    assert run(FIND + "print(_daemon._answers(endpoint))", TMPDIR=long).strip() == "True"
+
+
+def refusal(monkeypatch, daemon, library=None):
+    monkeypatch.setattr(_daemon, "_private", None)
+    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", daemon)
+    if library is not None:
+        monkeypatch.setenv("SUPEROFFLOAD_LIBRARY", library)
+        monkeypatch.setattr(_private_daemon._library, "_library", _private_daemon._library._library.__wrapped__)
+    with pytest.raises(superoffload.Error) as raised:
+        superoffload.torch.AdamW(torch.nn.Linear(2, 2).parameters())
+    return str(raised.value)
+
+
+def test_a_wrong_binary_is_named_with_the_variable_that_names_it(monkeypatch):
+    for wrong in ("/nonexistent/superoffloadd", "/etc/passwd", "/"):
+        text = refusal(monkeypatch, wrong)
+        assert wrong in text and "SUPEROFFLOAD_DAEMON" in text
+    assert "exited with status 0" in refusal(monkeypatch, "/bin/true")
+
+
+def test_both_missing_files_are_named_at_once(monkeypatch):
+    text = refusal(monkeypatch, "/nonexistent/superoffloadd", library="/nonexistent/library.so")
+    assert "/nonexistent/superoffloadd" in text and "/nonexistent/library.so" in text
