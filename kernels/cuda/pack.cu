@@ -26,6 +26,7 @@ __device__ uint32_t FindTensor(const PackArguments& a, uint64_t i) {
 }
 
 __device__ float GradientAt(const PackArguments& a, uint64_t i) {
+  if (a.tensor_count == 0) return 0;  // the table is of an earlier bucket
   const PackedTensor& tensor = a.tensors[FindTensor(a, i)];
   if (i < tensor.first || i - tensor.first >= tensor.elements) return 0;  // a gap
   return LoadElement({tensor.data, a.dtype}, i - tensor.first);

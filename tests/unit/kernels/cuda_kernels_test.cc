@@ -69,6 +69,16 @@ TEST(CudaPackTest, ANonFiniteGradientMakesTheSumNonFinite) {
   }
 }
 
+TEST(CudaPackTest, ABucketWithoutGradientsIsZeroWhateverTheTableStillHolds) {
+  std::vector<float> gradient(3000, 0.5f), slot(3000, 1.0f);
+  const PackedTensor stale{gradient.data(), 0, gradient.size()};  // of the bucket that had the slot before
+  double sum = -1;
+  LaunchFake(superoffload_pack, 1, kPackThreads,
+             PackArguments{&stale, 0, DType::kFloat32, {slot.data(), DType::kFloat32}, 3000, &sum});
+  EXPECT_EQ(sum, 0);
+  EXPECT_EQ(slot, std::vector<float>(3000, 0.0f));
+}
+
 TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
   std::mt19937 random(11);
   constexpr size_t kElements = 70'001;
