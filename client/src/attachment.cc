@@ -232,6 +232,7 @@ Status Attachment::WaitStep(const Deadline& deadline, superoffload_verdict* verd
 
 Status Attachment::AwaitParameters(uint32_t bucket, const Deadline& deadline, kernels::CudaStream stream) {
   if (Status status = CheckBucket(bucket); !status.ok()) return status;
+  if (Status status = gpu_->CheckStream(stream); !status.ok()) return status;
   if (const uint64_t step = ended_step_.load(std::memory_order_acquire); step != last_step_) {
     const auto begin = std::chrono::steady_clock::now();
     const auto ready = [this, bucket] { return gpu_->resident(bucket) ? verdict_.has_value() : Final(bucket); };

@@ -6,7 +6,7 @@
 namespace superoffload::kernels {
 namespace {
 
-constexpr int kNotFound = 5;  // canonical
+constexpr int kNotFound = 5, kFailedPrecondition = 9;  // canonical
 constexpr size_t kNameBytes = 128;
 
 }  // namespace
@@ -80,6 +80,19 @@ std::string UuidText(const CudaUuid& uuid) {
     if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
   }
   return text;
+}
+
+CudaStatus CheckNotCapturing(const GpuDevice& device, CudaStream stream) {
+  int capture = kCudaStreamNotCapturing;
+  const CudaDriver& driver = device.driver();
+  if (CudaStatus status = driver.Status(driver.StreamIsCapturing(stream, &capture), "using the trainer's stream");
+      !status.ok()) {
+    return status;
+  }
+  if (capture == kCudaStreamNotCapturing) return {};
+  return {kFailedPrecondition,
+          "the trainer's stream is being captured into a CUDA graph, and a replay would hand over and await nothing; "
+          "capture nothing while a step is handed over, ended or awaited"};
 }
 
 CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream) {

@@ -87,6 +87,10 @@ class CudaObject {
 using OwnedStream = CudaObject<CudaStream, &CudaDriver::StreamDestroy>;
 using OwnedEvent = CudaObject<CudaEvent, &CudaDriver::EventDestroy>;
 
+// FAILED_PRECONDITION: what is launched on the stream goes into a CUDA graph, or the default stream cannot be used
+// because another stream's does.
+CudaStatus CheckNotCapturing(const GpuDevice& device, CudaStream stream);
+
 // A stream that does not wait for the default stream.
 CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream);
 

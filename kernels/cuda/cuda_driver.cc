@@ -8,6 +8,10 @@ namespace {
 // Canonical codes, as absl::StatusCode and superoffload.h number them.
 constexpr int kResourceExhausted = 8, kFailedPrecondition = 9, kInternal = 13, kUnavailable = 14, kDataLoss = 15;
 
+// A captured step would not be handed over when its graph is replayed.
+constexpr char kCapture[] =
+    "a CUDA graph is being captured; capture nothing while a step is handed over, ended or awaited";
+
 // CUresults that users can do something about.
 struct Known {
   int result, code;
@@ -27,11 +31,16 @@ constexpr Known kKnown[] = {
     {217, kFailedPrecondition, "the GPUs cannot reach each other's memory; use the same GPU on both sides"},
     {220, kFailedPrecondition, "the GPU's NVLink has an uncorrectable error; take it out of service"},
     {304, kUnavailable, "the operating system refused; see dmesg"},
+    {700, kDataLoss, "a kernel of this process used memory that is not there; start the process again"},
     {701, kResourceExhausted, "the GPU cannot run so many threads; report this"},
     {719, kDataLoss, "a kernel of this process failed; see the errors before, and start the process again"},
     {801, kFailedPrecondition, "this driver or container does not allow it"},
     {802, kUnavailable, "the system is not ready; wait for the fabric manager"},
     {803, kUnavailable, "the driver is older than the CUDA library; update it"},
+    {900, kFailedPrecondition, kCapture},
+    {901, kFailedPrecondition, kCapture},
+    {906, kFailedPrecondition, kCapture},
+    {907, kFailedPrecondition, kCapture},
 };
 
 template <typename Function>
@@ -74,7 +83,9 @@ bool FindAll(void* library, CudaDriver* d) {
          Find(library, "cuMemcpyDtoDAsync_v2", &d->MemcpyDtoDAsync) &&
          Find(library, "cuStreamCreate", &d->StreamCreate) && Find(library, "cuStreamDestroy_v2", &d->StreamDestroy) &&
          Find(library, "cuStreamSynchronize", &d->StreamSynchronize) &&
-         Find(library, "cuStreamWaitEvent", &d->StreamWaitEvent) && Find(library, "cuEventCreate", &d->EventCreate) &&
+         Find(library, "cuStreamWaitEvent", &d->StreamWaitEvent) &&
+         Find(library, "cuStreamIsCapturing", &d->StreamIsCapturing) &&
+         Find(library, "cuEventCreate", &d->EventCreate) &&
          Find(library, "cuEventDestroy_v2", &d->EventDestroy) && Find(library, "cuEventRecord", &d->EventRecord) &&
          Find(library, "cuEventSynchronize", &d->EventSynchronize) &&
          Find(library, "cuEventElapsedTime", &d->EventElapsedTime) &&

@@ -44,13 +44,16 @@ struct CudaAccess {
   int flags = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 };
 
+inline constexpr int kCudaInvalidValue = 1;      // CUDA_ERROR_INVALID_VALUE
+inline constexpr int kCudaStreamNotCapturing = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr int kCudaPosixDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostAllocPortable = 1;
 inline constexpr unsigned kCudaHostRegisterPortable = 1, kCudaHostRegisterDeviceMap = 2;
-// CUdevice_attribute.
+// CUdevice_attribute. The first: kernels can use pageable host memory, if need be by faults and migration (HMM). The
+// second: they use the host's page tables, as on Grace; only that is coherence.
 inline constexpr int kCudaPageableMemoryAccess = 88, kCudaHostPageTables = 100, kCudaVmmSupported = 102,
                      kCudaVmmDescriptorSupported = 103, kCudaHostNumaId = 134;
 
@@ -111,6 +114,7 @@ struct CudaDriver {
   int (*StreamDestroy)(CudaStream stream);
   int (*StreamSynchronize)(CudaStream stream);
   int (*StreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
+  int (*StreamIsCapturing)(CudaStream stream, int* status);
   int (*EventCreate)(CudaEvent* event, unsigned flags);
   int (*EventDestroy)(CudaEvent event);
   int (*EventRecord)(CudaEvent event, CudaStream stream);

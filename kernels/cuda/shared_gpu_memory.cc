@@ -5,6 +5,8 @@
 namespace superoffload::kernels {
 namespace {
 
+constexpr int kInvalidArgument = 3;  // canonical
+
 // Small allocations share a block, and a legacy handle opens the whole block.
 constexpr uint64_t kBlockBytes = 2u << 20;
 
@@ -75,7 +77,6 @@ CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, cons
       return status;
     }
     if (ticket.offset > opened || ticket.bytes > opened - ticket.offset) {
-      constexpr int kInvalidArgument = 3;
       return {kInvalidArgument, "the trainer's GPU memory has " + std::to_string(opened) + " bytes, fewer than its " +
                                     std::to_string(ticket.bytes) + " at " + std::to_string(ticket.offset)};
     }
@@ -92,10 +93,12 @@ CudaStatus SharedGpuMemory::Map() {
     return status;
   }
   reserved_ = true;
-  if (CudaStatus status = driver.Status(driver.MemMap(data_, bytes_, 0, allocation_, 0), "mapping GPU memory");
-      !status.ok()) {
-    return status;
+  const int mapped = driver.MemMap(data_, bytes_, 0, allocation_, 0);
+  if (imported_ && mapped == kCudaInvalidValue) {  // what the exporter says is not to be believed
+    return {kInvalidArgument, "the trainer's GPU memory does not have the " + std::to_string(bytes_) +
+                                  " bytes that it says"};
   }
+  if (CudaStatus status = driver.Status(mapped, "mapping GPU memory"); !status.ok()) return status;
   mapped_ = true;
   CudaAccess access;
   access.location.id = device_->handle();

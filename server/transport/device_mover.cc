@@ -87,15 +87,16 @@ absl::Status DeviceMover::CheckRequest() const {
   return absl::OkStatus();
 }
 
-// Copies from and to memory that is not registered would wait in the driver; a coherent GPU needs no registration.
+// Copies from and to memory that is not registered would wait in the driver, unless the GPU uses the host's page tables.
 absl::Status DeviceMover::Register(std::span<std::byte> host) {
-  if (host.empty() || device_->Has(kernels::kCudaPageableMemoryAccess)) return absl::OkStatus();
+  if (host.empty()) return absl::OkStatus();
   const kernels::CudaDriver& driver = device_->driver();
   CudaStatus status =
       driver.Status(driver.MemHostRegister(host.data(), host.size(), kernels::kCudaHostRegisterPortable),
-                    absl::StrCat("registering ", host.size(), " bytes of host memory"));
+                    absl::StrCat("registering ", host.size(),
+                                 " bytes of host memory (raise RLIMIT_MEMLOCK, LimitMEMLOCK=, of the daemon)"));
   if (status.ok()) registered_.push_back(host.data());
-  return ToAbsl(status);
+  return device_->Has(kernels::kCudaHostPageTables) ? absl::OkStatus() : ToAbsl(status);
 }
 
 DeviceMover::~DeviceMover() {

@@ -108,7 +108,8 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon
     model = build()
     optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
     stream = ctypes.c_void_p()
-    assert ctypes.CDLL(DRIVER).cuStreamCreate(ctypes.byref(stream), 0) == 0
+    driver = ctypes.CDLL(DRIVER)
+    assert driver.cuCtxSetCurrent(1) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
     beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
     monkeypatch.setattr(_torch_gpu, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
     waited = []

@@ -1,4 +1,4 @@
-// A libnccl.so.2 whose ranks are threads of one process and whose GPU is the fake one (fake_cuda_driver.cc). Sums in
+// A libnccl.so.2 whose ranks are threads of one process and whose GPU is the fake one (fake_cuda/). Sums in
 // the order of ranks.
 #include <barrier>
 #include <cstddef>
@@ -13,7 +13,9 @@
 #include "kernels/adam/adam_element.h"
 #include "kernels/float_conversion.h"
 
-extern "C" int fakeCudaIssue(void* stream, void (*work)(void*), void* argument);  // of the fake driver
+// Of the fake driver.
+extern "C" int fakeCudaIssue(void* stream, void (*work)(void*), void* argument);
+extern "C" uint64_t fakeCudaAlias(uint64_t pointer);
 
 namespace {
 
@@ -74,6 +76,11 @@ int Issue(const Call& call, void* stream) {
       new Call(call));
 }
 
+// Where the GPU's work finds it.
+std::byte* OnGpu(const void* pointer) {
+  return reinterpret_cast<std::byte*>(fakeCudaAlias(reinterpret_cast<uint64_t>(pointer)));
+}
+
 DType ToDType(int number) { return number == 6 ? DType::kFloat16 : number == 9 ? DType::kBFloat16 : DType::kFloat32; }
 
 }  // namespace
@@ -102,13 +109,13 @@ int ncclCommDestroy(Communicator* communicator) { return delete communicator, 0;
 
 int ncclReduceScatter(const void* from, void* to, size_t elements, int dtype, int operation, Communicator* communicator,
                       void* stream) {
-  return Issue({*communicator, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), elements,
+  return Issue({*communicator, OnGpu(from), OnGpu(to), elements,
                 ToDType(dtype), true, operation == 4},
                stream);
 }
 
 int ncclAllGather(const void* from, void* to, size_t elements, int dtype, Communicator* communicator, void* stream) {
-  return Issue({*communicator, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), elements,
+  return Issue({*communicator, OnGpu(from), OnGpu(to), elements,
                 ToDType(dtype), false, false},
                stream);
 }

@@ -9,7 +9,8 @@
  *   superoffload_end_step, superoffload_wait_verdict
  *   superoffload_gpu_await_parameters for each bucket, just before the next forward reads it  (the stream waits)
  *
- * No call but superoffload_gpu_attach, _pull, _push and _set_resident waits for the GPU. Streams are CUstream or
+ * No call but superoffload_gpu_attach, _pull, _push and _set_resident waits for the GPU. No stream may be captured into
+ * a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or
  * cudaStream_t as integers, 0 the default stream; pointers are device pointers of this process. CUDA is loaded at run
  * time; without a driver the answer is UNAVAILABLE and the host's interface still works.
  */
@@ -70,7 +71,7 @@ typedef struct superoffload_gpu_options {
 typedef struct superoffload_gpu_report {
   uint32_t mover;    /* not AUTO */
   uint32_t sharing;  /* 0: the daemon does not map the GPU memory */
-  uint32_t coherent; /* the GPU reads and writes the host's pageable memory: nothing is registered */
+  uint32_t coherent; /* the GPU uses the host's page tables: memory that cannot be registered does as well */
   uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
   double seconds[4]; /* by enum superoffload_mover */
   uint64_t gpu_bytes;

@@ -24,7 +24,7 @@ class GpuReport:
     gpu: str
     mover: Mover
     sharing: str  # how the daemon maps the GPU memory: "legacy", "descriptor", or "" when it does not
-    coherent: bool  # the GPU uses the host's pageable memory; nothing had to be registered
+    coherent: bool  # the GPU uses the host's page tables, as on a Superchip
     staged: bool  # registering failed, and copies are slow
     seconds: dict[str, float]  # of the same copies beside the same kernels, by mover; only those measured
     gpu_bytes: int

@@ -118,7 +118,7 @@ Status GpuPlane::Open(const superoffload_gpu_options& options) {
   CopyText(device_->name(), report_.gpu);
   if (Status status = Share(); !status.ok()) return status;
   report_.gpu_bytes = memory_->bytes();
-  report_.coherent = device_->Has(kernels::kCudaPageableMemoryAccess) ? 1 : 0;
+  report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
 
   const uint64_t tables_bytes = slots * layout_.table_tensors * sizeof(PackedTensor);
   if (Status status = FromCuda(
@@ -128,11 +128,8 @@ Status GpuPlane::Open(const superoffload_gpu_options& options) {
   }
   tables_ = reinterpret_cast<PackedTensor*>(staging_.data());
   sums_ = reinterpret_cast<double*>(staging_.data() + tables_bytes);
-  // A coherent GPU uses pageable memory as it is, and registering much of it takes long.
-  if (report_.coherent == 0) {
-    Register(attached_.gradients);
-    Register(attached_.parameters);
-  }
+  Register(attached_.gradients);
+  Register(attached_.parameters);
   queue_.emplace(device_);
   return {};
 }
@@ -210,7 +207,9 @@ void GpuPlane::Register(std::span<std::byte> host) {
   if (status.ok()) {
     registered_.push_back(host.data());
   } else {
-    report_.staged = 1;
+    // Only a GPU that uses the host's page tables copies pageable memory without waiting and stores into it without
+    // faults. That it can reach such memory at all (HMM) is not enough.
+    if (report_.coherent == 0) report_.staged = 1;
     Note(status.message);
   }
 }
@@ -371,6 +370,7 @@ Status GpuPlane::PackAfter(CudaStream stream) {
 
 Status GpuPlane::WaitFor(CudaStream stream, CudaStream side_stream) {
   const kernels::CudaDriver& driver = device_->driver();
+  if (Status status = FromCuda(kernels::CheckNotCapturing(*device_, stream)); !status.ok()) return status;
   if (Status status = Check(driver.EventRecord(ready_.get(), stream), "recording an event"); !status.ok()) {
     return status;
   }
@@ -392,9 +392,10 @@ Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot,
     }
     end = tensors[i].first + tensors[i].elements;
   }
+  const CurrentDevice current(*device_);
+  if (Status status = FromCuda(kernels::CheckNotCapturing(*device_, stream)); !status.ok()) return status;
   uint32_t slot = 0;
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
-  const CurrentDevice current(*device_);
   const kernels::CudaDriver& driver = device_->driver();
   Status status = WaitFor(stream, pack_.get());
   if (status.ok()) status = Pack(entry.index, slot, gradient_slot, tensors, count, dtype);
@@ -545,6 +546,11 @@ Status GpuPlane::CopyUp(uint32_t index) {
     return status;
   }
   return Check(driver.EventRecord(landed_[index].get(), up_.get()), "recording an event");
+}
+
+Status GpuPlane::CheckStream(CudaStream stream) const {
+  const CurrentDevice current(*device_);
+  return FromCuda(kernels::CheckNotCapturing(*device_, stream));
 }
 
 Status GpuPlane::StreamWaits(uint32_t bucket, CudaStream stream) {

@@ -92,6 +92,9 @@ class GpuPlane {
   // Whether PARAMETERS_READY of the bucket is followed by LANDED.
   bool WaitsForLanding(uint32_t bucket) const { return mover_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
 
+  // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
+  Status CheckStream(kernels::CudaStream stream) const;
+
   // The parameters have landed, or the copy that brings them was issued; see Attachment::AwaitParameters.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
 

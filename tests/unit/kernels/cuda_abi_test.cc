@@ -26,6 +26,8 @@ static_assert(sizeof(CudaAccess) == sizeof(CUmemAccessDesc));
 static_assert(offsetof(CudaAccess, flags) == offsetof(CUmemAccessDesc, flags));
 static_assert(CudaAccess{}.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
+static_assert(kCudaInvalidValue == CUDA_ERROR_INVALID_VALUE);
+static_assert(kCudaStreamNotCapturing == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(kCudaPosixDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kCudaStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kCudaEventBlockingSync == CU_EVENT_BLOCKING_SYNC);
@@ -93,6 +95,7 @@ SAME_SHAPE(StreamCreate, cuStreamCreate);
 SAME_SHAPE(StreamDestroy, cuStreamDestroy);
 SAME_SHAPE(StreamSynchronize, cuStreamSynchronize);
 SAME_SHAPE(StreamWaitEvent, cuStreamWaitEvent);
+SAME_SHAPE(StreamIsCapturing, cuStreamIsCapturing);
 SAME_SHAPE(EventCreate, cuEventCreate);
 SAME_SHAPE(EventDestroy, cuEventDestroy);
 SAME_SHAPE(EventRecord, cuEventRecord);

@@ -1,0 +1,268 @@
+// A libcuda.so.1 for machines without a GPU: it covers everything up to the driver's calls, and says nothing about a
+// GPU. It is meant to be no kinder than hardware: device memory is not the host's (memory.h), streams are late
+// (stream.h), copies of memory that is not registered wait, and what goes wrong elsewhere goes wrong here when told to
+// (machine.h). A thread without a current context can do next to nothing.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cuda/cuda_driver.h"
+#include "tests/support/fake_cuda/kernels.h"
+#include "tests/support/fake_cuda/machine.h"
+#include "tests/support/fake_cuda/memory.h"
+#include "tests/support/fake_cuda/stream.h"
+
+namespace fake = superoffload::fake_cuda;
+using superoffload::kernels::CudaAccess;
+using superoffload::kernels::CudaAllocation;
+using superoffload::kernels::CudaAllocationProperties;
+using superoffload::kernels::CudaIpcMemoryHandle;
+using superoffload::kernels::CudaUuid;
+
+namespace {
+
+constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
+
+int context, module;  // their addresses are handles
+thread_local std::vector<void*> contexts;  // the last one is current
+
+// What every call does first; and those that do something in a context.
+#define FAIL_IF_TOLD()                                                                               \
+  fake::AwaitRelease(__func__);                                                                      \
+  if (const int failure = fake::SettingOf("FAKE_CUDA_FAIL", __func__); failure != 0) return failure; \
+  if (const int fault = fake::Fault(); fault != 0) return fault
+#define IN_CONTEXT() \
+  FAIL_IF_TOLD();    \
+  if (contexts.empty() || contexts.back() == nullptr) return fake::kInvalidContext
+
+// `host` is one of the two.
+int Copy(const char* direction, const void* to, const void* from, const void* host, size_t bytes, void* stream) {
+  const void* const device = host == to ? from : to;
+  if (!fake::IsDevicePointer(reinterpret_cast<uint64_t>(device), bytes)) return fake::kInvalidValue;
+  const bool waits = !fake::IsRegistered(host, bytes) && !fake::ThisMachine().host_page_tables;
+  if (waits && fake::Setting("FAKE_CUDA_REFUSE_PAGEABLE") != 0) return fake::kInvalidValue;
+  const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", direction));
+  fake::Issue(stream, [=] {
+    if (longer.count() > 0) std::this_thread::sleep_for(longer);
+    void* const on_gpu = fake::OnGpu(device, bytes);
+    if (on_gpu == nullptr) {
+      fake::SetFault();
+    } else if (host == to) {
+      std::memcpy(const_cast<void*>(to), on_gpu, bytes);
+    } else {
+      std::memcpy(on_gpu, from, bytes);
+    }
+  });
+  return waits ? fake::Synchronize(stream) : 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) {
+  FAIL_IF_TOLD();
+  return 0;
+}
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDeviceGetCount(int* count) { return *count = static_cast<int>(fake::Uuids().size()), 0; }
+int cuDeviceGet(int* device, int ordinal) {
+  const bool exists = ordinal >= 0 && ordinal < static_cast<int>(fake::Uuids().size());
+  return *device = ordinal, exists ? 0 : fake::kInvalidDevice;
+}
+int cuDeviceGetName(char* name, int bytes, int) {
+  return std::strncpy(name, fake::ThisMachine().name, static_cast<size_t>(bytes)), 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  const fake::Machine& machine = fake::ThisMachine();
+  *value = attribute == superoffload::kernels::kCudaPageableMemoryAccess ? machine.pageable_access
+           : attribute == superoffload::kernels::kCudaHostPageTables     ? machine.host_page_tables
+                                                                         : 1;
+  return 0;
+}
+int cuDeviceGetUuid_v2(CudaUuid* uuid, int device) {
+  *uuid = {};
+  uuid->bytes[0] = static_cast<char>(fake::Uuids().at(static_cast<size_t>(device)));
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** handle, int device) {
+  FAIL_IF_TOLD();
+  if (fake::Uuids().at(static_cast<size_t>(device)) == kBrokenUuid) return fake::kEccUncorrectable;
+  fake::CountObject(1);
+  return *handle = &context, 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int) { return fake::CountObject(-1), 0; }
+int cuCtxSetCurrent(void* handle) {
+  if (contexts.empty()) contexts.push_back(nullptr);
+  return contexts.back() = handle, 0;
+}
+int cuCtxPushCurrent_v2(void* handle) { return contexts.push_back(handle), 0; }
+int cuCtxPopCurrent_v2(void** popped) {
+  if (contexts.empty()) return fake::kInvalidContext;
+  *popped = contexts.back();
+  return contexts.pop_back(), 0;
+}
+int cuModuleLoadData(void** handle, const void* image) {
+  IN_CONTEXT();
+  if (image == nullptr) return fake::kInvalidValue;
+  fake::CountObject(1);
+  return *handle = &module, 0;
+}
+int cuModuleUnload(void*) { return fake::CountObject(-1), 0; }
+int cuModuleGetFunction(const void** function, void*, const char* name) {
+  *function = fake::FindKernel(name);
+  return *function == nullptr ? fake::kNotFound : 0;
+}
+int cuLaunchKernel(const void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
+                   unsigned, void* stream, void** arguments, void**) {
+  IN_CONTEXT();
+  return fake::Launch(function, grid, block, stream, arguments);
+}
+
+int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+  IN_CONTEXT();
+  return fake::Allocate(pointer, bytes);
+}
+int cuMemFree_v2(uint64_t pointer) {
+  IN_CONTEXT();
+  return fake::Free(pointer);
+}
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  IN_CONTEXT();
+  *total_bytes = fake::ThisMachine().memory_bytes;
+  *free_bytes = *total_bytes - fake::UsedBytes();
+  return 0;
+}
+int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t pointer) {
+  return fake::FindAllocation(pointer, base, bytes);
+}
+
+int cuIpcGetMemHandle(CudaIpcMemoryHandle* handle, uint64_t pointer) {
+  IN_CONTEXT();
+  return fake::ExportLegacy(pointer, handle);
+}
+int cuIpcOpenMemHandle_v2(uint64_t* pointer, CudaIpcMemoryHandle handle, unsigned) {
+  IN_CONTEXT();
+  return fake::OpenLegacy(handle, pointer);
+}
+int cuIpcCloseMemHandle(uint64_t pointer) {
+  IN_CONTEXT();
+  return fake::Free(pointer);
+}
+
+int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = 2u << 20, 0; }
+int cuMemCreate(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties*, unsigned long long) {
+  FAIL_IF_TOLD();
+  return fake::Create(allocation, bytes);
+}
+int cuMemRelease(CudaAllocation allocation) { return fake::Release(allocation); }
+int cuMemExportToShareableHandle(void* handle, CudaAllocation allocation, int, unsigned long long) {
+  FAIL_IF_TOLD();
+  return fake::Export(allocation, static_cast<int*>(handle));
+}
+int cuMemImportFromShareableHandle(CudaAllocation* allocation, void* handle, int) {
+  FAIL_IF_TOLD();
+  return fake::Import(allocation, static_cast<int>(reinterpret_cast<intptr_t>(handle)));
+}
+int cuMemAddressReserve(uint64_t* pointer, size_t bytes, size_t, uint64_t, unsigned long long) {
+  return fake::Reserve(pointer, bytes);
+}
+int cuMemAddressFree(uint64_t pointer, size_t) { return fake::Unreserve(pointer); }
+int cuMemMap(uint64_t pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
+  return fake::Map(pointer, bytes, allocation);
+}
+int cuMemUnmap(uint64_t pointer, size_t) { return fake::Unmap(pointer); }
+int cuMemSetAccess(uint64_t pointer, size_t bytes, const CudaAccess*, size_t) {
+  return fake::SetAccess(pointer, bytes);
+}
+
+int cuMemHostRegister_v2(void* data, size_t bytes, unsigned) {
+  IN_CONTEXT();
+  return fake::Register(data, bytes);
+}
+int cuMemHostUnregister(void* data) {
+  IN_CONTEXT();
+  return fake::Unregister(data);
+}
+int cuMemHostAlloc(void** data, size_t bytes, unsigned) {
+  IN_CONTEXT();
+  return fake::AllocateHost(data, bytes);
+}
+int cuMemFreeHost(void* data) {
+  IN_CONTEXT();
+  return fake::FreeHost(data);
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  IN_CONTEXT();
+  return Copy("HtoD", reinterpret_cast<void*>(to), from, from, bytes, stream);
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+  IN_CONTEXT();
+  return Copy("DtoH", to, reinterpret_cast<const void*>(from), to, bytes, stream);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  IN_CONTEXT();
+  return fake::Issue(stream, [=] {
+    void* const target = fake::OnGpu(reinterpret_cast<void*>(to), bytes);
+    const void* const source = fake::OnGpu(reinterpret_cast<void*>(from), bytes);
+    if (target == nullptr || source == nullptr) return fake::SetFault();
+    std::memcpy(target, source, bytes);
+  });
+}
+
+int cuStreamCreate(void** stream, unsigned) {
+  IN_CONTEXT();
+  return *stream = new fake::Stream, 0;
+}
+int cuStreamDestroy_v2(void* stream) { return delete static_cast<fake::Stream*>(stream), 0; }
+int cuStreamSynchronize(void* stream) {
+  IN_CONTEXT();
+  return fake::Synchronize(stream);
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  IN_CONTEXT();
+  return fake::WaitForEvent(stream, *static_cast<fake::Event*>(event));
+}
+int cuStreamIsCapturing(void* stream, int* status) {
+  IN_CONTEXT();
+  return fake::IsCapturing(stream, status);
+}
+int cuStreamBeginCapture_v2(void* stream, int) { return static_cast<fake::Stream*>(stream)->BeginCapture(), 0; }
+int cuStreamEndCapture(void* stream, void** graph) {
+  *graph = nullptr;
+  return static_cast<fake::Stream*>(stream)->EndCapture(), 0;
+}
+
+int cuEventCreate(void** event, unsigned) {
+  IN_CONTEXT();
+  return fake::CountObject(1), *event = new fake::Event, 0;
+}
+int cuEventDestroy_v2(void* event) { return fake::CountObject(-1), delete static_cast<fake::Event*>(event), 0; }
+int cuEventRecord(void* event, void* stream) {
+  IN_CONTEXT();
+  return fake::RecordEvent(static_cast<fake::Event*>(event), stream);
+}
+int cuEventSynchronize(void* event) {
+  FAIL_IF_TOLD();
+  const std::shared_ptr<fake::Record> record = static_cast<fake::Event*>(event)->latest;
+  if (record == nullptr) return 0;
+  if (record->captured) return fake::kCapturedEvent;
+  return record->Await(), fake::Fault();
+}
+int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  const auto elapsed =
+      static_cast<fake::Event*>(end)->latest->reached_at - static_cast<fake::Event*>(begin)->latest->reached_at;
+  return *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count(), 0;
+}
+int cuGetErrorString(int result, const char** text) {
+  return *text = result == fake::kOutOfMemory ? "out of memory" : "an error", 0;
+}
+
+// For fake_nccl.cc.
+int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {
+  return fake::Issue(stream, [=] { work(argument); });
+}
+
+}  // extern "C"

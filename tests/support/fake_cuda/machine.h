@@ -1,0 +1,61 @@
+// Which machine the fake driver is, and what goes wrong on it. Read from the environment whenever it matters, so that a
+// test can change its mind; a daemon keeps what it was started with.
+//
+//   FAKE_CUDA_MACHINE  h100-pcie (default), gh200, hmm (the GPU can reach pageable memory, by faults), mig (a small slice)
+//   FAKE_CUDA_UUID     first bytes of the GPUs' UUIDs, "7,3" for two of them; 0 is the default and the only one
+//   FAKE_CUDA_DELAY    microseconds by which each piece of a stream's work is delayed at most, at random
+//   FAKE_CUDA_SLOW     "HtoD=2000": each copy in this direction (or DtoH) takes so many microseconds longer
+//   FAKE_CUDA_FAIL     "cuMemAlloc_v2=2,cuIpcGetMemHandle=801": these calls end with these CUresults
+//   FAKE_CUDA_OOM      5: the fifth allocation after this was set finds no memory, on the GPU or pinned; the next one does
+//   FAKE_CUDA_REFUSE_PAGEABLE  1: a copy that would wait, because its host memory is not registered, fails instead
+//   FAKE_CUDA_HOST_IS_GPU      1: memory of this process stands for GPU memory of a framework, and kernels may use it
+#ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
+#define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
+
+#include <cstddef>
+#include <vector>
+
+namespace superoffload::fake_cuda {
+
+// CUresults.
+inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
+                     kEccUncorrectable = 214, kNotFound = 500, kIllegalAddress = 700, kAlreadyRegistered = 712,
+                     kCaptureUnsupported = 900, kCaptureImplicit = 906, kCapturedEvent = 907;
+
+struct Machine {
+  const char* name;  // of the GPU
+  bool pageable_access;   // attribute 88: kernels can use pageable host memory
+  bool host_page_tables;  // attribute 100: and nobody copies or faults for it
+  size_t memory_bytes;
+};
+const Machine& ThisMachine();
+
+std::vector<int> Uuids();
+
+int Setting(const char* variable);  // 0 unless set
+
+// The number that a variable of the form "key=1,other=2" has for the key, or 0.
+int SettingOf(const char* variable, const char* key);
+
+// Counts an allocation; whether it is the one that finds no memory.
+bool OutOfMemory();
+
+// Waits while calls of this name are stalled (fakeCudaStall).
+void AwaitRelease(const char* call);
+
+// Everything that has been made and not yet been given back, of whatever kind.
+void CountObject(int by);
+
+}  // namespace superoffload::fake_cuda
+
+// For tests, which find them with dlsym.
+extern "C" {
+// From now on calls of this name wait, until it is called with null.
+void fakeCudaStall(const char* call);
+// Waits until some thread is in a stalled call.
+void fakeCudaAwaitStalled();
+// How many allocations, registrations, streams, events, modules and contexts there are.
+int fakeCudaObjects();
+}
+
+#endif  // SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_

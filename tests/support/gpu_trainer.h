@@ -1,0 +1,236 @@
+// A trainer on a GPU through the C interface, fake or real, and the daemon that it trains with.
+#ifndef SUPEROFFLOAD_TESTS_SUPPORT_GPU_TRAINER_H_
+#define SUPEROFFLOAD_TESTS_SUPPORT_GPU_TRAINER_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/pinned_memory.h"
+#include "superoffload/client.hpp"
+#include "tests/support/daemon_process.h"
+#include "tests/support/exact_training.h"
+
+namespace superoffload {
+
+inline constexpr test::Dtypes kBFloat16{"BFloat16", test::DType::kBFloat16, test::DType::kBFloat16, 1};
+inline constexpr test::Dtypes kFloat16{"Float16", test::DType::kFloat16, test::DType::kFloat16, 1024};
+inline constexpr test::Dtypes kFloat32Gradients{"Float32", test::DType::kBFloat16, test::DType::kFloat32, 1};
+
+// GPU memory of a tensor, and pinned host memory beside it.
+class Tensor {
+ public:
+  Tensor(const std::shared_ptr<const kernels::GpuDevice>& device, size_t bytes)
+      : driver_(device->driver()), bytes_(bytes) {
+    Require(driver_.MemAlloc(&device_, bytes));
+    Require(kernels::PinnedMemory::Allocate(device, bytes, &host_).code);
+    std::memset(host_.data(), 0, bytes);
+  }
+  ~Tensor() { driver_.MemFree(device_); }
+  static void Require(int result) {
+    if (result != 0) std::abort();
+  }
+  std::byte* host() { return host_.data(); }
+  kernels::CudaPointer device() const { return device_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  const kernels::CudaDriver& driver_;
+  const size_t bytes_;
+  kernels::PinnedMemory host_;
+  kernels::CudaPointer device_ = 0;
+};
+
+class GpuTrainer final : public test::ExactTrainer {
+ public:
+  // `residents(step)`: how many buckets are resident from that step on.
+  GpuTrainer(Client* client, Attachment* attachment, std::function<uint32_t(int)> residents)
+      : client_(*client), attachment_(*attachment), handle_(attachment->handle()), residents_(std::move(residents)) {
+    Tensor::Require(kernels::GpuDevice::Open(0, &device_).code);
+    Tensor::Require(driver().CtxSetCurrent(device_->context()));
+    Tensor::Require(kernels::MakeStream(*device_, &stream_).code);
+    Tensor::Require(kernels::MakeStream(*device_, &busy_stream_).code);
+    work_ = std::make_unique<Tensor>(device_, 8);
+    for (int i = 0; i < attachment_.optimizer().parameters_size(); ++i) {
+      const v1::Parameter& parameter = attachment_.optimizer().parameters(i);
+      uint64_t elements = 1;
+      for (const uint64_t extent : parameter.shape()) elements *= extent;
+      elements_.push_back(elements);
+      const auto bytes = [&](v1::DataType dtype) { return elements * (dtype == v1::DATA_TYPE_FLOAT32 ? 4 : 2); };
+      parameters_.push_back(std::make_unique<Tensor>(device_, bytes(parameter.dtype())));
+      gradients_.push_back(std::make_unique<Tensor>(device_, bytes(parameter.gradient_dtype())));
+    }
+  }
+
+  // Nothing reads its tensors any more.
+  ~GpuTrainer() override {
+    const auto pack_stream = reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle_));
+    for (const kernels::CudaStream stream : {stream_.get(), busy_stream_.get(), pack_stream}) {
+      driver().StreamSynchronize(stream);
+    }
+  }
+
+  std::byte* Parameter(size_t index) override { return parameters_[index]->host(); }
+  std::byte* Gradient(size_t index) override { return gradients_[index]->host(); }
+
+  absl::Status PushParameters() override {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      Tensor::Require(
+          driver().MemcpyHtoDAsync(ParameterOnGpu(i), parameters_[i]->host(), parameters_[i]->bytes(), stream_.get()));
+    }
+    if (superoffload_gpu_push(handle_, stream()) != 0) return LastError();
+    return attachment_.PushParameters();
+  }
+
+  absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters) override {
+    return attachment_.SetGroup(group, hyperparameters);
+  }
+
+  absl::Status BeginStep(double gradient_scale) override {
+    if (const uint32_t residents = std::min(residents_(++step_), static_cast<uint32_t>(layout().buckets_size()));
+        residents != present_residents_) {
+      if (step_ > 1 && superoffload_wait_step(handle_, -1, nullptr) != 0) return LastError();
+      if (absl::Status status = client_.SettleOptimizer(attachment_.optimizer().name()).status(); !status.ok()) {
+        return status;
+      }
+      if (superoffload_gpu_set_resident(handle_, residents) != 0) return LastError();
+      present_residents_ = residents;
+    }
+    ready_.assign(parameters_.size(), false);
+    return superoffload_begin_step(handle_, gradient_scale) != 0 ? LastError() : absl::OkStatus();
+  }
+
+  // Backward: the gradient appears some time later, every other one on a stream that has more to do before.
+  absl::Status GradientReady(size_t parameter) override {
+    const bool busy = parameter % 2 == 1;
+    const kernels::CudaStream stream = (busy ? busy_stream_ : stream_).get();
+    for (int i = 0; i < (busy ? 4 : 0); ++i) {
+      Tensor::Require(driver().MemcpyDtoHAsync(work_->host(), work_->device(), work_->bytes(), stream));
+    }
+    Tensor& gradient = *gradients_[parameter];
+    Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
+    ready_[parameter] = true;
+    const v1::Placement& place = layout().placements(static_cast<int>(parameter));
+    for (uint32_t i = 0; i < place.bucket_count(); ++i) {
+      if (absl::Status status = HandOver(place.first_bucket() + i); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
+    return superoffload_end_step(handle_, gradient_scale, max_grad_norm) != 0 ? LastError() : absl::OkStatus();
+  }
+
+  // The verdict, and then a forward pass, which reads all parameters as they become ready.
+  absl::StatusOr<superoffload_verdict> WaitStep() override {
+    superoffload_verdict verdict;
+    if (superoffload_wait_verdict(handle_, -1, &verdict) != 0) return LastError();
+    for (uint32_t bucket = static_cast<uint32_t>(layout().buckets_size()); bucket > 0; --bucket) {
+      if (superoffload_gpu_await_parameters(handle_, bucket - 1, -1, stream()) != 0) return LastError();
+    }
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      Tensor::Require(
+          driver().MemcpyDtoHAsync(parameters_[i]->host(), ParameterOnGpu(i), parameters_[i]->bytes(), stream_.get()));
+    }
+    Tensor::Require(driver().StreamSynchronize(stream_.get()));
+    return verdict;
+  }
+
+ private:
+  const kernels::CudaDriver& driver() const { return device_->driver(); }
+  const v1::Layout& layout() const { return attachment_.optimizer().layout(); }
+  uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
+  kernels::CudaPointer ParameterOnGpu(size_t i) const {
+    return superoffload_gpu_parameters(handle_) + layout().placements(static_cast<int>(i)).parameters_offset();
+  }
+  static absl::Status LastError() { return absl::InternalError(superoffload_last_error()); }
+
+  // Once all its gradients are there.
+  absl::Status HandOver(uint32_t index) {
+    const v1::Bucket& bucket = layout().buckets(static_cast<int>(index));
+    std::vector<superoffload_tensor> pieces;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const v1::Placement& place = layout().placements(static_cast<int>(i));
+      if (index < place.first_bucket() || index >= place.first_bucket() + place.bucket_count()) continue;
+      if (!ready_[i]) return absl::OkStatus();
+      const uint64_t begin = std::max(place.state_offset(), bucket.state_offset());
+      const uint64_t end = std::min(place.state_offset() + elements_[i], bucket.state_offset() + bucket.elements());
+      const uint64_t element_bytes = gradients_[i]->bytes() / elements_[i];
+      pieces.push_back({gradients_[i]->device() + (begin - place.state_offset()) * element_bytes,
+                        begin - bucket.state_offset(), end - begin});
+    }
+    std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (superoffload_gpu_pack_after(handle_, reinterpret_cast<uint64_t>(busy_stream_.get())) != 0) return LastError();
+    const int code = superoffload_gpu_gradient_ready(
+        handle_, index, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket.gradient_dtype(), stream());
+    return code != 0 ? LastError() : absl::OkStatus();
+  }
+
+  Client& client_;
+  Attachment& attachment_;
+  superoffload_attachment* const handle_;
+  const std::function<uint32_t(int)> residents_;
+  std::shared_ptr<const kernels::GpuDevice> device_;
+  kernels::OwnedStream stream_, busy_stream_;
+  std::unique_ptr<Tensor> work_;
+  std::vector<uint64_t> elements_;
+  std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;
+  std::vector<bool> ready_;
+  int step_ = 0;
+  uint32_t present_residents_ = 0;
+};
+
+inline uint32_t NoResidents(int) { return 0; }
+
+class GpuTest : public ::testing::Test {
+ protected:
+  ~GpuTest() override {
+    for (const char* name : {"FAKE_CUDA_FAIL", "FAKE_CUDA_DELAY", "FAKE_CUDA_MACHINE", "FAKE_CUDA_UUID", "FAKE_CUDA_OOM",
+                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  // Those of the daemon are as they are now; those of this process can change later.
+  void StartDaemon() {
+    daemon_ = std::make_unique<test::DaemonProcess>(std::vector<std::string>{"--worker_threads=2"});
+    client_ = *Client::Connect(daemon_->endpoint());
+  }
+
+  void Attach(v1::Speculation speculation, const test::Dtypes& dtypes) {
+    const absl::Status created = client_->CreateOptimizer(test::Request(test::Spec(dtypes), speculation)).status();
+    ASSERT_TRUE(created.ok()) << created;
+    v1::AttachOptimizerRequest request;
+    request.set_name("exact");
+    request.set_sync(v1::SYNC_PUSH);
+    attachment_ = *client_->Attach(request);
+  }
+
+  bool IsFake() const { return std::string(report_.gpu).starts_with("fake GPU"); }
+
+  // False when this was built without GPU kernels.
+  bool AttachGpu(superoffload_mover mover) {
+    constexpr uint32_t kMostTensors = 8;
+    const absl::StatusOr<superoffload_gpu_report> report = attachment_->AttachGpu(0, kMostTensors, mover);
+    status_ = report.status();
+    if (report.ok()) report_ = *report;
+    return status_.code() != absl::StatusCode::kUnimplemented;
+  }
+
+  std::unique_ptr<test::DaemonProcess> daemon_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Attachment> attachment_;
+  absl::Status status_;
+  superoffload_gpu_report report_{};
+};
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_TESTS_SUPPORT_GPU_TRAINER_H_
