@@ -1,19 +1,19 @@
 #include "server/daemon.h"
 
-#include <fcntl.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/file.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -37,6 +37,30 @@ constexpr std::chrono::milliseconds kShutdownGrace{500};
 transport::AccessPolicy Access(const v1::DaemonConfig& config) {
   return {{config.allowed_uids().begin(), config.allowed_uids().end()},
           {config.operator_uids().begin(), config.operator_uids().end()}};
+}
+
+constexpr char kControlSocket[] = "control.sock";
+constexpr char kDescriptorSocket[] = "descriptors.sock";
+
+// So that strangers' connections to both sockets, two descriptors each, leave most descriptors to the optimizers.
+transport::ConnectionLimits Limits() {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  transport::ConnectionLimits limits;
+  limits.total = std::clamp<size_t>(files.rlim_cur / 8, 16, limits.total);
+  limits.per_user = std::min(limits.per_user, limits.total / 2);
+  return limits;
+}
+
+// Without a token of the user whose connection it is, no message of a call is even received.
+absl::Status MayCall(const transport::DescriptorServer& descriptors, std::optional<uid_t> uid,
+                     const std::string& method, const std::string& token) {
+  if (!absl::StartsWith(method, "/superoffload.v1.OptimizerService/")) return absl::OkStatus();
+  const absl::StatusOr<transport::Peer> peer = descriptors.Authenticate(token);
+  if (!peer.ok()) return peer.status();
+  if (!uid || *uid == peer->uid) return absl::OkStatus();
+  return absl::UnauthenticatedError(absl::StrCat("the token is that of another user than uid ", *uid,
+                                                 ", who made this connection; say HELLO on the descriptor socket"));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const v1::RemoteOperators& remote) {
@@ -112,7 +136,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   absl::StatusOr<Seat> seat = FindSeat(config);
   if (!seat.ok()) return seat.status();
   std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
-  if (absl::Status status = daemon->LockRuntimeDirectory(); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<RuntimeDirectory>> directory = RuntimeDirectory::Claim(config.runtime_directory());
+  if (!directory.ok()) return directory.status();
+  daemon->directory_ = *std::move(directory);
   if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;
   Inheritance inheritance = daemon->service_manager_.TakeInheritance();
   daemon->AdoptOptimizers(std::move(inheritance.kept));
@@ -136,21 +162,6 @@ Daemon::Daemon(const v1::DaemonConfig& config, Seat seat)
       scheduler_(&observers_),
       observers_(&metrics_, &hub_, &scheduler_),
       table_(config.max_optimizers_per_user(), seat_.placement, &budget_, &pool_, &observers_, &service_manager_) {}
-
-absl::Status Daemon::LockRuntimeDirectory() {
-  const std::string& directory = config_.runtime_directory();
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    return absl::UnavailableError(absl::StrCat("cannot create runtime_directory ", directory, ": ", error.message()));
-  lock_ = memory::FileDescriptor(::open(PathOf("lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
-  if (!lock_.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("opening ", PathOf("lock")));
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another superoffloadd serves ", directory, "; stop it or choose another runtime_directory"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status Daemon::JoinPartition() {
   if (!seat_.superchip || config_.partition().off()) return absl::OkStatus();
@@ -182,15 +193,15 @@ void Daemon::AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescr
 }
 
 absl::Status Daemon::Serve(Inheritance inheritance) {
-  // Left by a daemon that was killed; as long as they are there, its trainers know that a successor is on its way.
-  if (!inheritance.control_socket.valid()) ::unlink(PathOf("control.sock").c_str());
-  if (!inheritance.descriptor_socket.valid()) ::unlink(PathOf("descriptors.sock").c_str());
-  absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Listen(
-      PathOf("descriptors.sock"), Access(config_),
+  absl::StatusOr<memory::FileDescriptor> descriptor_listener =
+      Listener(std::move(inheritance.descriptor_socket), kDescriptorSocket, SOCK_SEQPACKET);
+  if (!descriptor_listener.ok()) return descriptor_listener.status();
+  absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Serve(
+      *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_), Limits(),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
       [this](const transport::Peer& peer, const superoffload_device_request& request,
              const memory::FileDescriptor& descriptor) { return table_.MapDevice(peer, request, descriptor); },
-      [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); }, std::move(inheritance.descriptor_socket));
+      [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); });
   if (!descriptors.ok()) return descriptors.status();
   descriptors_ = *std::move(descriptors);
   if (config_.metrics_address() != "off") {
@@ -205,17 +216,27 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
     if (!bound.ok()) return bound.status();
     metrics_address_ = *bound;
   }
-  if (absl::Status status = ServeGrpc(std::move(inheritance.control_socket)); !status.ok()) return status;
+  absl::StatusOr<memory::FileDescriptor> control_listener =
+      Listener(std::move(inheritance.control_socket), kControlSocket, SOCK_STREAM);
+  if (!control_listener.ok()) return control_listener.status();
+  if (absl::Status status = ServeGrpc(*std::move(control_listener)); !status.ok()) return status;
   LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
-                          SUPEROFFLOAD_VERSION, PathOf("control.sock"), pool_.thread_count(),
+                          SUPEROFFLOAD_VERSION, directory_->PathOf(kControlSocket), pool_.thread_count(),
                           std::string(kernels::KernelTarget()),
                           static_cast<double>(config_.memory_budget_bytes()) / (1 << 30),
                           metrics_address_.empty() ? "off" : "http://" + metrics_address_ + "/metrics"));
   return absl::OkStatus();
 }
 
-absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
-  const bool has_inherited = inherited.valid();
+// Inherited, or made now: until then trainers see the socket of the daemon before this one, and know that a successor is
+// on its way.
+absl::StatusOr<memory::FileDescriptor> Daemon::Listener(memory::FileDescriptor inherited, const char* socket,
+                                                        int type) {
+  if (inherited.valid()) return inherited;
+  return directory_->Listen(socket, type);
+}
+
+absl::Status Daemon::ServeGrpc(memory::FileDescriptor listener) {
   server_service_ = std::make_unique<rpc::ServerServiceImpl>([this] { return Info(); }, UsedTopology());
   optimizer_service_ = std::make_unique<rpc::OptimizerServiceImpl>(
       &table_, &scheduler_, &hub_, &observers_, descriptors_.get(), config_.control_calls_per_second());
@@ -223,11 +244,12 @@ absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  if (has_inherited) {
-    acceptor_ = std::make_unique<ConnectionAcceptor>(std::move(inherited), builder);
-  } else {
-    builder.AddListeningPort("unix:" + PathOf("control.sock"), grpc::InsecureServerCredentials());
-  }
+  acceptor_ = std::make_unique<ConnectionAcceptor>(
+      std::move(listener), Limits(),
+      [this](std::optional<uid_t> uid, const std::string& method, const std::string& token) {
+        return MayCall(*descriptors_, uid, method, token);
+      },
+      builder);
   if (config_.has_remote_operators()) {
     absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials = MutualTls(config_.remote_operators());
     if (!credentials.ok()) return credentials.status();
@@ -237,8 +259,11 @@ absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
   builder.RegisterService(optimizer_service_.get());
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on unix:", PathOf("control.sock"), "; choose another runtime_directory"));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot serve gRPC", config_.has_remote_operators()
+                                 ? absl::StrCat(" on remote_operators.address ", config_.remote_operators().address(),
+                                                "; choose a free host:port")
+                                 : "; see the lines above"));
   }
   if (config_.has_remote_operators()) {
     if (remote_port_ == 0) {
@@ -247,11 +272,7 @@ absl::Status Daemon::ServeGrpc(memory::FileDescriptor inherited) {
     }
     LogInfo(absl::StrCat("operators with a certificate are served on TCP port ", remote_port_));
   }
-  if (has_inherited) {
-    acceptor_->Start();
-  } else {
-    ::chmod(PathOf("control.sock").c_str(), 0666);  // the token decides who may do what
-  }
+  acceptor_->Start();
   return absl::OkStatus();
 }
 
@@ -276,8 +297,8 @@ Daemon::~Daemon() {
     table_.Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
     server_->Wait();
-    if (acceptor_ == nullptr) ::unlink(PathOf("control.sock").c_str());
     acceptor_.reset();
+    directory_->RemoveSockets();
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
   }
   metrics_.Close();

@@ -20,6 +20,7 @@
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
 #include "server/rpc/services.h"
+#include "server/runtime_directory.h"
 #include "server/seat.h"
 #include "server/service_manager.h"
 #include "server/transport/descriptor_server.h"
@@ -59,19 +60,18 @@ class Daemon {
   };
 
   Daemon(const v1::DaemonConfig& config, Seat seat);
-  absl::Status LockRuntimeDirectory();
   absl::Status JoinPartition();
   void AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept);
   absl::Status Serve(Inheritance inheritance);
-  absl::Status ServeGrpc(memory::FileDescriptor inherited);
+  absl::StatusOr<memory::FileDescriptor> Listener(memory::FileDescriptor inherited, const char* socket, int type);
+  absl::Status ServeGrpc(memory::FileDescriptor listener);
   v1::ServerInfo Info() const;
   absl::StatusOr<v1::Topology> UsedTopology() const;
-  std::string PathOf(const char* socket) const { return config_.runtime_directory() + "/" + socket; }
 
   v1::DaemonConfig config_;  // as it is applied; changed by Reload only
   const Seat seat_;
   const absl::Time start_time_;
-  memory::FileDescriptor lock_;
+  std::unique_ptr<RuntimeDirectory> directory_;
   memory::MemoryBudget budget_;
   engine::WorkerPool pool_;
   std::unique_ptr<partition::Partition> partition_;  // where there is one
@@ -87,7 +87,7 @@ class Daemon {
   std::unique_ptr<rpc::OptimizerServiceImpl> optimizer_service_;
   int remote_port_ = 0;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<ConnectionAcceptor> acceptor_;  // with socket activation
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::unique_ptr<Watchdog> watchdog_;
 };
 

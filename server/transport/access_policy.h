@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <set>
 
 namespace superoffload::transport {
@@ -14,6 +15,12 @@ struct AccessPolicy {
 
   bool IsOperator(uid_t uid) const { return uid == 0 || operators.contains(uid); }
   bool Allows(uid_t uid) const { return allowed.empty() || allowed.contains(uid) || IsOperator(uid); }
+};
+
+// How many connections the users other than root may have to one socket.
+struct ConnectionLimits {
+  size_t per_user = 256;
+  size_t total = 1024;
 };
 
 }  // namespace superoffload::transport

@@ -6,9 +6,7 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,9 +22,6 @@
 namespace superoffload::transport {
 namespace {
 
-constexpr size_t kMaxConnections = 1024;
-constexpr size_t kMaxConnectionsPerUser = 256;
-constexpr size_t kMaxRefused = 64;
 constexpr size_t kMaxMappings = 64;  // under way at once
 
 absl::StatusOr<std::string> RandomToken() {
@@ -102,49 +97,25 @@ bool EqualInConstantTime(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-absl::StatusOr<memory::FileDescriptor> ListenOn(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("the socket path ", path, " is longer than ",
-                                                   sizeof(address.sun_path) - 1,
-                                                   " bytes; choose a shorter runtime_directory"));
-  }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  memory::FileDescriptor listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid() || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      ::listen(listener.get(), 128) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("listening on ", path));
-  }
-  // Anyone may connect; who sees what is decided by the peer's credentials.
-  if (::chmod(path.c_str(), 0666) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
-  return listener;
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Listen(const std::string& path, AccessPolicy access,
-                                                                           DescriptorSource source,
-                                                                           DeviceMapper map_device,
-                                                                           SessionEnd on_session_end,
-                                                                           memory::FileDescriptor inherited) {
-  const bool has_inherited = inherited.valid();
-  absl::StatusOr<memory::FileDescriptor> listener = has_inherited ? std::move(inherited) : ListenOn(path);
-  if (!listener.ok()) return listener.status();
-  memory::FileDescriptor stop_event(::eventfd(0, EFD_CLOEXEC));
-  if (!stop_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(access), *std::move(listener),
-                                                                has_inherited, std::move(stop_event), std::move(source),
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Serve(
+    memory::FileDescriptor listener, const std::string& path, AccessPolicy access, const ConnectionLimits& limits,
+    DescriptorSource source, DeviceMapper map_device, SessionEnd on_session_end) {
+  memory::FileDescriptor wake_event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  return std::unique_ptr<DescriptorServer>(new DescriptorServer(std::move(listener), path, std::move(access), limits,
+                                                                std::move(wake_event), std::move(source),
                                                                 std::move(map_device), std::move(on_session_end)));
 }
 
-DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener,
-                                   bool inherited, memory::FileDescriptor stop_event, DescriptorSource source,
-                                   DeviceMapper map_device, SessionEnd on_session_end)
+DescriptorServer::DescriptorServer(memory::FileDescriptor listener, std::string path, AccessPolicy access,
+                                   const ConnectionLimits& limits, memory::FileDescriptor wake_event,
+                                   DescriptorSource source, DeviceMapper map_device, SessionEnd on_session_end)
     : path_(std::move(path)),
-      listener_(std::move(listener)),
-      inherited_(inherited),
-      stop_event_(std::move(stop_event)),
+      limits_(limits),
+      acceptor_(std::move(listener)),
+      wake_event_(std::move(wake_event)),
       source_(std::move(source)),
       map_device_(std::move(map_device)),
       on_session_end_(std::move(on_session_end)),
@@ -154,11 +125,15 @@ DescriptorServer::DescriptorServer(std::string path, AccessPolicy access, memory
 }
 
 DescriptorServer::~DescriptorServer() {
-  const uint64_t one = 1;
-  (void)!::write(stop_event_.get(), &one, sizeof(one));
+  stopping_ = true;
+  Wake();
   thread_.join();
   for (Mapping& mapping : mappings_) mapping.thread.join();
-  if (!inherited_) ::unlink(path_.c_str());
+}
+
+void DescriptorServer::Wake() const {
+  const uint64_t one = 1;
+  (void)!::write(wake_event_.get(), &one, sizeof(one));
 }
 
 absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) const {
@@ -174,8 +149,35 @@ absl::StatusOr<Peer> DescriptorServer::Authenticate(const std::string& token) co
 }
 
 void DescriptorServer::SetAccess(AccessPolicy access) {
-  absl::MutexLock lock(&mu_);
-  access_ = std::move(access);
+  {
+    absl::MutexLock lock(&mu_);
+    access_ = std::move(access);
+    access_changed_ = true;
+    for (auto it = peers_.begin(); it != peers_.end();) {
+      it->second.is_operator = access_.IsOperator(it->second.uid);
+      if (access_.Allows(it->second.uid)) {
+        ++it;
+      } else {
+        peers_.erase(it++);  // its token is void at once; the thread ends the rest
+      }
+    }
+  }
+  Wake();
+}
+
+void DescriptorServer::ApplyAccess() {
+  AccessPolicy access;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!std::exchange(access_changed_, false)) return;
+    access = access_;
+  }
+  std::vector<int> revoked;
+  for (auto& [fd, connection] : connections_) {
+    connection.peer.is_operator = access.IsOperator(connection.peer.uid);
+    if (connection.refusal.ok() && !access.Allows(connection.peer.uid)) revoked.push_back(fd);
+  }
+  for (const int fd : revoked) Drop(fd);
 }
 
 AccessPolicy DescriptorServer::access() const {
@@ -185,37 +187,34 @@ AccessPolicy DescriptorServer::access() const {
 
 void DescriptorServer::Run() {
   std::vector<pollfd> polled;
-  while (true) {
+  while (!stopping_) {
     polled.clear();
-    polled.push_back({stop_event_.get(), POLLIN, 0});
-    // A full house leaves newcomers in the backlog.
-    if (connections_.size() < kMaxConnections) polled.push_back({listener_.get(), POLLIN, 0});
+    polled.push_back({wake_event_.get(), POLLIN, 0});
+    polled.push_back({acceptor_.listener(), POLLIN, 0});
     for (const auto& [fd, connection] : connections_) {
       polled.push_back({fd, POLLIN, 0});
       polled.push_back({connection.process.get(), POLLIN, 0});  // ignored when it is -1
     }
     if (::poll(polled.data(), polled.size(), -1) < 0) continue;
-    if (polled[0].revents != 0) break;
-    for (size_t i = 1; i < polled.size(); ++i) {
+    if (uint64_t ignored; polled[0].revents != 0) (void)!::read(wake_event_.get(), &ignored, sizeof(ignored));
+    ApplyAccess();
+    for (size_t i = 2; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
-      if (polled[i].fd == listener_.get()) {
-        Accept();
-      } else if (const auto it = connections_.find(polled[i].fd); it != connections_.end()) {
-        if (!Serve(it->second)) Drop(polled[i].fd);
+      if (const auto it = connections_.find(polled[i].fd); it != connections_.end()) {
+        if (!Answer(it->second)) Drop(polled[i].fd);
       } else if (connections_.contains(polled[i - 1].fd)) {
         Drop(polled[i - 1].fd);  // the process that belongs to the connection before it has died
       }
     }
+    if (polled[1].revents != 0) Accept();  // last: the numbers above are of the connections that were polled
   }
   while (!connections_.empty()) Drop(connections_.begin()->first);
 }
 
 void DescriptorServer::Accept() {
-  memory::FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.valid()) return;
   ucred credentials{};
-  socklen_t size = sizeof(credentials);
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return;
+  memory::FileDescriptor fd = acceptor_.Accept(&credentials);
+  if (!fd.valid()) return;
   absl::StatusOr<std::string> token = RandomToken();
   if (!token.ok()) return;
   const Peer peer{.session = ++last_session_,
@@ -230,7 +229,8 @@ void DescriptorServer::Accept() {
     DropOldestRefused();
   }
   const int key = fd.get();
-  memory::FileDescriptor process(static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)));
+  memory::FileDescriptor process(
+      refusal.ok() ? static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
   connections_.emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token), std::move(refusal)});
 }
 
@@ -240,10 +240,15 @@ absl::Status DescriptorServer::Admit(uid_t uid) const {
         absl::StrCat("uid ", uid, " may not use this daemon; ask its operator to add it to allowed_uids"));
   }
   const auto same_user = [uid](const auto& entry) { return entry.second.peer.uid == uid && entry.second.refusal.ok(); };
-  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), same_user)) >=
-      kMaxConnectionsPerUser) {
+  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), same_user)) >= limits_.per_user) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", uid, " has ", kMaxConnectionsPerUser, " connections; close some first"));
+        absl::StrCat("uid ", uid, " has ", limits_.per_user, " connections; close some first"));
+  }
+  const auto admitted = [](const auto& entry) { return entry.second.refusal.ok(); };
+  if (uid != 0 &&
+      static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), admitted)) >= limits_.total) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the daemon has its ", limits_.total, " connections; try again later"));
   }
   return absl::OkStatus();
 }
@@ -257,10 +262,10 @@ void DescriptorServer::DropOldestRefused() {
     ++refused;
     if (oldest == nullptr || connection.peer.session < oldest->peer.session) oldest = &connection;
   }
-  if (refused >= kMaxRefused) Drop(oldest->fd.get());
+  if (refused >= limits_.per_user) Drop(oldest->fd.get());
 }
 
-bool DescriptorServer::Serve(const Connection& connection) {
+bool DescriptorServer::Answer(const Connection& connection) {
   superoffload_device_request device_request{};  // the largest one
   memory::FileDescriptor descriptor;
   const ssize_t received = Receive(connection.fd.get(), &device_request, &descriptor);

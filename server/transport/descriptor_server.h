@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/memory/shared_memory.h"
 #include "server/transport/access_policy.h"
+#include "server/transport/unix_listener.h"
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::transport {
@@ -50,20 +51,20 @@ class DescriptorServer {
                                                   const memory::FileDescriptor& descriptor)>;
   using SessionEnd = std::function<void(const Peer&)>;
 
-  // Listens on the socket path, which must not exist; or on `inherited`, if it is valid, which does already and stays
-  // when the server ends.
-  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Listen(const std::string& path, AccessPolicy access,
-                                                                  DescriptorSource source, DeviceMapper map_device,
-                                                                  SessionEnd on_session_end,
-                                                                  memory::FileDescriptor inherited = {});
+  // Serves a listening SOCK_SEQPACKET socket (unix_listener.h), which peers find at `path`.
+  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Serve(memory::FileDescriptor listener,
+                                                                 const std::string& path, AccessPolicy access,
+                                                                 const ConnectionLimits& limits,
+                                                                 DescriptorSource source, DeviceMapper map_device,
+                                                                 SessionEnd on_session_end);
 
-  // Stops listening and closes every connection, calling `on_session_end` for each.
+  // Closes every connection, calling `on_session_end` for each.
   ~DescriptorServer();
 
   // UNAUTHENTICATED when no open connection has the token. Thread-safe.
   absl::StatusOr<Peer> Authenticate(const std::string& token) const;
 
-  // From the next connection on.
+  // Ends the connections of users that are not allowed any more, and with them their tokens and attachments.
   void SetAccess(AccessPolicy access);
 
   const std::string& path() const { return path_; }
@@ -85,34 +86,38 @@ class DescriptorServer {
     std::thread thread;
   };
 
-  DescriptorServer(std::string path, AccessPolicy access, memory::FileDescriptor listener, bool inherited,
-                   memory::FileDescriptor stop_event, DescriptorSource source, DeviceMapper map_device,
-                   SessionEnd on_session_end);
+  DescriptorServer(memory::FileDescriptor listener, std::string path, AccessPolicy access,
+                   const ConnectionLimits& limits, memory::FileDescriptor wake_event, DescriptorSource source,
+                   DeviceMapper map_device, SessionEnd on_session_end);
   void Run();
+  void Wake() const;
   void Accept();
+  void ApplyAccess();
   // Why the user may have no further connection, if it may not.
   absl::Status Admit(uid_t uid) const;
   AccessPolicy access() const;
   // False when the connection is to be closed.
-  bool Serve(const Connection& connection);
+  bool Answer(const Connection& connection);
   bool ServeDevice(const Connection& connection, const superoffload_device_request& request,
                    memory::FileDescriptor descriptor);
   void Drop(int fd);
   void DropOldestRefused();
 
   const std::string path_;
-  const memory::FileDescriptor listener_;
-  const bool inherited_;
-  const memory::FileDescriptor stop_event_;
+  const ConnectionLimits limits_;
+  Acceptor acceptor_;
+  const memory::FileDescriptor wake_event_;  // written when the thread has more to look at than its sockets
   const DescriptorSource source_;
   const DeviceMapper map_device_;
   const SessionEnd on_session_end_;
+  std::atomic<bool> stopping_{false};
   uint64_t last_session_ = 0;
   // The thread's own.
   std::map<int, Connection> connections_;
   std::list<Mapping> mappings_;
   mutable absl::Mutex mu_;
   AccessPolicy access_ ABSL_GUARDED_BY(mu_);
+  bool access_changed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mu_);  // by token
   std::thread thread_;
 };

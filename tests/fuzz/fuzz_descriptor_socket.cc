@@ -1,5 +1,6 @@
 // The descriptor socket of a real server: packets of any size and content are answered or end their connection, and
 // never anybody else's.
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -24,8 +25,9 @@ class Server {
     std::string directory = std::filesystem::temp_directory_path() / "so-fuzz-XXXXXX";
     if (::mkdtemp(directory.data()) == nullptr) std::abort();
     path_ = directory + "/descriptors.sock";
-    server_ = *transport::DescriptorServer::Listen(
-        path_, {},
+    const memory::FileDescriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    server_ = *transport::DescriptorServer::Serve(
+        *transport::ListenOn(opened.get(), "descriptors.sock", path_, SOCK_SEQPACKET), path_, {}, {},
         [](const transport::Peer&, uint64_t) -> absl::StatusOr<transport::AttachmentDescriptors> {
           return absl::NotFoundError("no such attachment");
         },

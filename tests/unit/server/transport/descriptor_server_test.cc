@@ -1,5 +1,6 @@
 #include "server/transport/descriptor_server.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -23,8 +24,9 @@ class DescriptorServerTest : public ::testing::Test {
   DescriptorServerTest() {
     char directory[] = "/tmp/superoffload-test-XXXXXX";
     path_ = std::string(::mkdtemp(directory)) + "/descriptors.sock";
-    absl::StatusOr<std::unique_ptr<DescriptorServer>> server = DescriptorServer::Listen(
-        path_, AccessPolicy{},
+    const memory::FileDescriptor opened(::open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    absl::StatusOr<std::unique_ptr<DescriptorServer>> server = DescriptorServer::Serve(
+        *ListenOn(opened.get(), "descriptors.sock", path_, SOCK_SEQPACKET), path_, AccessPolicy{}, {},
         [](const Peer& peer, uint64_t epoch) -> absl::StatusOr<AttachmentDescriptors> {
           if (epoch != 5) return absl::NotFoundError("no such attachment; attach first");
           EXPECT_EQ(peer.uid, ::getuid());
@@ -54,6 +56,7 @@ class DescriptorServerTest : public ::testing::Test {
 
   ~DescriptorServerTest() override {
     server_.reset();
+    ::unlink(path_.c_str());
     ::rmdir(path_.substr(0, path_.rfind('/')).c_str());
   }
 

@@ -1,0 +1,264 @@
+"""What another user of the machine can do to a daemon and to those who look for one."""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+from tests import conftest
+from tests.conftest import BINARY, Daemon
+from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, configured, ctl, request
+
+from superoffload._control import Connection
+from superoffload.v1 import optimizer_pb2 as pb
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+
+
+@pytest.fixture
+def shared(tmp_path_factory):
+    """A directory that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="so-test-") as directory:
+        os.chmod(directory, 0o755)
+        yield pathlib.Path(directory)
+
+
+def python_of(user, code):
+    """A process that imports as this user, who may read the interpreter, and goes on as that one."""
+    prelude = f"""
+        import grpc, os, socket, warnings
+        from superoffload import _control, _daemon
+        from superoffload.v1 import optimizer_pb2 as pb, optimizer_pb2_grpc
+        os.setresuid({user}, {user}, {user})
+        """
+    return [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)]
+
+
+def run_python(code, user, **environment):
+    return subprocess.run(
+        python_of(user, code), capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+def start(directory, *flags, **arguments):
+    return subprocess.run(
+        [BINARY, f"--runtime_directory={directory}", "--metrics_address=off", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **arguments,
+    )
+
+
+def test_a_daemon_does_not_serve_in_the_directory_of_another_user(shared):
+    theirs = shared / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, STRANGER, STRANGER)
+    started = start(theirs)
+    assert started.returncode == 1
+    assert f"belongs to uid {STRANGER}" in started.stderr
+    assert not list(theirs.iterdir())
+
+
+def test_a_daemon_does_not_serve_where_others_may_write(shared):
+    open_to_all = shared / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o1777)
+    assert "chmod 0755" in start(open_to_all).stderr
+
+
+def test_a_daemon_follows_no_link_in_its_directory(shared):
+    runtime, target = shared / "run", shared / "target"
+    runtime.mkdir()
+    (runtime / "lock").symlink_to(target)
+    assert start(runtime).returncode == 1
+    assert not target.exists()
+
+
+@contextlib.contextmanager
+def daemon_of(user, directory):
+    process = subprocess.Popen(
+        [BINARY, f"--runtime_directory={directory}", "--metrics_address=off"],
+        stderr=subprocess.PIPE,
+        text=True,
+        user=user,
+        group=user,
+    )
+    assert "serves" in process.stderr.readline()
+    yield
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def squatted(shared):
+    """Where STRANGER looks for a daemon first, and FRIEND has put one."""
+    place = shared / "superoffloadd"
+    place.mkdir()
+    os.chown(place, FRIEND, FRIEND)
+    return daemon_of(FRIEND, place)
+
+
+def test_a_python_trainer_does_not_take_the_daemon_of_another_user_for_its_own(shared):
+    with squatted(shared):
+        found = run_python(
+            """
+            warnings.simplefilter("error")
+            print(_daemon.resolve_endpoint(None))
+            """,
+            STRANGER,
+            XDG_RUNTIME_DIR=str(shared),
+            SUPEROFFLOAD_DAEMON="/nowhere",
+        )
+        assert found.returncode == 1 and not found.stdout, found.stdout
+        assert str(FRIEND) in found.stderr and "SUPEROFFLOAD_ENDPOINT" in found.stderr
+        named = run_python(
+            "print(_daemon.resolve_endpoint(None))",
+            STRANGER,
+            SUPEROFFLOAD_ENDPOINT=f"unix:{shared}/superoffloadd/control.sock",
+        )
+        assert named.stdout.strip().endswith("control.sock"), named.stderr
+
+
+def test_a_cpp_client_does_not_take_the_daemon_of_another_user_for_its_own(shared):
+    with squatted(shared):
+        environment = {"XDG_RUNTIME_DIR": str(shared)}
+        arguments = {"capture_output": True, "text": True, "timeout": 60, "user": STRANGER, "env": environment}
+        found = subprocess.run([CTL, "info"], **arguments)
+        assert found.returncode == 1 and not found.stdout, found.stdout
+        assert f"uid {FRIEND}" in found.stderr
+        named = subprocess.run([CTL, f"--endpoint=unix:{shared}/superoffloadd/control.sock", "info"], **arguments)
+        assert named.returncode == 0, named.stderr
+
+
+def test_a_token_is_of_no_use_to_another_user(daemon):
+    os.chmod(daemon.directory.name, 0o755)
+    connection = Connection(daemon.endpoint)
+    token = connection._metadata[0][1]
+    code = f"""
+        channel = grpc.insecure_channel("{daemon.endpoint}")
+        stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
+        try:
+            stub.ListOptimizers(pb.ListOptimizersRequest(), metadata=[("superoffload-token", "{token}")], timeout=30)
+            print("OK")
+        except grpc.RpcError as error:
+            print(error.code().name, error.details())
+        """
+    assert run_python(code, 0).stdout.strip() == "OK"
+    stolen = run_python(code, STRANGER)
+    assert "UNAUTHENTICATED" in stolen.stdout and str(STRANGER) in stolen.stdout, stolen.stdout + stolen.stderr
+
+
+def test_a_user_that_is_revoked_has_neither_attachment_nor_token(tmp_path, shared):
+    daemon = configured(tmp_path, f"allowed_uids: [{STRANGER}]")
+    os.chmod(daemon.directory.name, 0o755)
+    (shared / "text").write_text("to be or not to be " * 100)
+    trainer = subprocess.Popen(
+        [TRAINER, f"--text={shared}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        user=STRANGER,
+    )
+    while "bigram" not in ctl(daemon, "list", user=STRANGER).stdout:
+        assert trainer.poll() is None
+    (tmp_path / "superoffloadd.textproto").write_text("allowed_uids: 1")
+    daemon.process.send_signal(signal.SIGHUP)
+    assert trainer.wait(60) != 0
+    connection = Connection(daemon.endpoint)
+    while connection.call("GetOptimizer", pb.GetOptimizerRequest(name="bigram")).attached:
+        pass
+    connection.close()
+    assert daemon.stop() == 0
+
+
+def test_a_revoked_user_creates_nothing_over_an_open_connection(tmp_path):
+    daemon = configured(tmp_path, f"allowed_uids: [{STRANGER}]")
+    os.chmod(daemon.directory.name, 0o755)
+    client = subprocess.Popen(
+        python_of(
+            STRANGER,
+            f"""
+            connection = _control.Connection("{daemon.endpoint}")
+            print("connected", flush=True)
+            input()
+            try:
+                connection.call("ListOptimizers", pb.ListOptimizersRequest())
+                print("OK")
+            except Exception as error:
+                print(error)
+            """,
+        ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdout.readline() == "connected\n"
+    (tmp_path / "superoffloadd.textproto").write_text("allowed_uids: 1")
+    daemon.process.send_signal(signal.SIGHUP)
+    assert any("reloaded" in line for line in iter(daemon.process.stderr.readline, ""))
+    assert "UNAUTHENTICATED" in client.communicate("\n", timeout=60)[0]
+    assert daemon.stop() == 0
+
+
+def test_a_stranger_with_many_connections_locks_nobody_out(tmp_path, monkeypatch):
+    limited = tmp_path / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -n 512\nexec {BINARY} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr(conftest, "BINARY", str(limited))
+    daemon = Daemon("--metrics_address=off")
+    os.chmod(daemon.directory.name, 0o755)
+    code = f"""
+        held = []
+        for path, kind in (("control.sock", socket.SOCK_STREAM), ("descriptors.sock", socket.SOCK_SEQPACKET)):
+            for _ in range(600):
+                peer = socket.socket(socket.AF_UNIX, kind)
+                peer.connect("{daemon.directory.name}/" + path)
+                held.append(peer)
+        print("held", flush=True)
+        input()
+        """
+    flood = subprocess.Popen(
+        python_of(STRANGER, code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert flood.stdout.readline() == "held\n"
+    served = ctl(daemon, "list", user=FRIEND)
+    assert served.returncode == 0, served.stderr
+    connection = Connection(daemon.endpoint)
+    connection.call("CreateOptimizer", request("roots"))
+    connection.close()
+    flood.communicate("\n", timeout=60)
+    assert daemon.stop() == 0
+
+
+def test_the_sockets_are_never_missing_while_a_successor_starts(shared):
+    """Trainers take a missing socket for a daemon that was stopped on purpose."""
+    runtime = shared / "run"
+    command = [BINARY, f"--runtime_directory={runtime}", "--metrics_address=off"]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert b"serves" in first.stderr.readline()
+    first.kill()
+    first.wait()
+    libc = ctypes.CDLL(None)
+    moved_to, deleted = 0x80, 0x200
+    watch = libc.inotify_init1(0)
+    assert libc.inotify_add_watch(watch, bytes(runtime), moved_to | deleted) > 0
+    second = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert b"serves" in second.stderr.readline()
+    events = []
+    data = os.read(watch, 65536)
+    while data:
+        _, mask, _, length = struct.unpack_from("iIII", data)
+        events.append((data[16 : 16 + length].rstrip(b"\0").decode(), mask))
+        data = data[16 + length :]
+    os.close(watch)
+    for name in ("control.sock", "descriptors.sock"):
+        assert (name, moved_to) in events and (name, deleted) not in events, events
+    second.terminate()
+    assert second.wait(60) == 0
