@@ -1,6 +1,9 @@
 """Finding a daemon, or using a private one that lives as long as this process."""
 
 import os
+import socket
+import struct
+import warnings
 
 import grpc
 
@@ -26,9 +29,33 @@ def resolve_endpoint(endpoint: str | None) -> str:
     if endpoint:
         return endpoint if ":" in endpoint else f"unix:{endpoint}"
     for candidate in default_endpoints():
-        if os.path.exists(candidate.removeprefix("unix:")) and _answers(candidate):
+        path = candidate.removeprefix("unix:")
+        if not os.path.exists(path):
+            continue
+        if (stranger := _stranger(path)) is not None:
+            warnings.warn(
+                f"{path} is that of uid {stranger}, who is neither you nor root, and is not used; "
+                f"if you trust it, name it in ${_ENDPOINT_ENVIRONMENT}",
+                stacklevel=3,
+            )
+        elif _answers(candidate):
             return candidate
     return _private_daemon()
+
+
+def _stranger(path: str) -> int | None:
+    """Who, beside this user and root, could receive the trainer's weights at a socket that was not named."""
+    trusted = (os.geteuid(), 0)
+    directory = os.lstat(os.path.dirname(path))
+    if directory.st_uid not in trusted:
+        return directory.st_uid
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        try:
+            peer.connect(path)
+        except OSError:
+            return None  # nobody
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return None if uid in trusted else uid
 
 
 def _answers(endpoint: str) -> bool:
