@@ -1,67 +1,66 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: checks bits, kills either side, measures, prints one table. Results with date
-# and machine class go to RESULTS.md.
-# Usage: tests/device/run.sh [--bundle DIRECTORY] [--quick]
-#   --bundle  an unpacked bundle; without one everything is built here
-#   --quick   no compute-sanitizer, and only the model of 1 billion parameters
+# What needs a GPU, in steps that each fit into a few minutes. Dated tables go to RESULTS.md.
+# Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle FOLDER | --build FOLDER] [--budget SECONDS] [--dry-run]
+#   smoke     3 minutes: the GPU's attributes, the machine, and three steps under each mover. First of all
+#   bits      7 minutes: kernels, movers, residents and PyTorch against the host, bit for bit
+#   bench     9 minutes: a billion parameters at 32 k tokens per step against no optimizer and against peers; a trace
+#   kills     3 minutes: trainers and daemons killed under each mover, bits compared
+#   sanitize  4 minutes: compute-sanitizer on the kernels and the movers
+#   largest   4 minutes: the largest model that trains here
+#   --output   gets NAME.log, NAME.json and NAME.txt of each
+#   --bundle   an unpacked bundle (bundle.sh); without one everything is built here
+#   --build    a build that is there already; nothing is built
+#   --budget   other than the above, for each subcommand; its steps get more or less in proportion
+#   --dry-run  without a GPU: a fake driver and tiny sizes; needs --build
+# $PYTHON is the Python that has PyTorch, python3 unless told. A step that fails, hangs or finds other bits is reported and
+# the rest goes on; the exit status is 0 when all passed.
 set -uo pipefail
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit 2; }
 cd "$(dirname "$0")/../.."
-bundle="" quick=0
+bundle="" build="" words=()
 while (($#)); do
   case "$1" in
-    --bundle) bundle="$(realpath "$2")" && shift ;;
-    --quick) quick=1 ;;
-    *) sed -n '2,/^set/s/^# //p' "$0" && exit 2 ;;
+    --bundle) bundle="$(realpath -- "${2:?--bundle FOLDER}")" && shift ;;
+    --build) build="$(realpath -- "${2:?--build FOLDER}")" && shift ;;
+    --output) words+=(--output "$(realpath -m -- "${2:?--output FOLDER}")") && shift ;;
+    --dry-run) export SUPEROFFLOAD_DEVICE_DRY_RUN=1 ;;
+    -h | --help) usage ;;
+    *) words+=("$1") ;;
   esac
   shift
 done
+((${#words[@]})) || usage
 if [[ -n "$bundle" ]]; then
-  check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test" python="${PYTHON:-python3}"
+  python="${PYTHON:-python3}"
+  check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test"
   export SUPEROFFLOAD_DAEMON="$bundle/bin/superoffloadd" SUPEROFFLOAD_LIBRARY="$bundle/lib/libsuperoffload.so.0"
-  version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
-  export PYTHONPATH="$bundle/python:$bundle/python/$version${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$bundle/python${PYTHONPATH:+:$PYTHONPATH}"
+  made_for="$(cat "$bundle/python/VERSION")"
+  found="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || exit 1
+  [[ "$found" == "$made_for" ]] ||
+    echo "The bundle's wheels are for Python $made_for and $python is $found: PyTorch's steps will fail. Set PYTHON, or make a bundle with --python $found." >&2
 else
-  build=build/device
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null || exit 1
-  ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client || exit 1
-  check="$build/tests/device/kernel_check" gpu_test="$build/tests/integration/gpu_test"
   python="${PYTHON:-${SUPEROFFLOAD_VENV:-.venv}/bin/python}"
-  export SUPEROFFLOAD_DAEMON="$PWD/$build/server/superoffloadd"
-  export SUPEROFFLOAD_LIBRARY="$PWD/$build/client/libsuperoffload.so.0"
-fi
-export PATH="$(dirname "$SUPEROFFLOAD_DAEMON"):$PATH" PYTHONUNBUFFERED=1
-status=0
-run() {
-  echo "== $1"
-  timeout "${limit:-300}" "${@:2}" </dev/null || { echo "FAILED ($?): $1" && status=1; }
-}
-
-echo "# $(date -u +%Y-%m-%d), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi'), $(nproc) cores"
-run "kernels: bits and bandwidth" "$check"
-((status)) && exit "$status"  # no GPU, or none that anything could be said about
-# PyTorch's wheels bring NCCL along, where no loader looks.
-nccl="$("$python" -c 'import importlib.util; print(importlib.util.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)"
-[[ -n "$nccl" ]] && export LD_LIBRARY_PATH="$nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-# What asks a fake to fail is skipped on a GPU.
-run "movers, residents and kills: bits equal the host's" "$gpu_test" --gtest_brief=1
-run "PyTorch: bits equal the host's" "$python" tests/device/torch_check.py
-run "movers measured" "$python" tests/device/train_bench.py --probe
-if command -v nvidia-cuda-mps-control >/dev/null; then
-  export CUDA_MPS_PIPE_DIRECTORY="$(mktemp -d)" CUDA_MPS_LOG_DIRECTORY="$(mktemp -d)"
-  if nvidia-cuda-mps-control -d 2>/dev/null; then
-    run "movers measured, with MPS" "$python" tests/device/train_bench.py --probe
-    echo quit | nvidia-cuda-mps-control >/dev/null
+  if [[ -z "$build" ]]; then
+    build="$PWD/build/device"
+    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null || exit 1
+    ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client || exit 1
   fi
-  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  check="$build/tests/device/kernel_check" gpu_test="$build/tests/integration/gpu_test"
+  export SUPEROFFLOAD_BUILD="$build"
+  export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
 fi
-models=() && ((quick)) && models=(--parameters 1e9)
-limit=480 run "training steps" "$python" tests/device/train_bench.py "${models[@]}"
-if ((!quick)) && command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck; do
-    run "compute-sanitizer $tool: kernels" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 1 \
-      "$check" --elements 1048576
-  done
-  run "compute-sanitizer memcheck: movers, trainer and daemon" compute-sanitizer --tool memcheck --target-processes all \
-    --error-exitcode 1 "$gpu_test" --gtest_brief=1 --gtest_filter='*/DaemonResident:*/Trainer:*/Direct'
+export SUPEROFFLOAD_KERNEL_CHECK="$check" SUPEROFFLOAD_GPU_TEST="$gpu_test" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+libraries="${LD_LIBRARY_PATH:-}"
+if [[ -n "${SUPEROFFLOAD_DEVICE_DRY_RUN:-}" ]]; then
+  libraries="$SUPEROFFLOAD_BUILD/tests/support/fake-cuda:$libraries"
+else
+  # Some containers have the driver where no loader looks, and PyTorch's wheels bring NCCL along to where none does.
+  ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' || libraries="$libraries:/usr/local/nvidia/lib64"
+  nccl="$("$python" -c 'import importlib.util; print(importlib.util.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)"
+  [[ -n "$nccl" ]] && libraries="$libraries:$nccl/lib"
 fi
-exit "$status"
+while [[ "$libraries" == :* ]]; do libraries="${libraries#:}"; done  # an empty word is the current folder
+[[ -n "$libraries" ]] && export LD_LIBRARY_PATH="$libraries"
+exec "$python" -m tests.device.main "${words[@]}"

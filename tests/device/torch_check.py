@@ -5,13 +5,12 @@ nothing but take their time stand for a model's work, on two streams, so that a 
 """
 
 import contextlib
-import sys
 
 import torch
+from tests.device import machine
 
 import superoffload
 import superoffload.torch
-from superoffload._gpu_attachment import MOVERS
 from superoffload.torch import GpuOptions
 
 STEPS = 12
@@ -63,7 +62,7 @@ def loss_of(pieces: torch.nn.ModuleList, factors: list[torch.Tensor], seen: list
     return sum(losses)
 
 
-def train(device: str, dtype: torch.dtype, **options) -> list[torch.Tensor]:
+def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> list[torch.Tensor]:
     """Parameters as each forward pass saw them, and as the last step left them."""
     generator = torch.Generator().manual_seed(3)
     pieces = torch.nn.ModuleList(Piece(shape, dtype, generator) for shape in SHAPES).to(device)
@@ -72,7 +71,7 @@ def train(device: str, dtype: torch.dtype, **options) -> list[torch.Tensor]:
     )
     seen: list[torch.Tensor] = []
     try:
-        for step in range(STEPS):
+        for step in range(steps):
             scale = 10.0 ** (step % 3 - 2)  # some steps are clipped
             for _ in range(MICRO_BATCHES):
                 factors = [(scale * torch.randn(shape, generator=generator)).to(dtype) for shape in SHAPES]
@@ -88,36 +87,37 @@ def train(device: str, dtype: torch.dtype, **options) -> list[torch.Tensor]:
         optimizer.close()
 
 
-def compare(expected: list[torch.Tensor], device: str, dtype: torch.dtype) -> tuple[int, int]:
+def compare(expected: list[torch.Tensor], dtype: torch.dtype, mover: str, **options) -> tuple[int, int]:
     """Trains in every way that works here; returns how many ways, and how many of them gave other bits."""
     checks = failures = 0
-    for mover in MOVERS:
-        for residents in (0, 2, "auto"):
-            way = f"{dtype}, mover {mover}, {residents} resident buckets"
-            try:
-                seen = train(device, dtype, gpu=GpuOptions(mover=mover, resident_buckets=residents))
-            except superoffload.Error as error:
-                if error.code.name not in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
-                    raise
-                print(f"{way}: not here: {error}")
-                break
-            checks += 1
-            if not all(torch.equal(a, b) for a, b in zip(expected, seen, strict=True)):
-                failures += 1
-                print(f"{way}: OTHER BITS than on the host")
+    for residents in (0, 2, "auto"):
+        way = f"{dtype}, mover {mover}, {residents} resident buckets"
+        try:
+            seen = train(machine.DEVICE, dtype, gpu=GpuOptions(mover=mover, resident_buckets=residents), **options)
+        except superoffload.Error as error:
+            if error.code.name not in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
+                raise
+            print(f"{way}: not here: {error}")
+            break
+        checks += 1
+        different = [i for i, (a, b) in enumerate(zip(expected, seen, strict=True)) if not torch.equal(a, b)]
+        failures += bool(different)
+        print(f"{way}: {f'OTHER BITS in {len(different)} of {len(seen)} tensors' if different else 'same bits'}")
+        if different:
+            a, b = expected[different[0]], seen[different[0]]
+            print(f"    first: tensor {different[0]}, {(a != b).sum()} of {a.numel()} elements")
     return checks, failures
 
 
-def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("torch finds no GPU")
-    totals = [0, 0]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for i, count in enumerate(compare(train("cpu", dtype), "cuda", dtype)):
-            totals[i] += count
-    print(f"checks={totals[0]} failures={totals[1]}")
-    sys.exit(totals[1] > 0 or totals[0] == 0)
-
-
-if __name__ == "__main__":
-    main()
+def check(dtype_name: str, mover: str, steps: int = STEPS) -> dict[str, int]:
+    """A step of the session: raises for other bits."""
+    dtype = getattr(torch, dtype_name)
+    with machine.daemon(1 << 30):
+        expected = train("cpu", dtype, steps)
+        machine.use_gpu()
+        checks, failures = compare(expected, dtype, mover, steps=steps)
+    if checks == 0:
+        raise machine.Unavailable(f"mover {mover} does not work here; the log says why")
+    if failures:
+        raise AssertionError(f"{failures} of {checks} ways gave other bits than the host")
+    return {"ways": checks}

@@ -1,0 +1,100 @@
+"""Subcommands that measure: bench and largest.
+
+bench: a billion parameters at 32 k tokens per step, where there is compute to hide an optimizer behind. Its first row
+is the floor, forward and backward alone; the others are what an optimizer costs beyond it. The most important rows
+come first, and those for which no time is left are named.
+"""
+
+from tests.device import machine
+from tests.device.session import PASSED, Session, Step
+
+WIDTH = 62
+HEADER = f"{'':{WIDTH}} {'ms/step':>8} {'exposed':>8} {'tokens/s':>9} {'HBM GiB':>8}"
+# As a fraction of what the machine has, in the order in which they are tried.
+FRACTIONS = (0.9, 0.8, 0.65, 0.5)
+
+
+def _row(name: str, *arguments: object) -> object:
+    """Imported in the child: without PyTorch a row fails by name, and the session goes on."""
+    from tests.device import rows
+
+    return getattr(rows, name)(*arguments)
+
+
+def _probe(name: str) -> list[str]:
+    from tests.device import probe
+
+    return getattr(probe, name)()
+
+
+def _line(title: str, result: dict, floor: float | None) -> str:
+    median = result["median_ms"]
+    least = result["floor_milliseconds"] or floor
+    exposed = "" if least is None else f"{median - least:.1f}"
+    speed = result["tokens"] / median * 1e3
+    return f"{title:{WIDTH}} {median:8.1f} {exposed:>8} {speed:9.0f} {result['gpu_bytes'] / machine.GIB:8.1f}"
+
+
+def _ours(speculation: str, residents: int) -> list[tuple]:
+    return [
+        (f"superoffload, mover {mover}, speculation {speculation}, {residents} residents",)
+        + (60, "superoffload_row", mover, speculation, residents)
+        for mover in machine.MOVERS
+    ]
+
+
+def bench(session: Session) -> None:
+    floor_title = "no optimizer: forward and backward alone (the floor)"
+    trace_file = str(session.path(".trace.json.gz"))
+    rows = [
+        (floor_title, 60, "floor"),
+        *_ours("always", 0),
+        ("GPU only: fused AdamW on fp32 masters", 45, "fused_adamw"),
+        ("DeepSpeed's schedule, emulated with our kernels", 60, "deepspeeds_schedule"),
+        *_ours("never", 0),
+        ("torchao CPUOffloadOptimizer (bf16 states, no masters)", 75, "torchao"),
+        ("superoffload, layers compiled (own floor), 4 residents", 110, "compiled_layers"),
+        ("trace of two steps", 75, "trace", trace_file),
+        *_ours("always", 4),
+        *_ours("never", 4),
+    ]
+    session.facts["regime"] = "1 B parameters, 32 k tokens per step, clipped each step"
+    session.table += ["clipped on every step; exposed: ms beyond the floor", HEADER]
+    floor = None
+    for title, limit, *what in rows:
+        step = session.call(title, limit, _row, *what)
+        floor = _into_table(session, step, floor)
+    for title, mps in (("movers beside kernels", False), ("... with MPS", True)):
+        step = session.call(title, 45, _probe, "movers_beside_kernels" + "_with_mps" * mps)
+        session.table += [f"{title}: {line}" for line in step.result or []]
+
+
+def _into_table(session: Session, step: Step, floor: float | None) -> float | None:
+    result = step.result
+    if step.outcome != PASSED or "median_ms" not in result:
+        session.table.append(f"{step.title:{WIDTH}} {step.outcome} {(result or {}).get('note', '')}".rstrip())
+        return floor
+    session.table.append(_line(step.title, result, floor))
+    return result["median_ms"] if floor is None and "no optimizer" in step.title else floor
+
+
+def _largest_row(name: str, fraction: float) -> dict:
+    from tests.device import largest_model
+
+    return getattr(largest_model, name)(fraction)
+
+
+def largest(session: Session) -> None:
+    session.table += ["one sequence of 2 k tokens per step", HEADER]
+    for title, name in (
+        ("superoffload", "superoffload_model"),
+        ("GPU only: fused AdamW on fp32 masters", "gpu_only_model"),
+    ):
+        for fraction in FRACTIONS:
+            step = session.call(f"{title}: {fraction:.0%} of the estimate", 120, _largest_row, name, fraction)
+            if step.outcome == PASSED:
+                billions = step.result["parameters"] / 1e9
+                session.table.append(_line(f"{title}: {billions:.2f} billion parameters", step.result, None))
+                break
+        else:
+            session.table.append(f"{title}: none was found")

@@ -1,0 +1,153 @@
+"""Subcommands that check: smoke, bits, kills and sanitize. Each takes a session and adds steps to it."""
+
+import shutil
+import subprocess
+
+from tests.device import attributes, machine
+from tests.device.session import Session, Step
+
+DTYPES = ("bfloat16",) if machine.DRY_RUN else ("bfloat16", "float16", "float32")
+ELEMENTS = 1 << 16 if machine.DRY_RUN else 256 << 20
+SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
+MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each
+# Of gpu_test: those that kill are for `kills`, and one of each kind is enough for a dry run.
+KILLING = ("ATrainerThatIsKilledLeavesAHealthyDaemon", "ADaemonThatIsKilledLeavesAHealthyTrainer")
+DRY_TESTS = ("DaemonLegacy", "MeasuresWhatWorksAndTakesTheBest")
+SANITIZED_TESTS = ("Trainer",) if machine.DRY_RUN else ("DaemonResident", "Trainer", "Direct")
+SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
+    "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+)
+
+
+def _attributes() -> dict[str, object]:
+    facts = attributes.of_the_machine()
+    try:
+        facts = attributes.of_the_driver() | facts
+    except OSError as error:
+        raise RuntimeError(f"no NVIDIA driver: {error}") from error
+    return facts
+
+
+def _three_steps(mover: str) -> dict[str, object]:
+    from tests.device import torch_check
+
+    return torch_check.check("bfloat16", mover, steps=3)
+
+
+def _attachment() -> dict[str, object]:
+    """What `auto` measures, and takes."""
+    import dataclasses
+
+    from tests.device import probe
+
+    return dataclasses.asdict(probe.attach_once())
+
+
+def smoke(session: Session) -> None:
+    step = session.call("attributes", 45, _attributes)
+    for name, value in (step.result or {}).items():
+        session.table.append(f"{name:44} {value}"[:140])
+    if step.outcome == "passed" and "TOO OLD" in step.result:
+        session.leave_out("everything else", step.result["TOO OLD"])
+        return
+    found = session.call("versions of Python, PyTorch and the client", 60, _versions).result or {}
+    session.table += [f"{name:44} {value}" for name, value in found.items()]
+    for mover in machine.MOVERS:
+        session.call(f"three steps, mover {mover}: bits equal the host's", 40, _three_steps, mover)
+    found = session.call("what attaching measures", 40, _attachment).result or {}
+    session.table += [f"attached: {name:34} {value}"[:140] for name, value in found.items()]
+    session.facts["table"] = session.table
+
+
+def _versions() -> dict[str, str]:
+    import sys
+
+    import grpc
+    import torch
+    from google import protobuf
+
+    import superoffload._library
+
+    superoffload._library.function("last_error")  # loads it
+    found = {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA of torch": str(torch.version.cuda)}
+    found |= {"grpc": grpc.__version__, "protobuf": protobuf.__version__}
+    print(found)
+    return found
+
+
+def tests_of_gpu_test() -> list[str]:
+    listed = subprocess.run([machine.GPU_TEST, "--gtest_list_tests"], capture_output=True, text=True, check=True)
+    names, suite = [], ""
+    for line in listed.stdout.splitlines():
+        if line.startswith("  "):
+            names.append(suite + line.split("#")[0].strip())
+        elif line.split("#")[0].strip().endswith("."):
+            suite = line.split("#")[0].strip()
+    return [name for name in names if ".DISABLED_" not in name]
+
+
+def _gpu_tests(session: Session, wanted: object, limit_seconds: float, *prefix: str) -> None:
+    """Each in a process of its own, so that a crash or a hang costs one."""
+    try:
+        names = [name for name in tests_of_gpu_test() if wanted(name)]
+    except (OSError, subprocess.CalledProcessError) as error:
+        session.leave_out("movers and residents", f"{machine.GPU_TEST} does not start: {error}")
+        return
+    for name in names:
+        test = [machine.GPU_TEST, "--gtest_brief=1", f"--gtest_filter={name}"]
+        session.program(" ".join([*prefix[2:3], name]), [*prefix, *test], limit_seconds)
+
+
+def _last_word(name: str) -> str:
+    return name.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+
+
+def _table_of(session: Session, step: Step) -> None:
+    session.table += [line for line in step.tail if "GB/s" in line]
+
+
+def bits(session: Session) -> None:
+    _table_of(session, session.program("kernels", [machine.KERNEL_CHECK, "--elements", str(ELEMENTS)], 60))
+    for dtype in DTYPES:
+        for mover in MOVERS:
+            session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
+    wanted = DRY_TESTS if machine.DRY_RUN else None
+    _gpu_tests(
+        session, lambda name: _last_word(name) not in KILLING and (wanted is None or _last_word(name) in wanted), 30
+    )
+
+
+def _torch_check(dtype: str, mover: str) -> dict[str, int]:
+    from tests.device import torch_check
+
+    return torch_check.check(dtype, mover)
+
+
+def kills(session: Session) -> None:
+    for mover in machine.MOVERS:
+        session.call(f"trainers killed, mover {mover}: bits", 40, _kill, "kill_trainers", mover)
+        session.call(f"daemons killed, mover {mover}: bits", 40, _kill, "kill_daemons", mover)
+    if not machine.DRY_RUN:
+        _gpu_tests(session, lambda name: _last_word(name) in KILLING, 60)
+
+
+def _kill(whom: str, mover: str) -> dict[str, int]:
+    from tests.device import kill_check
+
+    return getattr(kill_check, whom)(mover)
+
+
+def sanitize(session: Session) -> None:
+    if SANITIZER is None:
+        session.skip("memcheck, racecheck, initcheck", "there is no compute-sanitizer here")
+        return
+    kernels = [machine.KERNEL_CHECK, "--elements", str(SANITIZED_ELEMENTS)]
+    for tool in ("memcheck", "racecheck", "initcheck"):
+        session.program(f"{tool}: kernels", [*_sanitizer(tool), *kernels], 60)
+    for tool in ("memcheck",) if machine.DRY_RUN else ("memcheck", "initcheck", "racecheck"):
+        _gpu_tests(session, lambda name: _last_word(name) in SANITIZED_TESTS, 60, *_sanitizer(tool))
+
+
+def _sanitizer(tool: str) -> tuple[str, ...]:
+    """Also of the daemon, which is a child of the test."""
+    return (SANITIZER, "--tool", tool, "--error-exitcode", "1", "--target-processes", "all")

@@ -1,0 +1,134 @@
+"""How the movers and a trainer's kernels get along: copies beside kernels, and kernels beside copies."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+
+import torch
+from tests.device import machine, models
+
+import superoffload.torch
+from superoffload.torch import GpuOptions, GpuReport
+
+PROBES = 8  # of client/src/gpu/gpu_plane.cc
+PROBE_ELEMENTS = 4096 if machine.DRY_RUN else 32 << 20
+PARAMETERS = 20_000 if machine.DRY_RUN else 200_000_000
+MATRIX = 64 if machine.DRY_RUN else 8192
+PRODUCTS = 500
+MPS = "nvidia-cuda-mps-control"
+
+
+def attach_once() -> GpuReport:
+    """What an attachment finds out, and takes."""
+    machine.use_gpu()
+    model = models.build(PARAMETERS)
+    with machine.daemon(machine.daemon_budget(models.count(model)) + 8 * PROBE_ELEMENTS):
+        optimizer = superoffload.torch.AdamW(model.named_parameters(), gpu=GpuOptions(resident_buckets=0))
+        optimizer.close()
+        return optimizer.gpu_report
+
+
+def movers_beside_kernels() -> list[str]:
+    """Lines of a table: an attachment's copies by each mover beside the same kernels, and plain copies alone; then how
+    much longer a trainer's matrix products take while each mover works."""
+    machine.use_gpu()
+    model = models.build(PARAMETERS)
+    lines = []
+    with machine.daemon(machine.daemon_budget(models.count(model)) + 8 * PROBE_ELEMENTS):
+        gpu = GpuOptions(cast="fused", resident_buckets=0)
+        optimizer = superoffload.torch.AdamW(model.named_parameters(), gpu=gpu, bucket_bytes=PROBE_ELEMENTS * 2)
+        report = optimizer.gpu_report
+        optimizer.close()
+        plain = _plain_copy_seconds(PROBE_ELEMENTS)
+        lines.append(f"{'plain copies alone':26} {plain * 1e3:9.2f} ms")
+        for mover, seconds in sorted(report.seconds.items()):
+            taken = "  <- taken" if mover == report.mover else ""
+            lines.append(
+                f"{mover + ' beside kernels':26} {seconds * 1e3:9.2f} ms  {plain / seconds:5.2f} of plain copies{taken}"
+            )
+        alone = _products_seconds()
+        for mover in sorted(report.seconds):
+            beside, steps = _products_beside_steps(model, mover)
+            lines.append(
+                f"{mover + ' under products':26} {beside / alone:9.2f} times their duration alone, beside {steps} steps"
+            )
+    print("\n".join(lines))
+    return lines
+
+
+def movers_beside_kernels_with_mps() -> list[str]:
+    if shutil.which(MPS) is None:
+        raise machine.Unavailable(f"there is no {MPS} here")
+    with contextlib.ExitStack() as stack:
+        patch = {}
+        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+            patch[name] = stack.enter_context(tempfile.TemporaryDirectory(prefix="so-mps-"))
+        os.environ.update(patch)
+        if subprocess.run([MPS, "-d"]).returncode != 0:
+            raise machine.Unavailable(f"{MPS} does not start here")
+        stack.callback(subprocess.run, [MPS], input=b"quit\n")
+        return movers_beside_kernels()
+
+
+def _plain_copy_seconds(elements: int) -> float:
+    """Of as many rounds as an attachment measures, each there and back, in bf16, with nothing else on the GPU."""
+    there = torch.empty(elements, dtype=torch.bfloat16, device=machine.DEVICE)
+    here = torch.empty(elements, dtype=torch.bfloat16, pin_memory=not machine.DRY_RUN)
+    begin = 0.0
+    for number in range(-1, PROBES):
+        if number == 0:
+            machine.synchronize()
+            begin = time.perf_counter()
+        here.copy_(there, non_blocking=True)
+        there.copy_(here, non_blocking=True)
+        machine.synchronize()
+    return time.perf_counter() - begin
+
+
+def _products_seconds() -> float:
+    """Of matrix products on a stream of their own."""
+    matrix = torch.randn(MATRIX, MATRIX, device=machine.DEVICE).to(torch.bfloat16)
+    stream = contextlib.nullcontext() if machine.DRY_RUN else torch.cuda.stream(torch.cuda.Stream())
+    with stream:
+        machine.synchronize()
+        begin = time.perf_counter()
+        for _ in range(PRODUCTS):
+            torch.mm(matrix, matrix)
+        if not machine.DRY_RUN:
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - begin
+
+
+def _products_beside_steps(model: torch.nn.Module, mover: str) -> tuple[float, int]:
+    """How long the products take a trainer while the daemon works for it all the time, and how many steps that was."""
+    optimizer = superoffload.torch.AdamW(
+        model.named_parameters(), overlap=False, gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused")
+    )
+    gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    done = threading.Event()
+    steps = 0
+
+    def step() -> None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    def step_until_done() -> None:
+        nonlocal steps
+        while not done.is_set():
+            step()
+            steps += 1
+
+    step()
+    worker = threading.Thread(target=step_until_done)
+    worker.start()
+    try:
+        return _products_seconds(), steps
+    finally:
+        done.set()
+        worker.join()
+        optimizer.close()

@@ -1,0 +1,233 @@
+"""The rows of the benchmark: each trains a model in a process of its own, and returns what it measured.
+
+All clip on every step, to a norm that every gradient exceeds.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from tests.device import machine, models
+
+import superoffload.torch
+from superoffload.torch import GpuOptions, VerdictKind
+
+BATCH = 2 if machine.DRY_RUN else 16  # sequences per step: 32 k tokens
+WARM_UP = 2 if machine.DRY_RUN else 4
+STEPS = 2 if machine.DRY_RUN else 9
+MAX_GRAD_NORM = 1e-4
+LEARNING_RATE = 1e-5
+BUCKET_BYTES = 4096 if machine.DRY_RUN else 0  # 0: the default
+LARGEST_TRACE_BYTES = 15 << 20
+
+
+@dataclasses.dataclass
+class Measured:
+    milliseconds: list[float]  # between the ends of steps that follow each other, on the GPU's clock
+    parameters: int
+    tokens: int  # per step
+    gpu_bytes: int  # in use after the last step, of all processes; torch's cache gives nothing back
+    floor_milliseconds: float | None = None  # where it is not the table's
+    note: str = ""
+
+    def report(self) -> dict[str, object]:
+        return dataclasses.asdict(self) | {"median_ms": statistics.median(self.milliseconds)}
+
+
+def _mark() -> object:
+    if machine.DRY_RUN:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(a: object, b: object) -> float:
+    return (b - a) * 1e3 if machine.DRY_RUN else a.elapsed_time(b)
+
+
+def measure(
+    model: torch.nn.Module,
+    step: Callable[[], None],
+    steps: int = STEPS,
+    batch: int = BATCH,
+    each: Callable[[], object] = lambda: None,
+) -> Measured:
+    """Steps follow each other without a wait, so that one's tail may hide behind the next one's head."""
+    generator = torch.Generator(machine.DEVICE).manual_seed(1)
+    shape = (batch, models.SEQUENCE + 1)
+    tokens = torch.randint(models.VOCABULARY, shape, generator=generator, device=machine.DEVICE)
+    marks = []
+    for _ in range(WARM_UP + steps + 1):
+        model(tokens).backward()
+        step()
+        marks.append(_mark())
+        each()
+    machine.synchronize()
+    marks = marks[WARM_UP:]
+    return Measured(
+        [_between(a, b) for a, b in zip(marks, marks[1:], strict=False)],
+        models.count(model),
+        batch * models.SEQUENCE,
+        machine.used_gpu_bytes(),
+    )
+
+
+def _drop_gradients(model: torch.nn.Module) -> Callable[[], None]:
+    return lambda: model.zero_grad(set_to_none=True)
+
+
+def floor() -> dict[str, object]:
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    return measure(model, _drop_gradients(model)).report()
+
+
+def optimizer_of(model: torch.nn.Module, **options) -> superoffload.torch.AdamW:
+    return superoffload.torch.AdamW(
+        model.named_parameters(),
+        lr=LEARNING_RATE,
+        max_grad_norm=MAX_GRAD_NORM,
+        bucket_bytes=BUCKET_BYTES,
+        **options,
+    )
+
+
+def measure_superoffload(model: torch.nn.Module, wait: bool = False, **options) -> Measured:
+    optimizer = optimizer_of(model, **options)
+    kinds = []
+
+    def step() -> None:
+        optimizer.step()
+        if wait:
+            optimizer.synchronize()
+
+    try:
+        result = measure(model, step, each=lambda: kinds.append(optimizer.last_result.kind))
+        report = optimizer.gpu_report
+    finally:
+        optimizer.close()
+    clipped = sum(kind == VerdictKind.CLIP for kind in kinds)
+    result.note = f"mover {report.mover}, {clipped} of {len(kinds)} steps clipped"
+    result.note += ", STAGED copies" * report.staged + f"; {report.notes}" * bool(report.notes)
+    if clipped != len(kinds):
+        raise AssertionError(f"only {clipped} of {len(kinds)} steps were clipped: {set(kinds)}")
+    return result
+
+
+def superoffload_row(mover: str, speculation: str, residents: int) -> dict[str, object]:
+    """The number of residents is fixed, so that nothing is tuned while it is measured."""
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    with machine.daemon(machine.daemon_budget(models.count(model))):
+        gpu = GpuOptions(mover=mover, resident_buckets=residents, cast="fused")
+        return measure_superoffload(model, speculation=speculation, gpu=gpu).report()
+
+
+def deepspeeds_schedule() -> dict[str, object]:
+    """With clipping DeepSpeed speculates on nothing: all gradients, then the update, then the parameters."""
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    with machine.daemon(machine.daemon_budget(models.count(model))):
+        gpu = GpuOptions(mover="trainer", resident_buckets=0, cast="fused")
+        return measure_superoffload(model, wait=True, overlap=False, speculation="never", gpu=gpu).report()
+
+
+def fused_adamw_step(model: torch.nn.Module) -> Callable[[], None]:
+    """On fp32 masters, as the daemon's: the parameters are their copies in bf16."""
+    parameters = list(model.parameters())
+    masters = [parameter.detach().float() for parameter in parameters]
+    for master in masters:
+        master.grad = torch.empty_like(master)
+    optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, fused=True)
+
+    def step() -> None:
+        torch._foreach_copy_([master.grad for master in masters], [parameter.grad for parameter in parameters])
+        torch.nn.utils.clip_grad_norm_(masters, MAX_GRAD_NORM)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, masters)
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def fused_adamw() -> dict[str, object]:
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    return measure(model, fused_adamw_step(model)).report()
+
+
+def torchao() -> dict[str, object]:
+    try:
+        from torchao.optim import CPUOffloadOptimizer
+    except ImportError as error:
+        raise machine.Unavailable(f"torchao is not here: {error}") from error
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=LEARNING_RATE, fused=True)
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return measure(model, step).report()
+
+
+def compiled_layers() -> dict[str, object]:
+    """A model of transformers, whose layers are compiled in place; brings its own floor."""
+    machine.use_gpu()
+    try:
+        model, note = models.Llama(), "LlamaForCausalLM of transformers"
+        layers = model.layers()
+    except ImportError as error:
+        model, note = models.build(models.BILLION), f"our own transformer, because transformers is not here: {error}"
+        layers = model.blocks
+    backend = "eager" if machine.DRY_RUN else "inductor"
+
+    def compile_layers() -> None:
+        torch._dynamo.reset()
+        for layer in layers:
+            layer.compile(backend=backend)
+
+    compile_layers()
+    least = measure(model, _drop_gradients(model))
+    with machine.daemon(machine.daemon_budget(models.count(model))):
+        compile_layers()  # what was compiled knows parameters that move, and no hooks
+        gpu = GpuOptions(resident_buckets=4, cast="fused")
+        result = measure_superoffload(model, gpu=gpu)
+    result.floor_milliseconds = least.report()["median_ms"]
+    result.note = f"{note}; {result.note}"
+    return result.report()
+
+
+def trace(to: str) -> dict[str, object]:
+    """A Chrome trace of two steps, for chrome://tracing or ui.perfetto.dev."""
+    machine.use_gpu()
+    model = models.build(models.BILLION)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * (not machine.DRY_RUN)
+    with machine.daemon(machine.daemon_budget(models.count(model))), contextlib.ExitStack() as stack:
+        gpu = GpuOptions(resident_buckets=4, cast="fused")
+        optimizer = optimizer_of(model, gpu=gpu)
+        stack.callback(optimizer.close)
+        measure(model, optimizer.step, steps=1)
+        with torch.profiler.profile(activities=activities) as profiler:
+            tokens = torch.zeros(BATCH, models.SEQUENCE + 1, dtype=torch.long, device=machine.DEVICE)
+            for _ in range(2):
+                model(tokens).backward()
+                optimizer.step()
+            machine.synchronize()
+        note = f"mover {optimizer.gpu_report.mover}"
+        profiler.export_chrome_trace(to)  # compressed, by its name
+    size = pathlib.Path(to).stat().st_size
+    if size > LARGEST_TRACE_BYTES:
+        pathlib.Path(to).unlink()
+        raise AssertionError(f"the trace is {size >> 20} MiB and was deleted")
+    print(profiler.key_averages().table(sort_by="cpu_time_total", row_limit=25, max_name_column_width=60))
+    return {"bytes": size, "note": note}
