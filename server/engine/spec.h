@@ -28,7 +28,7 @@ struct OptimizerSpec {
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;
 inline constexpr uint64_t kMinBucketBytes = 4u << 10;
 inline constexpr uint64_t kMaxBucketBytes = uint64_t{4} << 30;
-inline constexpr size_t kMaxGroups = 1024;
+inline constexpr size_t kMaxGroups = size_t{1} << 16;  // some give each parameter its own
 inline constexpr size_t kMaxParameters = size_t{1} << 20;
 inline constexpr size_t kMaxParameterNameBytes = 512;
 inline constexpr uint64_t kMaxParameterElements = uint64_t{1} << 40;

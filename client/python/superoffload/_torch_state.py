@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import torch
 
-from superoffload import _torch_checkpoint
+from superoffload import _torch_checkpoint, _torch_options
 from superoffload._error import Error
 from superoffload._torch_moment import FORMAT, Moment, callers, find_directory, module_of
 from superoffload.v1 import optimizer_pb2
@@ -50,6 +50,8 @@ class ParameterState(Mapping[str, torch.Tensor]):
 
 class StateOwner(torch.optim.Optimizer):
     """The part of the optimizers that saves and loads their state."""
+
+    _algorithm: int
 
     def _own_state(self, state_directory: str | os.PathLike[str] | None, continues: bool) -> None:
         """To be called once it is attached; ``continues``: with the state that it found."""
@@ -213,6 +215,7 @@ class StateOwner(torch.optim.Optimizer):
         """
         self._check_attached()
         self._check_same_groups(state_dict)
+        _torch_options.check_groups(state_dict["param_groups"], self._algorithm)
         moment = state_dict.get(_KEY)
         if moment is None:
             self._load_torch_state(state_dict)

@@ -25,9 +25,7 @@ import datetime
 import functools
 import math
 import os
-import sys
 import time
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,7 +34,7 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from superoffload import _owner, _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_parameters
+from superoffload import _owner, _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_options, _torch_parameters
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
@@ -102,6 +100,8 @@ class AdamW(StateOwner):
         params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
             not require gradients are left alone; tied ones are updated once.
         lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
+        amsgrad, maximize, differentiable: only False, torch's default; True is refused.
+        foreach, capturable, fused: taken as torch.optim takes them; they change nothing.
         max_grad_norm: clip the global 2-norm of the gradients to this; None does not clip.
         endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places
             ($XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd, /tmp/superoffloadd-UID), else a private one that ends
@@ -139,7 +139,13 @@ class AdamW(StateOwner):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
         max_grad_norm: float | None = None,
         endpoint: str | None = None,
         name: str | None = None,
@@ -163,15 +169,18 @@ class AdamW(StateOwner):
             raise ValueError(f"speculation is {speculation!r} but must be one of {', '.join(map(repr, _SPECULATION))}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm} but must be positive; None means no clipping")
+        if name is not None:
+            _torch_options.check_name(name)
         self._attached = False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        _torch_options.check_flags({"amsgrad": amsgrad, "maximize": maximize, "differentiable": differentiable})
+        _torch_options.check_groups(self.param_groups, self._algorithm)
         self.max_grad_norm = max_grad_norm
         self.last_result: StepResult | None = None
         self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
         self._clip: float | None = None  # threshold of a clip call in the open step
         self._anonymous = name is None
-        self.name = name or f"{os.path.basename(sys.argv[0]) or 'python'}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.name = "".join(c if c.isalnum() and c.isascii() or c in "._-" else "_" for c in self.name)[-128:]
+        self.name = name or _torch_options.make_name()
         self._hosted = _torch_parameters.collect(self.param_groups)
         _torch_clip.check_free(self.hosted_parameters())
         self._gpu = gpu if _torch_gpu.is_on_gpu(self._hosted[0].tensor) else None
@@ -183,6 +192,8 @@ class AdamW(StateOwner):
         except BaseException:
             self._connection.close()
             raise
+        if created and name is not None and restore is None and checkpoint is None and state_directory is None:
+            _torch_options.warn_of_private_name(name, self._connection.endpoint)
         self._sent_groups: list[tuple[float, ...] | None] = [None] * len(self.param_groups)
         make_hand_over = HostHandOver if self._gpu is None else _torch_gpu_hand_over.GpuHandOver
         prepare_step = weakref.WeakMethod(self._prepare_step)
@@ -223,6 +234,7 @@ class AdamW(StateOwner):
             request.sync = optimizer_pb2.SYNC_PULL
         if not created:
             existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
+            _torch_options.check_algorithm(existing, self._algorithm)
             _torch_parameters.check_same(self._hosted, existing, any_gradient_dtype=self._gpu is not None)
             if request.sync == optimizer_pb2.SYNC_CHECK:
                 request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
@@ -415,6 +427,7 @@ class AdamW(StateOwner):
         self._send_groups()
 
     def _send_groups(self) -> None:
+        _torch_options.check_groups(self.param_groups, self._algorithm)
         for index, group in enumerate(self.param_groups):
             values = _hyperparameters(group)
             if values != self._sent_groups[index]:
@@ -537,9 +550,10 @@ class Adam(AdamW):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
 
 
 def _policies(
