@@ -2,6 +2,8 @@
 #include "superoffload/superoffload.h"
 
 #include "client/src/c_border.h"
+#include "client/src/memory_passes.h"
+#include "kernels/digest/digest.h"
 
 namespace {
 
@@ -116,4 +118,26 @@ int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_
                            superoffload_verdict* verdict) {
   return WithHandle(attachment,
                     [&](Attachment& impl) { return impl.WaitStep(DeadlineAfter(timeout_milliseconds), verdict); });
+}
+
+int superoffload_copy_and_digest(const superoffload_run* runs, uint32_t count, uint32_t threads, uint64_t* digests) {
+  return Guarded([&]() -> Status {
+    if (count > 0 && (runs == nullptr || digests == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
+    superoffload::client::CopyAndDigest({runs, count}, threads, {digests, count});
+    return {};
+  });
+}
+
+int superoffload_find_difference(const superoffload_run* runs, uint32_t count, uint32_t threads, uint32_t every_bytes,
+                                 uint32_t random, uint32_t* run) {
+  return Guarded([&]() -> Status {
+    constexpr size_t kLine = superoffload::kernels::kSampleBytes;
+    if (run == nullptr || (count > 0 && runs == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
+    if (every_bytes % kLine != 0) {
+      return Error(Code::kInvalidArgument, "every_bytes is ", every_bytes, " but must be a multiple of ", kLine);
+    }
+    const size_t place = every_bytes == 0 ? 0 : random % (every_bytes / kLine) * kLine;
+    *run = static_cast<uint32_t>(superoffload::client::FindDifference({runs, count}, threads, every_bytes, place));
+    return {};
+  });
 }

@@ -112,6 +112,26 @@ SUPEROFFLOAD_API int superoffload_wait_parameters(superoffload_attachment* attac
 SUPEROFFLOAD_API int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
                                             superoffload_verdict* verdict);
 
+/* Passes over memory, for trainers whose parameters and gradients are their own: published parameters are copied to
+ * them after a step, gradients to slots before it, and what others changed meanwhile is found. They need no attachment.
+ */
+typedef struct superoffload_run {
+  const void* from;
+  void* to;
+  uint64_t bytes;
+} superoffload_run;
+
+/* Copies `from` to `to` (not where `to` is NULL) and takes a digest of each run, with up to `threads` threads, which end
+ * with the call. Equal digests mean equal bytes, but once in 2^64. */
+SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_run* runs, uint32_t count, uint32_t threads,
+                                                  uint64_t* digests);
+
+/* `run` becomes the index of a run whose `from` and `to` differ, or `count`. `every_bytes` 0 compares all. A multiple of
+ * 64 compares 64 bytes of every `every_bytes`, at a place that `random` chooses; a difference of that length is always
+ * seen. */
+SUPEROFFLOAD_API int superoffload_find_difference(const superoffload_run* runs, uint32_t count, uint32_t threads,
+                                                  uint32_t every_bytes, uint32_t random, uint32_t* run);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

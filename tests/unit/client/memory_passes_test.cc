@@ -1,0 +1,73 @@
+#include "client/src/memory_passes.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+namespace superoffload::client {
+namespace {
+
+class MemoryPassesTest : public testing::Test {
+ protected:
+  MemoryPassesTest() {
+    std::mt19937_64 random(5);
+    for (const size_t bytes : {size_t{0}, size_t{3}, size_t{4096}, size_t{300'000}, size_t{5'000'001}}) {
+      std::vector<unsigned char>& from = from_.emplace_back(bytes);
+      for (unsigned char& byte : from) byte = static_cast<unsigned char>(random());
+      to_.emplace_back(bytes);
+      runs_.push_back({from.data(), to_.back().data(), bytes});
+    }
+  }
+
+  std::vector<uint64_t> Digests(size_t threads, bool copy) {
+    std::vector<superoffload_run> runs = runs_;
+    if (!copy) {
+      for (superoffload_run& run : runs) run.to = nullptr;
+    }
+    std::vector<uint64_t> digests(runs.size());
+    EXPECT_EQ(superoffload_copy_and_digest(runs.data(), runs.size(), threads, digests.data()), 0);
+    return digests;
+  }
+
+  uint32_t Difference(uint32_t every_bytes, uint32_t random) {
+    uint32_t run = 77;
+    EXPECT_EQ(superoffload_find_difference(runs_.data(), runs_.size(), 3, every_bytes, random, &run), 0);
+    return run;
+  }
+
+  std::vector<std::vector<unsigned char>> from_, to_;
+  std::vector<superoffload_run> runs_;
+};
+
+TEST_F(MemoryPassesTest, AnyNumberOfThreadsCopiesAllAndGivesTheSameDigests) {
+  const std::vector<uint64_t> expected = Digests(1, false);
+  EXPECT_NE(to_, from_);
+  EXPECT_EQ(Digests(3, true), expected);
+  EXPECT_EQ(to_, from_);
+  EXPECT_EQ(Digests(4, false), expected);
+  std::swap_ranges(from_[4].begin(), from_[4].begin() + (256 << 10), from_[4].begin() + (256 << 10));
+  EXPECT_NE(Digests(3, false)[4], expected[4]) << "two pieces in each other's place";
+}
+
+TEST_F(MemoryPassesTest, FindsTheRunThatDiffers) {
+  Digests(2, true);
+  EXPECT_EQ(Difference(0, 0), runs_.size());
+  EXPECT_EQ(Difference(4096, 12345), runs_.size());
+  to_[4][4'999'999] ^= 1;
+  EXPECT_EQ(Difference(0, 0), 4u);
+  for (size_t i = 4'000'000; i < 4'004'096; ++i) to_[4][i] ^= 1;
+  for (uint32_t random = 0; random < 70; ++random) EXPECT_EQ(Difference(4096, random), 4u) << random;
+}
+
+TEST_F(MemoryPassesTest, RefusesWhatMakesNoSense) {
+  uint32_t run = 0;
+  EXPECT_EQ(superoffload_find_difference(runs_.data(), 1, 1, 100, 0, &run), 3);
+  EXPECT_EQ(superoffload_find_difference(nullptr, 1, 1, 0, 0, &run), 3);
+  EXPECT_EQ(superoffload_copy_and_digest(nullptr, 1, 1, nullptr), 3);
+  EXPECT_EQ(superoffload_copy_and_digest(nullptr, 0, 1, nullptr), 0);
+}
+
+}  // namespace
+}  // namespace superoffload::client
