@@ -54,6 +54,8 @@ def timed_step(model: torch.nn.Module, optimizer, tokens: torch.Tensor) -> tuple
     model(input_ids=tokens, labels=tokens).loss.backward()
     backward_end = time.perf_counter()
     optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad = None
     end = time.perf_counter()
     return end - begin, end - backward_end
 

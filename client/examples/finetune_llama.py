@@ -35,11 +35,15 @@ class TorchWithMasters:
     @torch.no_grad()
     def step(self):
         for master, parameter in zip(self.masters, self.parameters, strict=True):
-            master.grad, parameter.grad = parameter.grad.float(), None
+            master.grad = parameter.grad.float()
         torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm)
         self.optimizer.step()
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             parameter.copy_(master)
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 def build_model(seed):
@@ -67,6 +71,7 @@ def train(name, make_optimizer, data, steps, seed):
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
         progress.set_postfix(loss=f"{losses[-1]:.3f}")
     return losses, (time.perf_counter() - start) / steps, optimizer

@@ -39,6 +39,7 @@ def test_rules_and_dashboard_use_metrics_that_exist(metered_daemon):
     optimizer = superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(64))], endpoint=metered_daemon.endpoint)
     optimizer.param_groups[0]["params"][0].sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     known = exported(metered_daemon)
     # There is neither resctrl nor a GPU here; their names are in the catalogue all the same.
     absent = re.compile("superoffload_(partition|gpu)_")

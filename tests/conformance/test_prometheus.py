@@ -26,6 +26,7 @@ def trained(metered_daemon):
     for step in range(8):
         (weight.sum() * (float("inf") if step == 3 else 1.0)).backward()
         optimizer.step()
+        optimizer.zero_grad()
     return metered_daemon, optimizer
 
 

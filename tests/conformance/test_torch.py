@@ -68,6 +68,7 @@ def train(policy, overlap, clip=0.05, accumulation=1, dtype=torch.bfloat16):
             loss = loss_of(model, step * accumulation + micro)
             (loss * (float("nan") if step % 10 == 7 else 1)).backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert optimizer.skipped_steps[VerdictKind.SKIP_NON_FINITE] == 4
     optimizer.close()
     return model
@@ -111,23 +112,6 @@ def test_edited_gradients_are_handed_over_again():
                 optimizer.zero_grad()
     assert sum("changed between backward and step" in str(w.message) for w in caught) == 1
     assert difference(ours, theirs) < 1e-7
-
-
-def test_one_more_backward_than_before_is_an_error_and_leaves_the_parameters():
-    model = build()
-    optimizer = superoffload.torch.AdamW(model.parameters(), bucket_bytes=4096)
-    loss_of(model, 0).backward()
-    optimizer.step()
-    before = copy.deepcopy([p.detach().clone() for p in model.parameters()])
-    loss_of(model, 1).backward()
-    with pytest.raises(superoffload.Error, match="more backward passes"):
-        loss_of(model, 2).backward()
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    optimizer.zero_grad()
-    for _ in range(2):  # learned: now two passes per step work
-        loss_of(model, 1).backward()
-    optimizer.step()
-    assert optimizer.last_result.kind == VerdictKind.COMMIT
 
 
 def test_grad_scaler_skips_and_unscales():

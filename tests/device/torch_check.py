@@ -80,6 +80,7 @@ def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> lis
                 on_device = [factor.to(device) for factor in factors]  # until either stream has read them
                 loss_of(pieces, on_device, seen).backward()
             optimizer.step()
+            optimizer.zero_grad()
         optimizer.synchronize()
         seen += [piece.weight.detach().clone() for piece in pieces]
         return [tensor.cpu() for tensor in seen]

@@ -52,6 +52,7 @@ def train(model, optimizer, first, last):
         batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         model(batch).float().square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
 
 
 def states_equal(a, b):

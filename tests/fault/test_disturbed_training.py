@@ -36,6 +36,7 @@ def train(endpoint, name, steps=STEPS, **arguments):
         batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         model(batch).float().square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
     state = optimizer.state_tensors()
     optimizer.close()
     return state
@@ -164,6 +165,7 @@ def test_control_messages_late_twice_lost_and_out_of_order(daemon, tmp_path):
             batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
             model(batch).float().square().mean().backward()
             optimizer.step()
+            optimizer.zero_grad()
         done.wait()
         result["state"] = optimizer.state_tensors()
         optimizer.close()

@@ -28,6 +28,7 @@ def train(endpoint: str, name: str) -> tuple[list[torch.Tensor], list]:
         batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         model(batch).float().square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
         if step % 25 == 24:
             optimizer.param_groups[0]["lr"] *= 0.7  # what a daemon that starts anew could forget
         results.append(optimizer.last_result)

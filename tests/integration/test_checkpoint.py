@@ -32,6 +32,7 @@ def train(model, optimizer, first, last):
         x = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         ((model(x) - x) ** 2).mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
 
 
 def states_equal(a, b):

@@ -43,6 +43,7 @@ def trainer(daemon):
     def step():
         sum(w.float().sum() for w in weights).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     step.close = optimizer.close
     yield step

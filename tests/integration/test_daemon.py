@@ -52,11 +52,13 @@ def test_sigterm_settles_and_exits_0(daemon):
     optimizer = superoffload.torch.AdamW(parameters(), endpoint=daemon.endpoint)
     optimizer.param_groups[0]["params"][0].sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert daemon.stop() == 0
     assert "settled" in daemon.log
     with pytest.raises(superoffload.Error) as error:
         optimizer.param_groups[0]["params"][0].sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert error.value.code == grpc.StatusCode.UNAVAILABLE
 
 
@@ -127,6 +129,7 @@ def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
                 assert peer.recv(1024)[6:8] == struct.pack("<H", 4)  # ERROR
     weight.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert optimizer.last_result.kind.name == "COMMIT"
 
 
@@ -136,6 +139,7 @@ def test_metrics_are_what_prometheus_reads(metered_daemon):
     for _ in range(5):
         sum(w.sum() for w in weights).backward()
         optimizer.step()
+        optimizer.zero_grad()
     text = urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics").read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(name.startswith(("superoffload", "exposer")) for name in families), families.keys()

@@ -147,6 +147,7 @@ def bystander(daemon):
         for parameter, its_optimizer in ((weight, optimizer), (expected, private)):
             (parameter * gradient).sum().backward()
             its_optimizer.step()
+            its_optimizer.zero_grad()
         assert optimizer.last_result.kind.name == "COMMIT"
         assert torch.equal(weight, expected)
 
@@ -282,6 +283,7 @@ optimizer = superoffload.torch.AdamW([weight], endpoint=sys.argv[1], name="vanis
 for _ in range(3):
     weight.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 print(weight.detach().double().sum().item(), flush=True)
 weight.sum().backward()  # handed over, never stepped
 print("handed over", flush=True)
@@ -336,4 +338,5 @@ def test_a_trainer_killed_inside_a_step_leaves_its_optimizer_at_the_step_before(
     assert weight.detach().double().sum().item() == total
     weight.sum().backward()
     again.step()
+    again.zero_grad()
     assert again.last_result.committed_steps == 4

@@ -131,6 +131,7 @@ def test_huge_pages_of_the_pool_are_used_when_there_are_enough(daemon):
         for _ in range(3):
             parameter.sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         smaps = pathlib.Path(f"/proc/{daemon.process.pid}/smaps").read_text()
         mapped = [part for part in smaps.split("memfd:superoffload-")[1:] if part.startswith("state")]
         assert mapped and "KernelPageSize:     2048 kB" in mapped[0]

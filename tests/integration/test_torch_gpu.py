@@ -273,7 +273,7 @@ def test_residents_that_find_no_memory_are_not_tried_again():
 
 def test_a_gradient_that_is_set_after_it_left_is_refused(gpu_daemon):
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon)
+    optimizer = optimizer_of(model, gpu_daemon, overlap=True)
     train(model, optimizer, steps=2)
     loss_of(model, 9).backward()
     loss_of(model, 10).backward()

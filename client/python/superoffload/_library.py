@@ -94,6 +94,12 @@ class Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint64), ("first", ctypes.c_uint64), ("elements", ctypes.c_uint64)]
 
 
+class Run(ctypes.Structure):
+    """superoffload_run."""
+
+    _fields_ = [("origin", ctypes.c_void_p), ("to", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+
+
 _P, _D, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
@@ -119,6 +125,11 @@ _FUNCTIONS = {
     "wait_verdict": (ctypes.c_int, [_P, _I64, ctypes.POINTER(Verdict)]),
     "wait_parameters": (ctypes.c_int, [_P, _U32, _I64]),
     "wait_step": (ctypes.c_int, [_P, _I64, ctypes.POINTER(Verdict)]),
+    "copy_and_digest": (ctypes.c_int, [ctypes.POINTER(Run), _U32, _U32, ctypes.POINTER(_U64)]),
+    "find_difference": (
+        ctypes.c_int,
+        [ctypes.POINTER(Run), _U32, _U32, _U32, _U32, ctypes.POINTER(_U32)],
+    ),
     "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(GpuOptions), ctypes.POINTER(GpuReport)]),
     "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
     "gpu_parameters": (_U64, [_P]),

@@ -1,6 +1,7 @@
 """Hands gradients over that are on a GPU."""
 
 import weakref
+from collections.abc import Callable
 
 import grpc
 import torch
@@ -10,7 +11,9 @@ from superoffload._attachment import StepResult
 from superoffload._error import Error
 from superoffload._gpu_attachment import GpuAttachment
 from superoffload._torch_hand_over import HandOver
+from superoffload._torch_overlap import Overlap
 from superoffload._torch_parameters import DATA_TYPES, HostedParameter, buckets_of
+from superoffload._torch_tombstone import Tombstones
 from superoffload.v1 import optimizer_pb2
 
 
@@ -28,56 +31,128 @@ def bucket_pieces(layout: optimizer_pb2.Layout, hosted: list[HostedParameter]) -
     return pieces
 
 
+def _make_hook(hand_over: "weakref.ref[GpuHandOver]", index: int) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        alive = hand_over()
+        if alive is not None:
+            alive.before_gradient(index)
+
+    return hook
+
+
 class GpuHandOver(HandOver):
     """Gradients stay where autograd put them until their bucket is complete; then one kernel packs it, and they go.
 
-    Under a GradScaler they are kept until the step's end, because it looks at them.
+    A tombstone takes the place of a gradient that has gone early: NaN, expanded to the parameter's shape. What writes
+    to it raises, what reads it sees NaN. ``step()`` makes it None. A gradient that goes in ``step()`` stays, as in
+    torch, and so does any under a GradScaler, which looks at it.
     """
 
     def __init__(
         self,
         attachment: GpuAttachment,
         hosted: list[HostedParameter],
-        overlap: bool,
+        overlap: Overlap,
         prepare_step: weakref.WeakMethod,
     ) -> None:
+        self._streams = [0] * len(hosted)  # on which the gradient was taken
+        self._keeps_gradients = False
+        self._tolerated_writes = 0  # per gradient, of those that are known to have kept its value
+        self._tombstones = Tombstones()
+        self._lost: set[int] = set()  # whose gradients had gone when their step was abandoned
         super().__init__(attachment, hosted, overlap, prepare_step)
         self._pieces = bucket_pieces(attachment.optimizer.layout, hosted)
-        self._handed_over: set[int] = set()  # buckets of the open step
-        self._streams = [0] * len(hosted)  # on which the gradient was taken
-        self.keeps_gradients = False
+        self._handles += [
+            parameter.tensor.register_hook(_make_hook(weakref.ref(self), index))
+            for index, parameter in enumerate(hosted)
+        ]
 
     def _reset(self) -> None:
         super()._reset()
-        self._handed_over = set()
+        self._handed_over: set[int] = set()  # buckets of the open step
+        self._versions: dict[int, tuple[int, int]] = {}  # address and version of gradients that were taken
+        self._gone: set[int] = set()  # of these, those that a tombstone stands for
+        self._late = False
 
-    def _take_gradient(self, index: int) -> None:
+    def on_grad_scaler(self, used: bool) -> None:
+        """A GradScaler looks at the gradients in step(), and rewrites each once with the same value."""
+        self._keeps_gradients |= used
+        self._tolerated_writes = int(used)
+
+    def before_gradient(self, index: int) -> None:
+        """Autograd is about to accumulate a gradient of parameter `index`."""
+        if not self._tombstones.is_one(self._hosted[index].tensor.grad):
+            return
+        self._policy.on_surprise()
+        self.abandon()
+        self._lost.clear()  # said here
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"{self._hosted[index].name} got another gradient after its first ones had left the GPU: this step runs "
+            "more backward passes than the steps before. The step was abandoned; call zero_grad() and compute its "
+            "gradients again, or build the optimizer with overlap=False if the number of backward passes changes",
+        )
+
+    def on_gradient(self, index: int) -> None:
+        self._lost.discard(index)
+        super().on_gradient(index)
+
+    def _on_late_gradient(self, index: int) -> None:
+        self._late = True
+
+    def has_gradients(self) -> bool:
+        if lost := [self._hosted[i].name for i in sorted(self._lost) if self._hosted[i].tensor.grad is None]:
+            raise _gone(lost[0])
+        return super().has_gradients()
+
+    def _take(self, index: int) -> None:
         tensor = self._hosted[index].tensor
         if tensor.grad is None:
             return
-        self._check_dense(index, tensor.grad)
         if not tensor.grad.is_contiguous():
             tensor.grad = tensor.grad.contiguous()
         self._streams[index] = _torch_gpu.current_stream(tensor)
+        self._versions[index] = tensor.grad.data_ptr(), tensor.grad._version
 
-    def _version(self, index: int) -> int:
-        gradient = self._hosted[index].tensor.grad
-        return -1 if gradient is None else gradient._version
-
-    def _freed(self, index: int) -> bool:
-        return not self.keeps_gradients and self._handed_over.issuperset(self._hosted[index].buckets)
-
-    def _changed(self, index: int, tolerated_writes: int) -> bool:
-        now, then = self._version(index), self._arrived_version[index]
-        if self._freed(index):
-            if now != -1:
-                raise Error(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"a gradient of {self._hosted[index].name} was set after it had been handed over; build the "
-                    "optimizer with overlap=False if gradients are changed between backward and step",
-                )
+    def _goes(self, index: int) -> bool:
+        """Whether the gradient's memory is given back once handed over; of one element a tombstone is no guard."""
+        if not self._policy.early or self._keeps_gradients or self._hosted[index].tensor.numel() == 1:
             return False
-        return now not in ((then, then + tolerated_writes) if then != -1 else (then,))
+        return self._handed_over.issuperset(self._hosted[index].buckets)
+
+    def _outdated(self) -> bool:
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._versions) for i in self._taken)
+
+    def _find_edited(self) -> str | None:
+        self._tombstones.check()
+        for index, (address, version) in self._versions.items():
+            gradient = self._hosted[index].tensor.grad
+            if index in self._gone:
+                edited = not self._tombstones.is_one(gradient)
+            else:
+                edited = gradient.data_ptr() != address
+                edited |= gradient._version not in (version, version + self._tolerated_writes)
+            if edited:
+                return self._hosted[index].name
+        return None
+
+    def abandon(self) -> None:
+        if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
+            self._begun = False
+        for index in self._gone:
+            if self._tombstones.is_one(self._hosted[index].tensor.grad):
+                self._hosted[index].tensor.grad = None
+                self._lost.add(index)
+        super().abandon()
+
+    def on_zero_grad(self) -> None:
+        super().on_zero_grad()
+        self._lost.clear()
+
+    def _start_over(self) -> None:
+        self.abandon()
+        if self._lost:
+            raise _gone(self._hosted[min(self._lost)].name)
 
     def _hand_over(self, bucket: int) -> None:
         pieces, dtypes, streams = [], set(), set()
@@ -97,24 +172,28 @@ class GpuHandOver(HandOver):
             attachment.pack_after(other)
         attachment.hand_over(bucket, pieces, DATA_TYPES[dtype], stream)
         self._handed_over.add(bucket)
-        if self.keeps_gradients:
-            return
         for index, *_ in self._pieces[bucket]:
             tensor = self._hosted[index].tensor
-            if tensor.grad is not None and self._freed(index):
+            if tensor.grad is not None and self._goes(index):
                 _torch_gpu.keep_for_stream(tensor.grad, attachment.pack_stream())
-                tensor.grad = None
-
-    def abandon(self) -> None:
-        if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
-            self._begun = False
-        super().abandon()
+                tensor.grad = self._tombstones.instead_of(tensor.grad)
+                self._gone.add(index)
 
     def _wait_end(self) -> StepResult:
         for parameter in self._hosted:
-            if parameter.tensor.grad is not None:
+            if self._tombstones.is_one(parameter.tensor.grad):
+                parameter.tensor.grad = None
+            elif parameter.tensor.grad is not None:
                 _torch_gpu.keep_for_stream(parameter.tensor.grad, self._attachment.pack_stream())
         return self._attachment.wait_verdict()
+
+
+def _gone(name: str) -> Error:
+    return Error(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"the step was abandoned after the gradient of {name} had left the GPU; call zero_grad() and compute the "
+        "gradients again (overlap=False keeps them until step())",
+    )
 
 
 def most_pieces(layout: optimizer_pb2.Layout, hosted: list[HostedParameter]) -> int:

@@ -1,22 +1,25 @@
-"""Hands gradients over while backward still runs, and notices when that was too early.
+"""Hands gradients over, while backward still runs where that is known to do no harm (_torch_overlap.py).
 
-Autograd calls a hook each time a parameter's gradient has been accumulated. How often that happens per step (micro
-batches, reentrant checkpointing) is learned: a parameter is handed over when its hook ran as often as in the step
-that had most calls so far, and everything that is left is handed over in ``step()``. The first step hands over
-nothing early. A bucket goes to the daemon when all its parameters have arrived.
+A gradient belongs to the training loop until ``step()``: what was handed over early is checked there, before anything
+is committed, and handed over again if the loop has changed it. A bucket goes to the daemon when all its parameters have
+arrived.
 """
 
 import abc
-import warnings
+import os
 import weakref
 from collections.abc import Callable
 
 import grpc
 import torch
 
+from superoffload import _memory, _torch_warn
 from superoffload._attachment import Attachment, StepResult
 from superoffload._error import Error
+from superoffload._torch_overlap import Overlap, OverlapPolicy
 from superoffload._torch_parameters import HostedParameter
+
+_SAMPLE_EVERY_BYTES = 4096
 
 
 def _make_hook(hand_over: "weakref.ref[HandOver]", index: int) -> Callable[[torch.Tensor], None]:
@@ -31,27 +34,25 @@ def _make_hook(hand_over: "weakref.ref[HandOver]", index: int) -> Callable[[torc
 class HandOver(abc.ABC):
     """The open step as the trainer sees it, wherever its gradients are.
 
-    ``prepare_step`` is called before each BEGIN_STEP; it sends hyper-parameters and raises Error when the step must
-    not begin. It is a weak reference, as are the hooks: a model must not keep its optimizer alive.
+    ``prepare_step`` is called before each BEGIN_STEP and sends hyper-parameters. It is a weak reference, as are the
+    hooks: a model must not keep its optimizer alive.
     """
 
     def __init__(
         self,
         attachment: Attachment,
         hosted: list[HostedParameter],
-        overlap: bool,
+        overlap: Overlap,
         prepare_step: weakref.WeakMethod,
     ) -> None:
         self._attachment = attachment
         self._hosted = hosted
-        self._overlap = overlap
+        self._policy = OverlapPolicy(overlap, len(hosted))
         self._prepare_step = prepare_step
         self._parts = [0] * len(attachment.optimizer.layout.buckets)
         for parameter in hosted:
             for bucket in parameter.buckets:
                 self._parts[bucket] += 1
-        self._expected_calls = [0] * len(hosted)
-        self._calls = [0] * len(hosted)
         self.expected_scale = 1.0  # gradient scale of the step before
         self._begun = False
         self._reset()
@@ -66,28 +67,45 @@ class HandOver(abc.ABC):
 
     def _reset(self) -> None:
         self._missing = list(self._parts)
-        self._arrived_version: list[int | None] = [None] * len(self._hosted)
+        self._taken: set[int] = set()
+        self._arrived: set[int] = set()
 
     def on_gradient(self, index: int) -> None:
         """Autograd has accumulated a gradient of parameter `index`."""
-        if self._begun and self._arrived_version[index] is not None:
-            raise self._late_gradient(index)
-        self._take_gradient(index)
-        self._calls[index] += 1
-        if self._overlap and self._calls[index] == self._expected_calls[index]:
+        outstanding = self._policy.count(index)
+        if index in self._arrived:
+            self._on_late_gradient(index)
+        elif self._policy.watched and outstanding <= 0:
+            self._take_now(index)
+        elif self._policy.early and outstanding == 0:
+            self._take_now(index)
             self._arrive(index)
 
-    @abc.abstractmethod
-    def _take_gradient(self, index: int) -> None:
-        """The gradient of parameter `index` is what it is now, None included; it may still grow."""
+    def _take_now(self, index: int) -> None:
+        gradient = self._hosted[index].tensor.grad
+        if gradient is not None and gradient.layout != torch.strided:
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"the gradient of {self._hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
+            )
+        self._take(index)
+        self._taken.add(index)
 
     @abc.abstractmethod
-    def _version(self, index: int) -> int:
-        """Of the gradient that was taken: changes when somebody writes it."""
+    def _on_late_gradient(self, index: int) -> None:
+        """The gradient of parameter `index` has grown after it was handed over."""
 
     @abc.abstractmethod
-    def _changed(self, index: int, tolerated_writes: int) -> bool:
-        """Whether the gradient, which has arrived, was written or replaced since."""
+    def _take(self, index: int) -> None:
+        """Remembers the gradient of parameter `index` as it is now, None included."""
+
+    @abc.abstractmethod
+    def _find_edited(self) -> str | None:
+        """The parameter whose gradient the loop has written or replaced since it was taken, if any."""
+
+    @abc.abstractmethod
+    def _outdated(self) -> bool:
+        """Whether a gradient that was taken has grown or gone since, by the loop's backward passes and zero_grad()."""
 
     @abc.abstractmethod
     def _hand_over(self, bucket: int) -> None:
@@ -97,15 +115,8 @@ class HandOver(abc.ABC):
     def _wait_end(self) -> StepResult:
         """The step has ended: waits for what the trainer needs of it."""
 
-    def _check_dense(self, index: int, gradient: torch.Tensor) -> None:
-        if gradient.layout != torch.strided:
-            raise Error(
-                grpc.StatusCode.UNIMPLEMENTED,
-                f"the gradient of {self._hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
-            )
-
     def _arrive(self, index: int) -> None:
-        self._arrived_version[index] = self._version(index)
+        self._arrived.add(index)
         for bucket in self._hosted[index].buckets:
             self._missing[bucket] -= 1
             if self._missing[bucket] == 0:
@@ -119,56 +130,42 @@ class HandOver(abc.ABC):
         self._attachment.begin_step(self.expected_scale)
         self._begun = True
 
-    def _late_gradient(self, index: int) -> Error:
-        passes = self._calls[index] + 1
-        self._expected_calls = [max(calls, passes) for calls in self._expected_calls]
-        self.abandon()
-        return Error(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"{self._hosted[index].name} got another gradient after it had been handed over: this step runs more "
-            "backward passes than the steps before, so this one ran on parameters that were already updated. The step "
-            "was abandoned and the parameters are those before it; compute its gradients again, or build the optimizer "
-            "with overlap=False if the number of backward passes per step changes (to drop gradients on purpose, call "
-            "the optimizer's zero_grad)",
-        )
+    def has_gradients(self) -> bool:
+        """Whether step() has anything to do."""
+        return any(parameter.tensor.grad is not None for parameter in self._hosted)
 
     def abandon(self) -> None:
-        """Drops the open step, if any; parameters are then those of the step before."""
+        """Drops what was handed over, if anything. Gradients stay what they are."""
         if self._begun:
             self._attachment.abandon_step()
             self._attachment.wait_step()
             self._begun = False
-        self._calls = [0] * len(self._hosted)
         self._reset()
 
-    def _edited(self, tolerated_writes: int) -> bool:
-        """Whether a gradient was changed after it arrived."""
-        return any(
-            version is not None and self._changed(index, tolerated_writes)
-            for index, version in enumerate(self._arrived_version)
-        )
+    def _start_over(self) -> None:
+        """Drops what was handed over, in order to hand gradients over as they are now."""
+        self.abandon()
 
-    def finish(self, tolerated_writes: int = 0) -> None:
-        """Hands over whatever is left; gradients that were edited since they arrived are handed over again.
+    def on_zero_grad(self) -> None:
+        self._policy.on_zero_grad()
+        self.abandon()
 
-        ``tolerated_writes``: in-place writes per gradient that are known to have kept its value.
-        """
-        if self._edited(tolerated_writes):
-            calls = self._calls
-            self.abandon()
-            self._calls = calls
-            if self._overlap:
-                self._overlap = False
-                warnings.warn(
-                    "gradients were changed between backward and step, after they had been handed over; from now on "
-                    "they are handed over in step(), without overlap (clip with max_grad_norm= or "
-                    "torch.nn.utils.clip_grad_norm_ to keep it)",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-        for index, version in enumerate(self._arrived_version):
-            if version is None:
-                self._take_gradient(index)
+    def finish(self) -> None:
+        """Hands over whatever is left, and again what has changed since it was handed over."""
+        edited = None if self._outdated() else self._find_edited()
+        if edited is not None and self._policy.on:
+            self._policy.turn_off()
+            _torch_warn.warn(
+                f"the gradient of {edited} was changed between backward and step(): from now on gradients are handed "
+                "over in step(), without overlap with backward (clip with max_grad_norm= or "
+                "torch.nn.utils.clip_grad_norm_ to keep it; overlap=False says that this is meant)"
+            )
+        if edited is not None or self._outdated():
+            self._start_over()
+        for index in range(len(self._hosted)):
+            if index not in self._taken:
+                self._take_now(index)
+            if index not in self._arrived:
                 self._arrive(index)
 
     def wait_norm(self) -> float:
@@ -182,41 +179,53 @@ class HandOver(abc.ABC):
         result = self._wait_end()
         self.expected_scale = gradient_scale
         self._begun = False
-        self._expected_calls = [max(pair) for pair in zip(self._expected_calls, self._calls, strict=True)]
-        self._calls = [0] * len(self._hosted)
+        self._policy.on_step_end()
         self._reset()
-        for parameter in self._hosted:
-            parameter.tensor.grad = None  # the daemon reads this slot until the next step has been absorbed
         return result
 
 
 class HostHandOver(HandOver):
-    """Gradients lie in slots that the daemon shares; autograd's are moved there as they come."""
+    """Taking a gradient copies it to a slot that the daemon shares; ``.grad`` stays the loop's own tensor."""
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._late = False
+        self._versions: dict[int, tuple[int, int]] = {}  # address and version of gradients that were taken
 
     def _slot(self, index: int) -> torch.Tensor:
         return self._hosted[index].slots[self._attachment.next_slot]
 
-    def _take_gradient(self, index: int) -> None:
-        tensor, slot = self._hosted[index].tensor, self._slot(index)
-        gradient = tensor.grad
-        if gradient is slot:
-            return
+    def _on_late_gradient(self, index: int) -> None:
+        self._late = True  # the daemon may be reading the slot: it is handed over again in step()
+
+    @torch.no_grad()
+    def _take(self, index: int) -> None:
+        gradient = self._hosted[index].tensor.grad
         if gradient is None:
-            slot.zero_()
+            self._slot(index).zero_()
             return
-        self._check_dense(index, gradient)
-        with torch.no_grad():
-            slot.copy_(gradient)
-        tensor.grad = slot
+        self._slot(index).copy_(gradient)
+        self._versions[index] = gradient.data_ptr(), gradient._version
 
-    def _version(self, index: int) -> int:
-        return self._slot(index)._version
+    def _outdated(self) -> bool:
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._versions) for i in self._taken)
 
-    def _changed(self, index: int, tolerated_writes: int) -> bool:
-        slot, gradient = self._slot(index), self._hosted[index].tensor.grad
-        replaced = gradient is not slot and (gradient is not None or self._calls[index] > 0)
-        version = self._arrived_version[index]
-        return replaced or slot._version not in (version, version + tolerated_writes)
+    def _find_edited(self) -> str | None:
+        samples, whole = [], []
+        for index, taken in self._versions.items():
+            gradient, slot = self._hosted[index].tensor.grad, self._slot(index)
+            if gradient.dtype != slot.dtype or not gradient.is_contiguous():
+                gradient = gradient.to(slot.dtype).contiguous()
+                taken = None
+            unwritten = self._policy.early and taken == (gradient.data_ptr(), gradient._version)
+            (samples if unwritten else whole).append((index, gradient))
+        for group, every in ((samples, _SAMPLE_EVERY_BYTES), (whole, 0)):
+            runs = [(gradient.data_ptr(), self._slot(index).data_ptr(), gradient.nbytes) for index, gradient in group]
+            random = int.from_bytes(os.urandom(4), "little")
+            found = _memory.find_difference(runs, torch.get_num_threads(), every, random)
+            if found is not None:
+                return self._hosted[group[found][0]].name
+        return None
 
     def _hand_over(self, bucket: int) -> None:
         self._attachment.gradient_ready(bucket)

@@ -1,4 +1,4 @@
-"""How a model's parameters lie in the daemon's memory."""
+"""Which parameters a daemon hosts, and where the published ones and their gradients lie in its memory."""
 
 import ctypes
 import dataclasses
@@ -27,18 +27,8 @@ class HostedParameter:
     name: str
     group: int
     buckets: range = range(0)
-    theta: torch.Tensor | None = None  # the published parameter; what `tensor.data` becomes
+    theta: torch.Tensor | None = None  # the published parameter
     slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots; on the CPU only
-    version: int = 0  # of `tensor`, when it was last known to be what the daemon published
-
-    def adopt(self) -> None:
-        """Makes the published parameter the model's."""
-        self.tensor.data = self.theta
-        self.version = self.tensor._version
-
-    def modified(self) -> bool:
-        """Whether somebody else wrote or replaced the parameter since the daemon published it."""
-        return self.tensor._version != self.version or self.tensor.data_ptr() != self.theta.data_ptr()
 
 
 def collect(param_groups: list[dict[str, Any]]) -> list[HostedParameter]:
@@ -64,7 +54,46 @@ def collect(param_groups: list[dict[str, Any]]) -> list[HostedParameter]:
             grpc.StatusCode.INVALID_ARGUMENT,
             f"parameters are on {', '.join(sorted(devices))}; build one optimizer per device",
         )
+    _check_own_memory(list(hosted.values()))
     return list(hosted.values())
+
+
+def _check_own_memory(hosted: list[HostedParameter]) -> None:
+    """Raises Error when two of the parameters have elements in common, or one has some twice."""
+    spans = []
+    for parameter in hosted:
+        tensor = parameter.tensor
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise _shares_memory(parameter)
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size(), parameter))
+    end, neighbours = 0, []
+    for span in sorted(spans, key=lambda span: span[:2]):
+        if span[0] >= end:
+            neighbours = []
+        neighbours.append(span)
+        end = max(end, span[1])
+        if len(neighbours) > 1 and _overlap(neighbours, end):
+            raise _shares_memory(span[2])
+
+
+def _overlap(spans: list[tuple[int, int, HostedParameter]], end: int) -> bool:
+    """Whether two have an element in common: rows and columns of one matrix may lie between each other."""
+    begin = min(span[0] for span in spans)
+    used = torch.zeros(end - begin, dtype=torch.uint8)
+    for address, _, parameter in spans:
+        tensor = parameter.tensor
+        strides = [stride * tensor.element_size() for stride in tensor.stride()]
+        used.as_strided(tensor.shape, strides, address - begin).add_(1)
+    return bool((used > 1).any())
+
+
+def _shares_memory(parameter: HostedParameter) -> Error:
+    return Error(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"elements of parameter {parameter.name} share memory with others that the optimizer updates; to tie "
+        "parameters, assign the same torch.nn.Parameter to both modules",
+    )
 
 
 def specification(

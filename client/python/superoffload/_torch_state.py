@@ -143,9 +143,7 @@ class StateOwner(torch.optim.Optimizer):
             self._restore(directories)
         self.last_result = None
         self._sent_groups = [None] * len(self.param_groups)
-        for parameter in self._hosted:
-            parameter.adopt()
-            parameter.tensor.grad = None
+        self._live.adopt()
 
     def _restore(self, directories: Directories) -> None:
         if isinstance(directories, str | os.PathLike):
@@ -241,7 +239,7 @@ class StateOwner(torch.optim.Optimizer):
                 "of superoffload that saved it",
             )
         if {key: saved[key] for key in ("name", "lineage", "committed_steps")} == self.moment_identity():
-            if any(parameter.modified() for parameter in self._hosted):
+            if self._live.changed():
                 self.pull_params()
         elif "state" in saved:
             self._restore_tensors(saved["state"], saved["committed_steps"])
@@ -258,7 +256,7 @@ class StateOwner(torch.optim.Optimizer):
         keys = {parameter.name: saved[id(parameter.tensor)] for parameter in self._hosted}
         if not state_dict["state"] and self._committed_steps() == 0:
             return  # of an optimizer that has made no step, as this one
-        if any(parameter.modified() for parameter in self._hosted):
+        if self._live.changed():
             self.push_params()
         masters = self.state_of(range(len(self._hosted)), ["master"])
         names = {parameter.name: masters[index]["master"] for index, parameter in enumerate(self._hosted)}

@@ -4,18 +4,21 @@ One changed line::
 
     optimizer = superoffload.torch.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
 
-Parameters (bfloat16, float16 or float32, dense, on the CPU or one GPU) become views of memory that the daemon shares,
-or of GPU memory that parameters are copied to; fp32 masters and moments never leave the daemon. Gradients are handed
-over bucket by bucket while backward runs, and the daemon publishes new parameters as soon as it has them, speculating
-on the verdict about the step; the result is bit for bit that of an optimizer which waits.
+Parameters are bfloat16, float16 or float32, dense, on the CPU or one GPU; fp32 masters and moments never leave the
+daemon. Gradients are handed over bucket by bucket while backward runs, and the daemon computes new parameters as soon
+as it has them, speculating on the verdict about the step; the result is bit for bit that of an optimizer which waits.
 
-Differences from torch.optim that a training loop can see:
+Parameters change in ``step()`` and nowhere else; a gradient belongs to the loop until ``step()``. What a loop can see:
 
-- ``step()`` takes the gradients: ``.grad`` is None afterwards, as if ``zero_grad()`` had been called.
-- A parameter without a gradient in a step counts as one with a zero gradient (torch leaves it alone).
-- Between backward and ``step()`` parameters may already be those of the step to come.
-- On a GPU ``step()`` does not wait for the new parameters: the forward of each module does, on the GPU. Code that reads
-  parameters outside of their module's forward calls ``synchronize()`` first.
+- A gradient that was handed over during backward is compared with what the daemon got before the step is committed: in
+  the first steps, and whenever the loop's pattern of calls has changed, nothing leaves early and every bit is compared;
+  later 64 bytes of every 4 KiB, at a place chosen anew each step. If the loop has changed one, all are handed over
+  again, and from then on in ``step()``. ``overlap=False`` is exact always.
+- Parameters that somebody else has written are an error in ``step()``, before anything is committed.
+- A parameter without a gradient in a step counts as one with a zero gradient (torch leaves it alone); it is named once.
+- On a GPU parameters become views of memory that the daemon's are copied to, a gradient that has left early is NaN
+  until ``step()`` and None after it, and ``step()`` does not wait for the new parameters: the forward of each module
+  does, on the GPU. Code that reads parameters outside of their module's forward calls ``synchronize()`` first.
 """
 
 import atexit
@@ -26,7 +29,6 @@ import functools
 import math
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -34,7 +36,15 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from superoffload import _owner, _torch_clip, _torch_gpu, _torch_gpu_hand_over, _torch_options, _torch_parameters
+from superoffload import (
+    _owner,
+    _torch_clip,
+    _torch_gpu,
+    _torch_gpu_hand_over,
+    _torch_options,
+    _torch_parameters,
+    _torch_warn,
+)
 from superoffload._attachment import Attachment, StepResult, VerdictKind
 from superoffload._control import Connection
 from superoffload._daemon import resolve_endpoint
@@ -42,6 +52,9 @@ from superoffload._error import Error
 from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover, measure_casts
 from superoffload._torch_forward import ForwardWaits
 from superoffload._torch_hand_over import HandOver, HostHandOver
+from superoffload._torch_live import GpuParameters, HostParameters, LiveParameters
+from superoffload._torch_missing import MissingGradients
+from superoffload._torch_overlap import Overlap
 from superoffload._torch_residents import ResidentTuner
 from superoffload._torch_state import Directories, StateOwner
 from superoffload.v1 import optimizer_pb2
@@ -120,7 +133,8 @@ class AdamW(StateOwner):
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
             keeps it.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
-        overlap: hand gradients over during backward; False hands all over in step().
+        overlap: hand gradients over during backward. "auto" does where watching the loop has shown no harm in it; True
+            does without watching; False hands all over in step().
         gpu: for parameters on a GPU.
 
     Raises:
@@ -156,7 +170,7 @@ class AdamW(StateOwner):
         state_directory: str | os.PathLike[str] | None = None,
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
-        overlap: bool = True,
+        overlap: Overlap = "auto",
         gpu: GpuOptions = GpuOptions(),
     ) -> None:
         if gpu.mover not in MOVERS:
@@ -179,9 +193,11 @@ class AdamW(StateOwner):
         self.last_result: StepResult | None = None
         self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
         self._clip: float | None = None  # threshold of a clip call in the open step
+        self._warned_of_empty_step = False
         self._anonymous = name is None
         self.name = name or _torch_options.make_name()
         self._hosted = _torch_parameters.collect(self.param_groups)
+        self._missing = MissingGradients(self._hosted)
         _torch_clip.check_free(self.hosted_parameters())
         self._gpu = gpu if _torch_gpu.is_on_gpu(self._hosted[0].tensor) else None
         self._cast_timings: list[tuple[int, float, float]] = []
@@ -239,11 +255,10 @@ class AdamW(StateOwner):
             if request.sync == optimizer_pb2.SYNC_CHECK:
                 request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
         self._attachment = self._make_attachment(request)
+        self._live: LiveParameters = (HostParameters if self._gpu is None else GpuParameters)(self._hosted)
         if request.sync == optimizer_pb2.SYNC_PUSH:
             self._push()
-        for parameter in self._hosted:
-            parameter.adopt()
-            parameter.tensor.grad = None
+        self._live.adopt()
         return created
 
     def _make_attachment(self, request: optimizer_pb2.AttachOptimizerRequest) -> Attachment:
@@ -320,9 +335,7 @@ class AdamW(StateOwner):
         self._connection.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=self.name, use=use))
 
     def _push(self) -> None:
-        for parameter in self._hosted:
-            if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
-                parameter.theta.copy_(parameter.tensor.detach())
+        self._live.push()
         if self._gpu is not None:
             self._attachment.push(_torch_gpu.current_stream(self._hosted[0].tensor))
         self._connection.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
@@ -333,7 +346,9 @@ class AdamW(StateOwner):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimizer step; returns the closure's loss. ``last_result`` has the daemon's report.
 
-        Non-finite gradients skip the step, as under torch.amp; see ``skipped_steps``.
+        Non-finite gradients skip the step, as under torch.amp; see ``skipped_steps``. Without any gradient nothing is
+        done. FAILED_PRECONDITION when somebody else has written parameters: nothing was committed, gradients are still
+        there, and after ``push_params()`` or ``pull_params()`` it can be called again.
         """
         loss = None
         if closure is not None:
@@ -341,16 +356,24 @@ class AdamW(StateOwner):
                 loss = closure()
         self._check_attached()
         self._check_unfrozen()
-        scale_tensor = getattr(self, "grad_scale", None)  # set by GradScaler, whose check rewrote each gradient once
-        if scale_tensor is not None and self._gpu is not None:
-            self._hand_over.keeps_gradients = True
-        self._hand_over.finish(tolerated_writes=0 if scale_tensor is None else 1)
+        if not self._hand_over.has_gradients():
+            self._on_empty_step()
+            return loss
+        scale_tensor = getattr(self, "grad_scale", None)  # set by GradScaler
+        if self._gpu is not None:
+            self._hand_over.on_grad_scaler(scale_tensor is not None)
+        self._missing.before_step([group["weight_decay"] != 0 for group in self.param_groups])
+        self._hand_over.finish()
+        self._check_parameters()
         self._send_groups()
         gradient_scale = 1.0 if scale_tensor is None else 1.0 / float(scale_tensor)
         thresholds = [t for t in (self._clip and self._clip * gradient_scale, self.max_grad_norm) if t is not None]
-        self._clip = None
         stall_seconds = 0.0 if self._tuner is None else self._attachment.stall_seconds()  # in the forward passes
-        self._account(self._hand_over.end(gradient_scale, min(thresholds, default=0.0)))
+        result = self._hand_over.end(gradient_scale, min(thresholds, default=0.0))
+        self._clip = None
+        if not result.kind.skipped:
+            self._live.on_commit()
+        self._account(result)
         if self._forward_waits is not None:
             self._forward_waits.on_step_end()
         if self._tuner is not None:
@@ -361,7 +384,7 @@ class AdamW(StateOwner):
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
         if self._attached:
             self._clip = None
-            self._hand_over.abandon()
+            self._hand_over.on_zero_grad()
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -417,14 +440,22 @@ class AdamW(StateOwner):
             self.synchronize()
 
     def _prepare_step(self) -> None:
-        for parameter in self._hosted:
-            if parameter.modified():
-                raise Error(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"parameter {parameter.name} was changed by somebody else than the optimizer; call push_params() "
-                    "to make the model's parameters the masters, or pull_params() to undo the change",
-                )
         self._send_groups()
+
+    def _check_parameters(self) -> None:
+        """Nothing is committed on top of parameters that somebody else has written."""
+        try:
+            self._live.check()
+        except Error:
+            self._hand_over.abandon()
+            raise
+
+    def _on_empty_step(self) -> None:
+        self._hand_over.abandon()
+        self._clip = None
+        if not self._warned_of_empty_step:
+            self._warned_of_empty_step = True
+            _torch_warn.warn("step() was called, but no parameter has a gradient: nothing was done, as in torch.optim")
 
     def _send_groups(self) -> None:
         _torch_options.check_groups(self.param_groups, self._algorithm)
@@ -465,7 +496,7 @@ class AdamW(StateOwner):
             reason = "gradients are infinite or NaN"
             if result.kind == VerdictKind.SKIP_OVERFLOW:
                 reason = "the gradient norm is beyond what the second moment can hold"
-            warnings.warn(f"{skips} steps in a row were skipped: {reason}", RuntimeWarning, stacklevel=4)
+            _torch_warn.warn(f"{skips} steps in a row were skipped: {reason}")
 
     # State.
 
@@ -484,8 +515,7 @@ class AdamW(StateOwner):
         self._quiesce()
         self._state_replaced()
         self._push()
-        for parameter in self._hosted:
-            parameter.adopt()
+        self._live.keep()
 
     def pull_params(self) -> None:
         """The daemon wins: the model's parameters become the masters again."""
@@ -494,8 +524,7 @@ class AdamW(StateOwner):
         self._connection.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
         if self._gpu is not None:
             self._attachment.pull()
-        for parameter in self._hosted:
-            parameter.adopt()
+        self._live.adopt()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_attached", False):
@@ -517,9 +546,7 @@ class AdamW(StateOwner):
         self._state_closed()
         self._attached = False
         _torch_clip.unregister(self.hosted_parameters())
-        for parameter in self._hosted:
-            parameter.tensor.grad = None
-            parameter.tensor.data = parameter.theta.clone()
+        self._live.close()
         self._finalizer()
 
     def disown(self) -> None:

@@ -1,0 +1,43 @@
+"""What takes the place of a gradient whose memory was given back before step()."""
+
+import math
+
+import grpc
+import torch
+
+from superoffload._error import Error
+
+
+class Tombstones:
+    """All of one dtype and device are views of one NaN.
+
+    Torch refuses to write to more than one element of such a view. What it lets through, ``zero_()`` for one, changes
+    the NaN or its version.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._versions: dict[int, int] = {}  # by address
+
+    def instead_of(self, gradient: torch.Tensor) -> torch.Tensor:
+        key = gradient.dtype, gradient.device
+        base = self._bases.get(key)
+        if base is None:
+            base = self._bases[key] = torch.full((), math.nan, dtype=gradient.dtype, device=gradient.device)
+            self._versions[base.data_ptr()] = base._version
+        return base.expand(gradient.shape)
+
+    def is_one(self, gradient: torch.Tensor | None) -> bool:
+        return gradient is not None and bool(self._versions) and gradient.data_ptr() in self._versions
+
+    def check(self) -> None:
+        """Raises Error when somebody has written to one."""
+        bases = self._bases.values()
+        if any(base._version != self._versions[base.data_ptr()] or not torch.isnan(base) for base in bases):
+            self._bases.clear()
+            self._versions.clear()
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "a gradient was written after it had left the GPU; call zero_grad() and compute the gradients again, "
+                "and build the optimizer with overlap=False if gradients are changed between backward and step",
+            )

@@ -1,0 +1,240 @@
+"""Loops that look at parameters, or write to them, between steps: equal to torch.optim, or the expected error."""
+
+import copy
+import multiprocessing
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+import torch.multiprocessing  # tensors in ForkingPickler
+from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, theirs  # noqa: F401
+
+import superoffload
+
+STEPS = 8
+CHANGED = "push_params.*pull_params"
+
+
+def step_again_after_push(optimizer):
+    """What the error says: the model wins, and the same step is called again."""
+    try:
+        optimizer.step()
+    except superoffload.Error as error:
+        assert "push_params" in str(error)
+        before = optimizer.last_result
+        optimizer.push_params()
+        optimizer.step()
+        assert optimizer.last_result.committed_steps == (before.committed_steps if before else 0) + 1
+
+
+def clamp(model, _):
+    for p in model.parameters():
+        p.data.clamp_(-0.05, 0.05)
+
+
+def copy_back(model, slow):
+    """Lookahead."""
+    for p, q in zip(model.parameters(), slow, strict=True):
+        q.lerp_(p.detach(), 0.5)
+        p.data.copy_(q)
+
+
+def broadcast(model, _):
+    for p in model.parameters():
+        array = p.data.numpy()  # as gloo and NCCL write: behind torch's back
+        array *= 0.9
+
+
+WRITES = [clamp, copy_back, broadcast]
+
+
+def train(make, write, step_of, model=None):
+    model = model or net()
+    optimizer = make(model.parameters())
+    slow = [p.detach().clone() for p in model.parameters()]
+    for step in range(STEPS):
+        model(batch(step)).square().mean().backward()
+        step_of(optimizer)
+        optimizer.zero_grad()
+        if step % 3 == 2:
+            write(model, slow)
+    return model.parameters()
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ours, write):  # noqa: F811
+    model, written = net(), []
+
+    def write_and_remember(model, slow):
+        write(model, slow)
+        written[:] = [p.detach().clone() for p in model.parameters()]
+
+    with pytest.raises(superoffload.Error, match=CHANGED):
+        train(ours, write_and_remember, lambda optimizer: optimizer.step(), model)
+    (optimizer,) = ours.built
+    assert optimizer.last_result.committed_steps == 3, "nothing was committed on top of the change"
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), written, strict=True)), "and nothing undone"
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_after_push_params_the_same_step_can_be_called_again(ours, write):  # noqa: F811
+    def loop(make):
+        return train(make, write, (lambda o: o.step()) if make is theirs else step_again_after_push)
+
+    assert_agree(loop, ours)
+
+
+def test_after_pull_params_the_same_step_can_be_called_again(ours):  # noqa: F811
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        for step in range(STEPS):
+            model(batch(step)).square().mean().backward()
+            if make is not theirs and step % 3 == 2:
+                model[0].weight.data.add_(1)
+                with pytest.raises(superoffload.Error, match=CHANGED):
+                    optimizer.step()
+                optimizer.pull_params()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.parameters()
+
+    assert_agree(loop, ours)
+
+
+def test_a_single_element_is_found(ours):  # noqa: F811
+    model = torch.nn.Linear(300, 300)
+    optimizer = ours([("weight", model.weight), ("bias", model.bias)])
+    model(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    array = model.weight.detach().numpy()
+    array[123, 45] = -array[123, 45]
+    with pytest.raises(superoffload.Error, match=f"parameter weight .*{CHANGED}"):
+        optimizer.step()
+    array[123, 45] = -array[123, 45]
+    optimizer.step()
+
+
+def test_swapping_averaged_weights_in_and_back_is_accepted(ours):  # noqa: F811
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        average = copy.deepcopy(model)
+        seen = []
+        for step in range(STEPS):
+            model(batch(step)).square().mean().backward()
+            for _ in range(2):
+                optimizer.step() if _ else None
+                kept = [p.detach().clone() for p in model.parameters()]
+                with torch.no_grad():
+                    for p, a in zip(model.parameters(), average.parameters(), strict=True):
+                        a.lerp_(p, 0.1)
+                        p.copy_(a)
+                    seen.append(model(batch(0)).square().mean())
+                    for p, k in zip(model.parameters(), kept, strict=True):
+                        p.copy_(k)
+            optimizer.zero_grad()
+        return [*model.parameters(), *seen]
+
+    assert_agree(loop, ours)
+
+
+def test_views_ties_and_saved_state_see_every_step(ours):  # noqa: F811
+    """Made before or after building, also through .data."""
+
+    def loop(make):
+        model = net()
+        row, flat = model[0].weight.data[3], model[2].weight.detach().view(-1)
+        shadow = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+        shadow.data = model[0].weight.data
+        optimizer = make(model.parameters())
+        saved, late = model.state_dict(), model[0].bias.data[5:9]
+        seen = []
+        for step in range(STEPS):
+            loss = (model(batch(step)) + batch(step) @ model[0].weight.detach()[:8].T * 0.1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            looked_at = [row, flat, shadow, late, *saved.values()]
+            assert torch.equal(row, model[0].weight[3]) and torch.equal(shadow, model[0].weight)
+            seen += [tensor.clone() for tensor in looked_at]
+        return [*model.parameters(), *seen]
+
+    assert_agree(loop, ours)
+
+
+def test_memory_formats_and_slices_of_other_tensors(ours):  # noqa: F811
+    def loop(make):
+        torch.manual_seed(3)
+        convolution = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        storage = torch.randn(8, 20)
+        column = torch.nn.Parameter(storage[:, 4:8])
+        strides = [convolution.weight.stride(), column.stride()]
+        optimizer = make([*convolution.parameters(), column])
+        for step in range(STEPS):
+            images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(step))
+            pooled = convolution(images).mean((2, 3))
+            (pooled @ column).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [convolution.weight.stride(), column.stride()] == strides
+        return [*convolution.parameters(), storage]
+
+    assert_agree(loop, ours)
+
+
+def test_shared_memory_sees_every_step(ours):  # noqa: F811
+    model = net()
+    optimizer = ours(model.parameters())
+    model.share_memory()
+    reader, writer = multiprocessing.get_context("spawn").Pipe()
+    for p in model.parameters():  # to another process, and here it is the same one
+        writer.send_bytes(ForkingPickler.dumps(p.detach()))
+    received = [ForkingPickler.loads(reader.recv_bytes()) for p in model.parameters()]
+    for step in range(STEPS):
+        before = [p.clone() for p in received]
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.is_shared() for p in model.parameters())
+        assert not any(torch.equal(*pair) for pair in zip(before, received, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(received, model.parameters(), strict=True))
+
+
+def test_parameters_that_share_memory_are_refused(ours):  # noqa: F811
+    a, b = torch.nn.Parameter(torch.ones(8, 8)), torch.nn.Parameter(torch.ones(8, 8))
+    b.data = a.data
+    with pytest.raises(superoffload.Error, match="share memory"):
+        ours([a, b])
+    halves = torch.ones(8, 8)
+    ours([torch.nn.Parameter(halves[:, :4]), torch.nn.Parameter(halves[:, 4:])])
+    with pytest.raises(superoffload.Error, match="share memory"):
+        ours([torch.nn.Parameter(halves[:, :5]), torch.nn.Parameter(halves[:, 4:])])
+    with pytest.raises(superoffload.Error, match="share memory"):
+        ours([torch.nn.Parameter(torch.ones(1, 8).expand(8, 8))])
+
+
+def test_a_model_that_was_cast_is_refused(ours):  # noqa: F811
+    model = net()
+    optimizer = ours(model.parameters())
+    model.double()
+    model(batch(0).double()).square().mean().backward()
+    with pytest.raises(superoffload.Error, match="build a new optimizer"):
+        optimizer.step()
+    model.float()
+    for p in model.parameters():
+        p.grad = p.grad.float()
+    optimizer.step()
+
+
+def test_gradual_freezing(ours):  # noqa: F811
+    """A frozen layer has no gradient: the daemon takes it for zero, and says so (torch.optim leaves it alone)."""
+    model = net()
+    optimizer = ours(model.named_parameters(), weight_decay=0)
+    with pytest.warns(RuntimeWarning, match=r"without a gradient of 0\.weight, 0\.bias"):
+        for step in range(STEPS):
+            if step == 4:
+                model[0].requires_grad_(False)
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
