@@ -121,6 +121,15 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
       return absl::InvalidArgumentError(absl::StrCat("partition has a share of ", percent, " percent; at most 100"));
     }
   }
+  if (config.has_stop_checkpoints()) {
+    v1::StopCheckpoints& stop = *config.mutable_stop_checkpoints();
+    if (stop.seconds() == 0) stop.set_seconds(600);
+    if (stop.directory().empty()) stop.set_directory(Environment("STATE_DIRECTORY"));
+    if (stop.directory().empty() || stop.directory().front() != '/') {
+      return absl::InvalidArgumentError(absl::StrCat("stop_checkpoints.directory is \"", stop.directory(),
+                                                     "\" but must be an absolute path"));
+    }
+  }
   const v1::RemoteOperators& remote = config.remote_operators();
   if (config.has_remote_operators() && (remote.address().empty() || remote.certificate_file().empty() ||
                                         remote.key_file().empty() || remote.client_authority_file().empty())) {

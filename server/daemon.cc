@@ -142,6 +142,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;
   Inheritance inheritance = daemon->service_manager_.TakeInheritance();
   daemon->AdoptOptimizers(std::move(inheritance.kept));
+  daemon->stop_checkpoints_.Restore(daemon->table_, daemon->scheduler_);
   if (absl::Status status = daemon->Serve(std::move(inheritance)); !status.ok()) return status;
   daemon->service_manager_.Ready();
   daemon->watchdog_ = std::make_unique<Watchdog>(&daemon->pool_);
@@ -161,6 +162,8 @@ Daemon::Daemon(const v1::DaemonConfig& config, Seat seat)
                 .memory_budget_bytes = config.memory_budget_bytes()}),
       scheduler_(&observers_),
       observers_(&metrics_, &hub_, &scheduler_),
+      stop_checkpoints_(config.stop_checkpoints().directory(), absl::Seconds(config.stop_checkpoints().seconds()),
+                        [this](absl::Duration time) { service_manager_.ExtendTimeout(time); }),
       table_(config.max_optimizers_per_user(), seat_.placement, &budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::JoinPartition() {
@@ -299,6 +302,7 @@ Daemon::~Daemon() {
     server_->Wait();
     acceptor_.reset();
     directory_->RemoveSockets();
+    if (!service_manager_.RestartsUs()) stop_checkpoints_.Write(table_.List({.is_operator = true}));
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
   }
   metrics_.Close();

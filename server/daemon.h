@@ -23,6 +23,7 @@
 #include "server/runtime_directory.h"
 #include "server/seat.h"
 #include "server/service_manager.h"
+#include "server/stop_checkpoints.h"
 #include "server/transport/descriptor_server.h"
 #include "server/watchdog.h"
 #include "superoffload/v1/config.pb.h"
@@ -80,6 +81,7 @@ class Daemon {
   checkpoint::Scheduler scheduler_;
   Observers observers_;
   ServiceManager service_manager_;
+  const StopCheckpoints stop_checkpoints_;
   optimizer::OptimizerTable table_;
   std::string metrics_address_;
   std::unique_ptr<transport::DescriptorServer> descriptors_;

@@ -33,7 +33,6 @@ class RuntimeDirectory {
  private:
   RuntimeDirectory(std::string path, memory::FileDescriptor directory)
       : path_(std::move(path)), directory_(std::move(directory)) {}
-  absl::Status CheckOwner() const;
   absl::Status Lock();
 
   const std::string path_;

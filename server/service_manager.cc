@@ -2,15 +2,48 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <systemd/sd-bus.h>
 #include <systemd/sd-daemon.h>
+#include <systemd/sd-login.h>
 
+#include <cstdint>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 
 namespace superoffload {
 
-ServiceManager::ServiceManager() : present_(std::getenv("NOTIFY_SOCKET") != nullptr) {}
+namespace {
+
+constexpr char kSystemd[] = "org.freedesktop.systemd1";
+
+// The type of the job that systemd has for this process's unit ("stop", "restart"), or "" when there is none or the bus
+// does not tell.
+std::string JobType() {
+  char *unit = nullptr, *path = nullptr, *type = nullptr;
+  const char* job = nullptr;
+  uint32_t job_id = 0;
+  sd_bus* bus = nullptr;
+  sd_bus_message* reply = nullptr;
+  const bool found =
+      ::sd_pid_get_unit(0, &unit) >= 0 && ::sd_bus_path_encode("/org/freedesktop/systemd1/unit", unit, &path) >= 0 &&
+      ::sd_bus_open_system(&bus) >= 0 &&
+      ::sd_bus_get_property(bus, kSystemd, path, "org.freedesktop.systemd1.Unit", "Job", nullptr, &reply, "(uo)") >= 0 &&
+      ::sd_bus_message_read(reply, "(uo)", &job_id, &job) >= 0 && job_id != 0 &&
+      ::sd_bus_get_property_string(bus, kSystemd, job, "org.freedesktop.systemd1.Job", "JobType", nullptr, &type) >= 0;
+  const std::string result = found ? type : "";
+  ::sd_bus_message_unref(reply);
+  ::sd_bus_flush_close_unref(bus);
+  for (char* text : {unit, path, type}) std::free(text);
+  return result;
+}
+
+}  // namespace
+
+ServiceManager::ServiceManager()
+    : socket_(std::getenv("NOTIFY_SOCKET") == nullptr ? "" : std::getenv("NOTIFY_SOCKET")), present_(!socket_.empty()) {}
+
+bool ServiceManager::RestartsUs() const { return socket_ == "/run/systemd/notify" && JobType() == "restart"; }
 
 Inheritance ServiceManager::TakeInheritance() {
   Inheritance inheritance;

@@ -33,14 +33,18 @@ class ServiceManager final : public optimizer::DescriptorStore {
 
   void Ready();
 
-  // The start takes longer: so much more time from now.
+  // The start or the stop takes longer: so much more time from now.
   void ExtendTimeout(absl::Duration time);
   void Stopping();
+
+  // Whether the memory stays over the stop that is under way: systemd keeps it when it restarts the service.
+  bool RestartsUs() const;
 
   void Keep(const std::string& name, const std::vector<int>& fds) override;
   void Drop(const std::string& name) override;
 
  private:
+  const std::string socket_;
   const bool present_;
 };
 

@@ -104,8 +104,13 @@ class SnapshotScope {
 class Writer {
  public:
   Writer(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment, const PartialDirectory& to,
-         const std::atomic<bool>& cancelled, Progress* progress)
-      : optimizer_(optimizer), moment_(moment), directory_(to), cancelled_(cancelled), progress_(progress) {}
+         bool as_user, const std::atomic<bool>& cancelled, Progress* progress)
+      : optimizer_(optimizer),
+        moment_(moment),
+        directory_(to),
+        as_user_(as_user),
+        cancelled_(cancelled),
+        progress_(progress) {}
 
   absl::Status Prepare() {
     plan_ = PlanShards(optimizer_.spec(), optimizer_.layout(), Metadata());
@@ -128,7 +133,7 @@ class Writer {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < count; ++i) {
       threads.emplace_back([this] {
-        absl::Status status = ActAs(optimizer_.id().uid);
+        absl::Status status = as_user_ ? ActAs(optimizer_.id().uid) : absl::OkStatus();
         if (status.ok()) status = WriteClaimedBuckets();
         absl::MutexLock lock(&mu_);
         status_.Update(status);
@@ -232,6 +237,7 @@ class Writer {
   optimizer::HostedOptimizer& optimizer_;
   const engine::StepEngine::Moment& moment_;
   const PartialDirectory& directory_;
+  const bool as_user_;
   const std::atomic<bool>& cancelled_;
   Progress* const progress_;
   ShardPlan plan_;
@@ -242,11 +248,11 @@ class Writer {
 };
 
 absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
-                   const std::string& target, const std::atomic<bool>& cancelled, Progress* progress) {
+                   const std::string& target, bool as_user, const std::atomic<bool>& cancelled, Progress* progress) {
   SnapshotScope snapshot(optimizer.engine());
   absl::StatusOr<std::unique_ptr<PartialDirectory>> directory = PartialDirectory::Create(target);
   if (!directory.ok()) return directory.status();
-  Writer writer(optimizer, moment, **directory, cancelled, progress);
+  Writer writer(optimizer, moment, **directory, as_user, cancelled, progress);
   if (absl::Status status = writer.Prepare(); !status.ok()) return status;
   if (absl::Status status = writer.WriteBuckets(); !status.ok()) return status;
   snapshot.End();  // syncing takes long and concerns no step
@@ -268,7 +274,7 @@ optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimize
   const absl::Time start = absl::Now();
   report.committed_steps = progress->committed_steps = moment->statistics.committed_steps;
   report.directory = options.directory(report.committed_steps);
-  report.status = Write(optimizer, *moment, report.directory, cancelled, progress);
+  report.status = Write(optimizer, *moment, report.directory, options.as_user, cancelled, progress);
   report.bytes = progress->bytes_written;
   report.duration = absl::Now() - start;
   return report;

@@ -23,11 +23,12 @@ struct WriteOptions {
   uint64_t committed_steps = 0;
   // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.
   std::function<std::string(uint64_t committed_steps)> directory;
+  // With the rights of the optimizer's user, whom the calling thread must act as (act_as.h); else with the daemon's.
+  bool as_user = true;
 };
 
 // Everything goes to a hidden directory beside it (".NAME.partial"), is synced, and is renamed at the end: what has the
-// name is a whole checkpoint, whatever happens. Files are used with the rights of the optimizer's
-// user, whom the calling thread must act as (act_as.h).
+// name is a whole checkpoint, whatever happens.
 //
 // ALREADY_EXISTS, INVALID_ARGUMENT: the directory. FAILED_PRECONDITION: another checkpoint of the optimizer is being
 // taken. RESOURCE_EXHAUSTED: the disk is full. CANCELLED: `cancelled` was set, see StepEngine::WaitSnapshot. Others:

@@ -6,8 +6,6 @@
 #include "superoffload/v1/durable.pb.h"
 
 namespace superoffload::rpc {
-namespace {
-
 absl::StatusOr<v1::DurableOptimizer> ReadDurable(const optimizer::HostedMemory& memory) {
   absl::StatusOr<std::string> description = memory.Description();
   if (!description.ok()) return description.status();
@@ -15,8 +13,6 @@ absl::StatusOr<v1::DurableOptimizer> ReadDurable(const optimizer::HostedMemory& 
   if (durable.ParseFromString(*description)) return durable;
   return absl::DataLossError("the description of the optimizer is damaged");
 }
-
-}  // namespace
 
 std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request) {
   v1::DurableOptimizer durable;

@@ -10,12 +10,16 @@
 #include "absl/status/statusor.h"
 #include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
+#include "superoffload/v1/durable.pb.h"
 #include "superoffload/v1/optimizer.pb.h"
 
 namespace superoffload::rpc {
 
 // A serialized DurableOptimizer.
 std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request);
+
+// What a description holds. DATA_LOSS: it is damaged.
+absl::StatusOr<v1::DurableOptimizer> ReadDurable(const optimizer::HostedMemory& memory);
 
 // Policies as they are applied to an optimizer.
 struct Policies {

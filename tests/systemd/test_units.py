@@ -170,6 +170,7 @@ def test_the_first_connection_starts_the_daemon_and_stop_ends_it(service):
     user = service("id", "-u", "superoffload").stdout.strip()
     assert re.search(rf"^Uid:\t{user}\t{user}\t", status, re.M)
     assert service("test", "-S", "/run/superoffloadd/control.sock").returncode == 0  # what trainers look for
+    assert service("cat", f"/proc/{pid}/oom_score_adj").stdout.strip() == "-900"
     service("systemctl", "stop", SERVICE)
     assert "settled" in service.journal()
     assert service("systemctl", "show", "-P", "ExecMainStatus", SERVICE).stdout.strip() == "0"
@@ -223,6 +224,23 @@ def test_an_upgrade_keeps_optimizers(service):
     service("systemctl", "restart", SERVICE)
     assert service.main_pid() != before
     assert committed_steps(service) > 10
+
+
+def test_a_stop_keeps_named_optimizers_on_disk_and_a_restart_in_memory(service):
+    config = "/etc/superoffloadd/superoffloadd.textproto"
+    service("sh", "-c", f"cp {config} /run/before && echo 'stop_checkpoints {{ seconds: 60 }}' >>{config}")
+    trainer = train(service)
+    service.wait(lambda: (committed_steps(service) or 0) > 10)
+    trainer.kill()
+    trainer.wait()
+    service("systemctl", "restart", SERVICE)
+    assert committed_steps(service) > 10
+    assert not service("ls", "/var/lib/superoffloadd/0").stdout
+    steps = committed_steps(service)
+    service("systemctl", "stop", SERVICE)
+    assert "bigram" in service("ls", "/var/lib/superoffloadd/0").stdout
+    assert committed_steps(service) == steps
+    service("cp", "/run/before", config)
 
 
 def test_the_package_goes_without_a_trace(machine):

@@ -280,6 +280,7 @@ class AdamW(StateOwner):
     def _create(self, policies: optimizer_pb2.Policies, bucket_bytes: int) -> bool:
         """Returns False when the optimizer exists already."""
         request = optimizer_pb2.CreateOptimizerRequest(
+            anonymous=self._anonymous,
             name=self.name,
             algorithm=self._algorithm,
             parameters=_torch_parameters.specification(
