@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 
 BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
@@ -11,12 +12,12 @@ PROJECT = """
 cmake_minimum_required(VERSION 3.25)
 project(consumer LANGUAGES C CXX)
 set(CMAKE_CXX_STANDARD 20)
-find_package(superoffload 0.1 REQUIRED)
 add_executable(trainer trainer.cc)
+{readme}
 find_package(absl CONFIG REQUIRED)
-target_link_libraries(trainer PRIVATE superoffload::superoffload_client_cpp absl::flags absl::flags_parse)
+target_link_libraries(trainer PRIVATE absl::flags absl::flags_parse)
 add_executable(plain plain.c)
-target_link_libraries(plain PRIVATE superoffload::superoffload_client)
+target_link_libraries(plain PRIVATE superoffload::client)
 """
 PLAIN = """
 #include <stdio.h>
@@ -39,7 +40,8 @@ def run(*words, **arguments):
 def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
     root = tmp_path / "root"
     run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
-    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    (readme,) = re.findall(r"```cmake\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(readme=readme))
     (tmp_path / "plain.c").write_text(PLAIN)
     (tmp_path / "trainer.cc").write_text((ROOT / "client/examples/train_bigram.cc").read_text())
     (config,) = root.glob("usr/lib*/**/superoffload-config.cmake")
