@@ -206,6 +206,28 @@ class Attachment:
     def abandon_step(self) -> None:
         self._submit("abandon_step")
 
+    def settle(self) -> StepResult | None:
+        """After any of these calls was cut off by an exception: no step is open, and the last one is over.
+
+        Returns what it was, or None when this attachment has had none.
+        """
+        while True:
+            try:
+                _library.call("abandon_step", self._handle)
+                break
+            except Error as error:
+                if error.code == grpc.StatusCode.FAILED_PRECONDITION:  # none is open
+                    break
+                if self._recover(error):
+                    return self._committed_unseen()
+        try:
+            return self.wait_step()
+        except Error as error:
+            if error.code != grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+        self._step_over()
+        return None
+
     def wait_step(self) -> StepResult:
         """Waits until the parameters of the step that was ended last are final."""
         return self._wait_result("wait_step")

@@ -145,6 +145,12 @@ class GpuHandOver(HandOver):
                 self._lost.add(index)
         super().abandon()
 
+    def settle(self, committed_steps: int) -> StepResult | None:
+        committed = super().settle(committed_steps)
+        if committed is not None:
+            self._lost.clear()
+        return committed
+
     def on_zero_grad(self) -> None:
         super().on_zero_grad()
         self._lost.clear()

@@ -16,6 +16,7 @@ import torch
 from superoffload import _memory, _torch_warn
 from superoffload._attachment import Attachment, StepResult
 from superoffload._error import Error
+from superoffload._torch_interrupt import CutOff
 from superoffload._torch_overlap import Overlap, OverlapPolicy
 from superoffload._torch_parameters import HostedParameter
 
@@ -55,6 +56,7 @@ class HandOver(abc.ABC):
                 self._parts[bucket] += 1
         self.expected_scale = 1.0  # gradient scale of the step before
         self._begun = False
+        self.cut_off = CutOff()
         self._reset()
         self._handles = [
             parameter.tensor.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), index))
@@ -72,14 +74,17 @@ class HandOver(abc.ABC):
 
     def on_gradient(self, index: int) -> None:
         """Autograd has accumulated a gradient of parameter `index`."""
-        outstanding = self._policy.count(index)
-        if index in self._arrived:
-            self._on_late_gradient(index)
-        elif self._policy.watched and outstanding <= 0:
-            self._take_now(index)
-        elif self._policy.early and outstanding == 0:
-            self._take_now(index)
-            self._arrive(index)
+        if self.cut_off.happened:
+            return  # the next call of the optimizer settles that; step() takes what it finds
+        with self.cut_off:
+            outstanding = self._policy.count(index)
+            if index in self._arrived:
+                self._on_late_gradient(index)
+            elif self._policy.watched and outstanding <= 0:
+                self._take_now(index)
+            elif self._policy.early and outstanding == 0:
+                self._take_now(index)
+                self._arrive(index)
 
     def _take_now(self, index: int) -> None:
         gradient = self._hosted[index].tensor.grad
@@ -141,6 +146,17 @@ class HandOver(abc.ABC):
             self._attachment.wait_step()
             self._begun = False
         self._reset()
+
+    def settle(self, committed_steps: int) -> StepResult | None:
+        """After a call was cut off: ends the step that was under way. Returns its result if it was committed.
+
+        ``committed_steps``: of which the optimizer knows.
+        """
+        result = self._attachment.settle()
+        self._begun = False
+        self.abandon()
+        self._policy.on_step_end()
+        return result if result is not None and result.committed_steps > committed_steps else None
 
     def _start_over(self) -> None:
         """Drops what was handed over, in order to hand gradients over as they are now."""

@@ -41,6 +41,7 @@ from superoffload import (
     _torch_clip,
     _torch_gpu,
     _torch_gpu_hand_over,
+    _torch_interrupt,
     _torch_options,
     _torch_parameters,
     _torch_warn,
@@ -352,14 +353,29 @@ class AdamW(StateOwner):
         there, and after ``push_params()`` or ``pull_params()`` it can be called again.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         self._check_attached()
+        committed_steps = self._committed_steps()
+        try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._check_attached()
+            with self._hand_over.cut_off:
+                stall_seconds = self._step()
+        except BaseException as error:
+            if self._attached:
+                self._settle_for(error, committed_steps)
+            raise
+        if self._tuner is not None:
+            self._tune_residents(self._tuner, stall_seconds)
+        return loss
+
+    def _step(self) -> float:
+        """Returns how long the forward passes before it have waited for parameters."""
         self._check_unfrozen()
         if not self._hand_over.has_gradients():
             self._on_empty_step()
-            return loss
+            return 0.0
         scale_tensor = getattr(self, "grad_scale", None)  # set by GradScaler
         if self._gpu is not None:
             self._hand_over.on_grad_scaler(scale_tensor is not None)
@@ -372,20 +388,46 @@ class AdamW(StateOwner):
         stall_seconds = 0.0 if self._tuner is None else self._attachment.stall_seconds()  # in the forward passes
         result = self._hand_over.end(gradient_scale, min(thresholds, default=0.0))
         self._clip = None
+        self._on_result(result)
+        return stall_seconds
+
+    def _settle(self) -> None:
+        """After a call was cut off: the optimizer is between two steps."""
+        if not self._hand_over.cut_off.happened:
+            return
+        committed = self._hand_over.settle(self._committed_steps())
+        self._sent_groups = [None] * len(self.param_groups)
+        if committed is not None:
+            self._clip = None
+            self._on_result(committed)
+        self._hand_over.cut_off.happened = False
+
+    def _settle_for(self, error: BaseException, committed_steps: int) -> None:
+        """Settles, and notes at the error what became of the step."""
+        with contextlib.suppress(Error):
+            self._settle()
+        if self._hand_over.cut_off.happened:
+            note = "it is not known whether the step was committed, because the daemon does not answer"
+        elif self._committed_steps() > committed_steps:
+            note = "the step was committed; go on with the next one"
+        else:
+            note = "the step was not committed; parameters and state are those before it, step() can be called again"
+        _torch_interrupt.add_note(error, note)
+
+    def _on_result(self, result: StepResult) -> None:
         if not result.kind.skipped:
             self._live.on_commit()
         self._account(result)
         if self._forward_waits is not None:
             self._forward_waits.on_step_end()
-        if self._tuner is not None:
-            self._tune_residents(self._tuner, stall_seconds)
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
         if self._attached:
+            self._settle()
             self._clip = None
-            self._hand_over.on_zero_grad()
+            with self._hand_over.cut_off:
+                self._hand_over.on_zero_grad()
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -394,7 +436,7 @@ class AdamW(StateOwner):
         torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
         """
         self._check_attached()
-        with torch.no_grad():
+        with torch.no_grad(), self._hand_over.cut_off:
             norm = self._hand_over.wait_norm()
         self._clip = float(max_norm)
         return torch.tensor(norm)
@@ -435,6 +477,7 @@ class AdamW(StateOwner):
 
     def _quiesce(self) -> None:
         """No step is open, the last one is over, and the current stream sees its parameters."""
+        self._settle()
         self._hand_over.abandon()
         if self._gpu is not None:
             self._attachment.wait_over()
@@ -475,6 +518,7 @@ class AdamW(StateOwner):
                     "another one in this process",
                 )
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
+        self._settle()
 
     def _check_unfrozen(self) -> None:
         hosted = {id(parameter.tensor) for parameter in self._hosted}
