@@ -8,13 +8,14 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from tests.device import machine, models
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind
+from superoffload.v1 import optimizer_pb2
 
 BATCH = 2 if machine.DRY_RUN else 16  # sequences per step: 32 k tokens
 WARM_UP = 2 if machine.DRY_RUN else 4
@@ -97,20 +98,12 @@ def optimizer_of(model: torch.nn.Module, **options) -> superoffload.torch.AdamW:
     )
 
 
-def measure_superoffload(model: torch.nn.Module, wait: bool = False, **options) -> Measured:
-    optimizer = optimizer_of(model, **options)
+def measure_attached(
+    model: torch.nn.Module, optimizer: superoffload.torch.AdamW, step: Callable[[], None] | None = None
+) -> Measured:
     kinds = []
-
-    def step() -> None:
-        optimizer.step()
-        if wait:
-            optimizer.synchronize()
-
-    try:
-        result = measure(model, step, each=lambda: kinds.append(optimizer.last_result.kind))
-        report = optimizer.gpu_report
-    finally:
-        optimizer.close()
+    result = measure(model, step or optimizer.step, each=lambda: kinds.append(optimizer.last_result.kind))
+    report = optimizer.gpu_report
     clipped = sum(kind == VerdictKind.CLIP for kind in kinds)
     result.note = f"mover {report.mover}, {clipped} of {len(kinds)} steps clipped"
     result.note += ", STAGED copies" * report.staged + f"; {report.notes}" * bool(report.notes)
@@ -119,13 +112,29 @@ def measure_superoffload(model: torch.nn.Module, wait: bool = False, **options) 
     return result
 
 
-def superoffload_row(mover: str, speculation: str, residents: int) -> dict[str, object]:
-    """The number of residents is fixed, so that nothing is tuned while it is measured."""
+def superoffload_rows(mover: str, settings: list[tuple[str, int]]) -> Iterator[dict[str, object]]:
+    """Per speculation and number of residents. One attachment for all: pinning its memory takes longer than a row does.
+
+    The number of residents is fixed, so that nothing is tuned while it is measured.
+    """
     machine.use_gpu()
     model = models.build(models.BILLION)
     with machine.daemon(machine.daemon_budget(models.count(model))):
-        gpu = GpuOptions(mover=mover, resident_buckets=residents, cast="fused")
-        return measure_superoffload(model, speculation=speculation, gpu=gpu).report()
+        optimizer = optimizer_of(model, gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused"))
+        for speculation, residents in settings:
+            _set(optimizer, speculation, residents)
+            yield measure_attached(model, optimizer).report()
+        optimizer.close()
+
+
+def _set(optimizer: superoffload.torch.AdamW, speculation: str, residents: int) -> None:
+    """As an operator and the resident tuner do it."""
+    optimizer._quiesce()
+    optimizer._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=optimizer.name))
+    optimizer._attachment.set_resident(residents)
+    policies = optimizer_pb2.Policies(speculation=f"SPECULATION_{speculation.upper()}")
+    request = optimizer_pb2.UpdatePoliciesRequest(name=optimizer.name, policies=policies)
+    optimizer._connection.call("UpdatePolicies", request)
 
 
 def deepspeeds_schedule() -> dict[str, object]:
@@ -134,7 +143,15 @@ def deepspeeds_schedule() -> dict[str, object]:
     model = models.build(models.BILLION)
     with machine.daemon(machine.daemon_budget(models.count(model))):
         gpu = GpuOptions(mover="trainer", resident_buckets=0, cast="fused")
-        return measure_superoffload(model, wait=True, overlap=False, speculation="never", gpu=gpu).report()
+        optimizer = optimizer_of(model, overlap=False, speculation="never", gpu=gpu)
+
+        def step() -> None:
+            optimizer.step()
+            optimizer.synchronize()
+
+        result = measure_attached(model, optimizer, step)
+        optimizer.close()
+        return result.report()
 
 
 def fused_adamw_step(model: torch.nn.Module) -> Callable[[], None]:
@@ -199,8 +216,9 @@ def compiled_layers() -> dict[str, object]:
     least = measure(model, _drop_gradients(model))
     with machine.daemon(machine.daemon_budget(models.count(model))):
         compile_layers()  # what was compiled knows parameters that move, and no hooks
-        gpu = GpuOptions(resident_buckets=4, cast="fused")
-        result = measure_superoffload(model, gpu=gpu)
+        optimizer = optimizer_of(model, gpu=GpuOptions(resident_buckets=4, cast="fused"))
+        result = measure_attached(model, optimizer)
+        optimizer.close()
     result.floor_milliseconds = least.report()["median_ms"]
     result.note = f"{note}; {result.note}"
     return result.report()

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +36,7 @@ class Step:
     seconds: float = 0.0
     detail: str = ""  # why it did not pass
     tail: list[str] = dataclasses.field(default_factory=list)  # its last lines
-    result: Any = None  # what the function returned
+    result: Any = None  # what the function returned, or a list of what it yielded until it ended
 
 
 class Unavailable(Exception):
@@ -85,17 +86,14 @@ class Session:
     def path(self, suffix: str) -> pathlib.Path:
         return self._output / f"{self.name}{suffix}"
 
-    def program(self, title: str, argv: list[Any], limit_seconds: float, **environment: str) -> Step:
-        """Passes when it exits with 0."""
-
-        def replace_this_process() -> None:
-            os.environ.update(environment)
-            os.execvp(os.fspath(argv[0]), [os.fspath(word) for word in argv])
-
-        return self._run(title, limit_seconds, replace_this_process)
+    def program(self, title: str, argv: list[Any], limit_seconds: float, did_nothing: str | None = None) -> Step:
+        """Passes when it exits with 0, unless one of its last lines is `did_nothing`: then it is skipped."""
+        words = [os.fspath(word) for word in argv]
+        return self._run(title, limit_seconds, os.execvp, words[0], words, did_nothing=did_nothing)
 
     def call(self, title: str, limit_seconds: float, function: Callable[..., Any], *arguments: Any) -> Step:
-        """Passes when it returns; what it returns, made of what JSON has, is the step's result."""
+        """Passes when it returns. What it returns, made of what JSON has, is the step's result; of a generator that is
+        the list of what it yielded, also when it fails or is cut off."""
         return self._run(title, limit_seconds, function, *arguments)
 
     def skip(self, title: str, why: str) -> Step:
@@ -125,7 +123,14 @@ class Session:
         print(f"\n{text}", flush=True)
         return 1 if bad or counts[PASSED] == 0 else 0
 
-    def _run(self, title: str, limit_seconds: float, function: Callable[..., Any], *arguments: Any) -> Step:
+    def _run(
+        self,
+        title: str,
+        limit_seconds: float,
+        function: Callable[..., Any],
+        *arguments: Any,
+        did_nothing: str | None = None,
+    ) -> Step:
         if self.stopped or self.left_seconds() < LEAST_SECONDS:
             return self.leave_out(title, "the run was ended" if self.stopped else "no time was left for it")
         limit = min(self._scale * limit_seconds, self.left_seconds())
@@ -138,20 +143,22 @@ class Session:
             os.close(results)
             _be_step(partial, theirs, function, arguments)
         os.close(theirs)
-        status = None
+        status, said = None, bytearray()
         try:
-            result = _read_until_closed(results, begin + limit)
+            _read_until_closed(results, begin + limit, said)
             status = _wait_until(pid, begin + limit)
         except Stopped as stopped:
-            self.stopped, result = True, b""
+            self.stopped = True
             limit = time.monotonic() - begin
             print(stopped, flush=True)
         finally:
             os.close(results)
             _end(pid, ended=status is not None)
-        step = _judge(title, status, limit, result)
+        step = _judge(title, status, limit, said.decode().splitlines())
         step.seconds = time.monotonic() - begin
         step.tail = self._fold(step, partial)
+        if step.outcome == PASSED and did_nothing in step.tail:
+            step.outcome, step.detail = SKIPPED, "its log says why"
         return self._add(step)
 
     def _fold(self, step: Step, partial: pathlib.Path) -> list[str]:
@@ -194,30 +201,38 @@ def _be_step(output: pathlib.Path, results: int, function: Callable[..., Any], a
         for descriptor, to in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
             os.dup2(descriptor, to)
         value = function(*arguments)
-        sys.stdout.flush()
-        os.write(results, json.dumps({"result": value}).encode())
+        if isinstance(value, types.GeneratorType):
+            for part in value:
+                _say(results, part=part)
+        else:
+            _say(results, result=value)
         code = 0
     except Unavailable as error:
-        os.write(results, json.dumps({"unavailable": str(error)}).encode())
+        _say(results, unavailable=str(error))
         code = 0
     except BaseException as error:  # that of a step is no reason to end the session
         with contextlib.suppress(BaseException):
             traceback.print_exc()
-            os.write(results, json.dumps({"error": f"{type(error).__name__}: {error}"[:600]}).encode())
+            _say(results, error=f"{type(error).__name__}: {error}"[:600])
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
         os._exit(code)  # without what the session's process has registered
 
 
-def _read_until_closed(descriptor: int, deadline: float) -> bytes:
-    """What the child wrote; a program that replaced it holds no end of the pipe, so that only its end is waited for."""
-    text = b""
+def _say(results: int, **what: Any) -> None:
+    """A line to the session."""
+    with os.fdopen(results, "w", closefd=False) as pipe:
+        pipe.write(json.dumps(what) + "\n")
+
+
+def _read_until_closed(descriptor: int, deadline: float, text: bytearray) -> None:
+    """What the child says; a program that replaced it holds no end of the pipe, so that only its end is waited for."""
     while True:
         ready, *_ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         piece = os.read(descriptor, 1 << 16) if ready else b""
         if not piece:
-            return text
+            return
         text += piece
 
 
@@ -232,18 +247,24 @@ def _wait_until(pid: int, deadline: float) -> int | None:
         time.sleep(0.005)
 
 
-def _judge(title: str, status: int | None, limit_seconds: float, result: bytes) -> Step:
+def _judge(title: str, status: int | None, limit_seconds: float, lines: list[str]) -> Step:
+    said: dict[str, Any] = {}
+    parts = []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # one that the end cut off
+            said |= json.loads(line)
+            parts += [said.pop("part")] if "part" in said else []
+    result = said.get("result", parts or None)
     if status is None:
-        return Step(title, CUT_OFF, detail=f"after {limit_seconds:.0f} s")
-    said = json.loads(result) if result else {}
+        return Step(title, CUT_OFF, detail=f"after {limit_seconds:.0f} s", result=result)
     if "unavailable" in said:
-        return Step(title, SKIPPED, detail=said["unavailable"])
+        return Step(title, SKIPPED, detail=said["unavailable"], result=result)
     if os.WIFSIGNALED(status):
-        return Step(title, FAILED, detail=f"killed by {signal.Signals(os.WTERMSIG(status)).name}")
+        return Step(title, FAILED, detail=f"killed by {signal.Signals(os.WTERMSIG(status)).name}", result=result)
     code = os.WEXITSTATUS(status)
     if code != 0:
-        return Step(title, FAILED, detail=said.get("error", f"exit status {code}"))
-    return Step(title, PASSED, result=said.get("result"))
+        return Step(title, FAILED, detail=said.get("error", f"exit status {code}"), result=result)
+    return Step(title, PASSED, result=result)
 
 
 @contextlib.contextmanager

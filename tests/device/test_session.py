@@ -59,6 +59,21 @@ def test_a_step_that_fails_or_dies_is_on_record_and_the_rest_runs(session, capsy
     assert session.path(".txt").read_text() in printed
 
 
+def test_what_was_measured_before_a_step_was_cut_off_is_kept(session):
+    def measures():
+        yield {"row": 1}
+        yield {"row": 2}
+        time.sleep(1000)
+
+    step = session.call("rows", 2, measures)
+    assert step.outcome == "cut off" and step.result == [{"row": 1}, {"row": 2}]
+
+
+def test_a_program_that_says_it_did_nothing_is_skipped(session):
+    for last, outcome in (("0 tests", "skipped"), ("1 test", "passed")):
+        assert session.program("tests", ["echo", last], 60, did_nothing="0 tests").outcome == outcome
+
+
 def test_all_passed_is_exit_status_0(session):
     session.call("returns", 60, lambda: None)
     session.skip("other", "not here")
