@@ -6,10 +6,15 @@ come first, and those for which no time is left are named.
 """
 
 import itertools
+import os
+import shutil
+import subprocess
+import tempfile
 
 from tests.device import machine
 from tests.device.session import PASSED, Session, Step
 
+MPS = "nvidia-cuda-mps-control"
 FLOOR = "no optimizer: forward and backward alone (the floor)"
 SETTINGS = [("always", 0), ("never", 0), ("always", 4), ("never", 4)]  # speculation, resident buckets
 WIDTH = 62
@@ -25,10 +30,10 @@ def _row(name: str, *arguments: object) -> object:
     return getattr(rows, name)(*arguments)
 
 
-def _probe(name: str) -> list[str]:
+def _probe(name: str, *arguments: str) -> list[str]:
     from tests.device import probe
 
-    return getattr(probe, name)()
+    return getattr(probe, name)(*arguments)
 
 
 def _line(title: str, result: dict, floor: float | None) -> str:
@@ -66,9 +71,22 @@ def bench(session: Session) -> None:
     for title, limit, labels, *what in rows:
         step = session.call(title, limit, _row, *what)
         _into_table(session, step, labels, found)
-    for title, mps in (("movers beside kernels", False), ("... with MPS", True)):
-        step = session.call(title, 45, _probe, "movers_beside_kernels" + "_with_mps" * mps)
-        session.table += [f"{title}: {line}" for line in step.result or []]
+    _probe_into_table(session, session.call("movers beside kernels", 45, _probe, "movers_beside_kernels"))
+    with tempfile.TemporaryDirectory(prefix="so-mps-") as directory:
+        what = ("movers_beside_kernels_with_mps", directory)
+        _probe_into_table(session, session.call("... with MPS", 45, _probe, *what))
+        _quit_mps(directory)
+
+
+def _probe_into_table(session: Session, step: Step) -> None:
+    session.table += [f"{step.title}: {line}" for line in step.result or []]
+
+
+def _quit_mps(directory: str) -> None:
+    """It is no child of the step that started it, and would keep the GPU."""
+    if shutil.which(MPS) is not None:
+        quit_it = {"input": b"quit\n", "env": os.environ | {"CUDA_MPS_PIPE_DIRECTORY": directory}}
+        subprocess.run([MPS], **quit_it, timeout=20, capture_output=True)
 
 
 def _into_table(session: Session, step: Step, labels: list[str], found: dict[str, dict]) -> None:

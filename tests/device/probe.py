@@ -4,12 +4,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 
 import torch
 from tests.device import machine, models
+from tests.device.bench import MPS
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, GpuReport
@@ -19,7 +19,6 @@ PROBE_ELEMENTS = 4096 if machine.DRY_RUN else 32 << 20
 PARAMETERS = 20_000 if machine.DRY_RUN else 200_000_000
 MATRIX = 64 if machine.DRY_RUN else 8192
 PRODUCTS = 500
-MPS = "nvidia-cuda-mps-control"
 
 
 def attach_once() -> GpuReport:
@@ -60,18 +59,14 @@ def movers_beside_kernels() -> list[str]:
     return lines
 
 
-def movers_beside_kernels_with_mps() -> list[str]:
+def movers_beside_kernels_with_mps(directory: str) -> list[str]:
+    """Whoever calls ends MPS, with `quit_mps`, whatever became of this."""
     if shutil.which(MPS) is None:
         raise machine.Unavailable(f"there is no {MPS} here")
-    with contextlib.ExitStack() as stack:
-        patch = {}
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            patch[name] = stack.enter_context(tempfile.TemporaryDirectory(prefix="so-mps-"))
-        os.environ.update(patch)
-        if subprocess.run([MPS, "-d"]).returncode != 0:
-            raise machine.Unavailable(f"{MPS} does not start here")
-        stack.callback(subprocess.run, [MPS], input=b"quit\n")
-        return movers_beside_kernels()
+    os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}
+    if subprocess.run([MPS, "-d"]).returncode != 0:
+        raise machine.Unavailable(f"{MPS} does not start here")
+    return movers_beside_kernels()
 
 
 def _plain_copy_seconds(elements: int) -> float:

@@ -8,16 +8,17 @@
 #   sanitize  4 minutes: compute-sanitizer on the kernels and the movers
 #   largest   4 minutes: the largest model that trains here
 #   --output   gets NAME.log, NAME.json and NAME.txt of each
-#   --bundle   an unpacked bundle (bundle.sh); without one everything is built here
+#   --bundle   an unpacked bundle (bundle.sh), unless this is in one; without one everything is built here
 #   --build    a build that is there already; nothing is built
 #   --budget   other than the above, for each subcommand; its steps get more or less in proportion
 #   --dry-run  without a GPU: a fake driver and tiny sizes; needs --build
-# $PYTHON is the Python that has PyTorch, python3 unless told. A step that fails, hangs or finds other bits is reported and
-# the rest goes on; the exit status is 0 when all passed.
+# $PYTHON is the Python that has PyTorch: unless told python3 with a bundle, and .venv's without. A step that fails, hangs or
+# finds other bits is reported and the rest goes on; the exit status is 0 when all passed.
 set -uo pipefail
-usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit 2; }
-cd "$(dirname "$0")/../.."
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
+root="$(cd "$(dirname "$0")/../.." && pwd)"
 bundle="" build="" words=()
+[[ -e "$root/bin/kernel_check" ]] && bundle="$root"  # this is part of one
 while (($#)); do
   case "$1" in
     --bundle) bundle="$(realpath -- "${2:?--bundle FOLDER}")" && shift ;;
@@ -30,6 +31,7 @@ while (($#)); do
   shift
 done
 ((${#words[@]})) || usage
+cd "$root" || exit 1
 if [[ -n "$bundle" ]]; then
   python="${PYTHON:-python3}"
   check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test"

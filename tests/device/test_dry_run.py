@@ -15,9 +15,14 @@ MOST_VISIBLE = 12_000  # characters of a subcommand's output
 MOST_FILES, MOST_FILE_BYTES = 8, 16 << 20
 
 
-def run(*words, **environment):
+def run(*words, cwd=None, **environment):
     return subprocess.run(
-        [HERE / "run.sh", *words], capture_output=True, text=True, env={**os.environ, **environment}, timeout=1200
+        [HERE / "run.sh", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        cwd=cwd,
+        timeout=1200,
     )
 
 
@@ -39,8 +44,8 @@ def dry(tmp_path_factory, python):
     if b"without GPU kernels" in check.stderr:
         pytest.skip("built without nvcc")
     path = f"{tools}:{os.environ['PATH']}"
-    words = ["--dry-run", "--build", BUILD, "--output", folder / "out", "--budget", "3000"]  # this machine may be busy
-    done = run(*SUBCOMMANDS, *words, PATH=path, **python)
+    words = ["--dry-run", "--build", BUILD, "--output", "out", "--budget", "3000"]  # this machine may be busy
+    done = run(*SUBCOMMANDS, *words, cwd=folder, PATH=path, **python)
     return done, folder / "out"
 
 
