@@ -1,49 +1,69 @@
 #!/usr/bin/env bash
-# Puts what tests/device/run.sh needs on a machine without compilers or network, of whatever distribution, into one archive
-# below 60 MiB: programs with the libraries and the loader they were linked with, and the Python client with grpcio for
-# several Pythons. PyTorch and the NVIDIA driver are the machine's.
-# Usage: tests/device/bundle.sh ARCHIVE.tar.gz   then there: unpack it and run tests/device/run.sh --bundle .
+# Puts what tests/device/run.sh needs on a machine without compilers or network into one archive of at most 30 MiB. The
+# machine brings its glibc (2.34 or newer), libstdc++ (GCC 12's or newer: Ubuntu 22.04, Debian 12), Python, PyTorch (2.11 or
+# newer) and NVIDIA's driver (580 or newer: the kernels are CUDA 13's; smoke says so where it is older). Everything else that
+# the programs link is in the archive, found relative to them. An archive is refused when something in it asks for more
+# than that, or for a library that neither it nor the machine has.
+# Usage: tests/device/bundle.sh [--python VERSION] [--with PACKAGE[==VERSION]]... ARCHIVE.tar.gz
+#   --python  the machine's Python, 3.12 unless told: grpcio's wheels are one Python's
+#   --with    another package from PyPI, without what it depends on: a peer to measure, like torchao
+# There: mkdir bundle && tar -C bundle -xzf ARCHIVE.tar.gz && bundle/tests/device/run.sh smoke --output FOLDER
 set -euo pipefail
-archive="$(realpath -m "$1")"
+python=3.12 packages=() archive=""
+while (($#)); do
+  case "$1" in
+    --python) python="$2" && shift ;;
+    --with) packages+=("$2") && shift ;;
+    -*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) archive="$(realpath -m -- "$1")" ;;
+  esac
+  shift
+done
+[[ -n "$archive" ]] || exec "$0" --help
 cd "$(dirname "$0")/../.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
-build=build/device
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null
+build=build/bundle
+readonly most_bytes=$((30 << 20))
+
+# RPATH rather than RUNPATH: it counts for libraries of libraries.
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON \
+  '-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
+export LD_LIBRARY_PATH="$PWD/$build/client${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"  # of programs that the build runs
 ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client
 staging="$(mktemp -d)"
 trap 'rm -rf "$staging"' EXIT
 
-mkdir -p "$staging"/{bin,lib,real,tests/device,python/superoffload}
-cp "$build"/tests/device/kernel_check "$build"/tests/integration/gpu_test "$build"/server/superoffloadd "$staging/real"
-cp "$build"/client/libsuperoffload.so.0 "$staging/lib"
-ldd "$staging"/real/* | grep -oE '/[^ ]+' | grep -E '\.so' | sort -u | xargs cp -Lt "$staging/lib" --update=none 2>/dev/null ||
-  ldd "$staging"/real/* | grep -oE '/[^ ]+' | grep -E '\.so' | sort -u | xargs cp -Lnt "$staging/lib"
-strip "$staging"/real/* "$staging"/lib/*.so* 2>/dev/null || true
-# The bundle's own loader and libraries first; only the driver is the machine's.
-for program in "$staging"/real/*; do
-  cat >"$staging/bin/$(basename "$program")" <<'WRAPPER'
-#!/bin/sh
-here="$(cd "$(dirname "$0")/.." && pwd)"
-driver="$(ldconfig -p 2>/dev/null | sed -n 's/.*libcuda\.so\.1 .*=> \(.*\)\/libcuda.*/\1/p' | head -n 1)"
-export GPU_TEST_PROGRAM="$0"
-exec "$here/lib/ld-linux-x86-64.so.2" --library-path \
-  "$here/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${driver:-/usr/lib64}:/usr/local/nvidia/lib64" "$here/real/$(basename "$0")" "$@"
-WRAPPER
-  chmod +x "$staging/bin/$(basename "$program")"
+mkdir -p "$staging"/{bin,lib,tests/device,python}
+cp "$build"/tests/device/kernel_check "$build"/tests/integration/gpu_test "$build"/server/superoffloadd "$staging/bin"
+cp -L "$build"/client/libsuperoffload.so.0 "$staging/lib"
+ldd "$staging"/bin/* | sed -n 's/^\s*\(\S*\) => \(\/\S*\) .*/\1 \2/p' | sort -u | while read -r name path; do
+  # The C and C++ runtimes are the machine's: a copy of Debian's would need Debian's glibc.
+  [[ "$name" =~ ^(ld-linux-.*|lib(c|m|dl|rt|pthread|util|resolv|anl)|libstdc\+\+|libgcc_s)\.so || -e "$staging/lib/$name" ]] ||
+    cp -L "$path" "$staging/lib/$name"
 done
 
 cp -r client/python/superoffload "$staging/python"
-find "$staging/python" -name __pycache__ -prune -exec rm -r {} +
-cp tests/device/{run.sh,torch_check.py,train_bench.py} "$staging/tests/device"
+cp tests/device/*.{sh,py} "$staging/tests/device"
+rm "$staging"/tests/device/{bundle.sh,needs_of_bundle.sh,test_*.py}
+touch "$staging"/tests/{,device/}__init__.py  # ahead of whatever else is called tests there
+echo "$python" >"$staging/python/VERSION"
+# The runtimes that the generated messages were made for.
 versions="$("$venv/bin/python" -c 'import google.protobuf, grpc; print("protobuf==" + google.protobuf.__version__, "grpcio==" + grpc.__version__)')"
-for python in 3.10 3.11 3.12 3.13; do
-  # shellcheck disable=SC2086
-  "$venv/bin/pip" install -q --no-deps --only-binary=:all: --python-version "$python" --target "$staging/python/$python" \
-    $versions typing_extensions
-  find "$staging/python/$python" -name '*.so' -exec strip {} +
-done
+platforms=()
+for glibc in 34 31 28 27 24 17 12 5; do platforms+=(--platform "manylinux_2_${glibc}_$(uname -m)"); done
+# shellcheck disable=SC2086
+"$venv/bin/pip" install -q --no-deps --only-binary=:all: --implementation cp --python-version "$python" "${platforms[@]}" \
+  --platform "manylinux2014_$(uname -m)" --target "$staging/python" $versions typing_extensions "${packages[@]}"
+find "$staging" -name __pycache__ -prune -exec rm -r {} +
+rm -rf "$staging/python/bin"
+find "$staging" -type f \( -path '*/bin/*' -o -name '*.so*' \) -exec strip --strip-unneeded {} +
 
-tar -C "$staging" -czf "$archive" .
+tests/device/needs_of_bundle.sh "$staging"
+# It runs from where it is unpacked.
+env -u LD_LIBRARY_PATH "$staging/bin/gpu_test" --gtest_list_tests >/dev/null
+env -u LD_LIBRARY_PATH "$staging/bin/superoffloadd" --version >/dev/null
+
+tar -C "$staging" -cf - . | gzip -9 >"$archive"
 bytes=$(stat -c %s "$archive")
-echo "$archive: $((bytes >> 20)) MiB"
-((bytes < 60 << 20))
+echo "$archive: $((bytes >> 10)) KiB, for Python $python"
+((bytes <= most_bytes)) || { echo "refused: more than $((most_bytes >> 20)) MiB" >&2 && rm "$archive" && exit 1; }

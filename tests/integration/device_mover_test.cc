@@ -194,10 +194,7 @@ TEST_F(DeviceMoverTest, ALegacyHandleOpensAnotherProcessesMemoryAndNoMoreOfItTha
   ::posix_spawn_file_actions_adddup2(&actions, to[0], 0);
   ::posix_spawn_file_actions_adddup2(&actions, from[1], 1);
   for (const int fd : {to[0], to[1], from[0], from[1]}) ::posix_spawn_file_actions_addclose(&actions, fd);
-  // Where a loader is started to start this, as in tests/device/bundle.sh, what it runs has another name.
-  const char* const wrapper = std::getenv("GPU_TEST_PROGRAM");
-  std::string words[] = {wrapper != nullptr ? wrapper : "/proc/self/exe", "--gtest_also_run_disabled_tests",
-                         "--gtest_filter=LegacyExporter.*"};
+  std::string words[] = {"/proc/self/exe", "--gtest_also_run_disabled_tests", "--gtest_filter=LegacyExporter.*"};
   char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
   pid_t exporter = 0;
   ASSERT_EQ(::posix_spawn(&exporter, arguments[0], &actions, nullptr, arguments, environ), 0);

@@ -157,9 +157,7 @@ TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
   ASSERT_TRUE(client_->DeleteOptimizer("exact").ok());
   ::setenv("GPU_TEST_ENDPOINT", daemon_->endpoint().c_str(), 1);
   for (int i = 0; i < 3; ++i) {
-    // Where a loader is started to start this, as in tests/device/bundle.sh, what it runs has another name.
-    const char* const wrapper = std::getenv("GPU_TEST_PROGRAM");
-    std::string words[] = {wrapper != nullptr ? wrapper : "/proc/self/exe", "--gtest_also_run_disabled_tests",
+    std::string words[] = {"/proc/self/exe", "--gtest_also_run_disabled_tests",
                            "--gtest_filter=*DISABLED_TrainsUntilItIsKilled"};
     char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
     pid_t trainer = 0;
