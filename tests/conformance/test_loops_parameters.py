@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.multiprocessing  # tensors in ForkingPickler
-from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, theirs  # noqa: F401
+from tests.support.loops import assert_agree, batch, loop_daemon, net, ours_on_host, theirs  # noqa: F401
 
 import superoffload
 
@@ -62,7 +62,7 @@ def train(make, write, step_of, model=None):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ours, write):  # noqa: F811
+def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ours_on_host, write):  # noqa: F811
     model, written = net(), []
 
     def write_and_remember(model, slow):
@@ -70,21 +70,21 @@ def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ou
         written[:] = [p.detach().clone() for p in model.parameters()]
 
     with pytest.raises(superoffload.Error, match=CHANGED):
-        train(ours, write_and_remember, lambda optimizer: optimizer.step(), model)
-    (optimizer,) = ours.built
+        train(ours_on_host, write_and_remember, lambda optimizer: optimizer.step(), model)
+    (optimizer,) = ours_on_host.built
     assert optimizer.last_result.committed_steps == 3, "nothing was committed on top of the change"
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), written, strict=True)), "and nothing undone"
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_after_push_params_the_same_step_can_be_called_again(ours, write):  # noqa: F811
+def test_after_push_params_the_same_step_can_be_called_again(ours_on_host, write):  # noqa: F811
     def loop(make):
         return train(make, write, (lambda o: o.step()) if make is theirs else step_again_after_push)
 
-    assert_agree(loop, ours)
+    assert_agree(loop, ours_on_host)
 
 
-def test_after_pull_params_the_same_step_can_be_called_again(ours):  # noqa: F811
+def test_after_pull_params_the_same_step_can_be_called_again(ours_on_host):  # noqa: F811
     def loop(make):
         model = net()
         optimizer = make(model.parameters())
@@ -99,12 +99,12 @@ def test_after_pull_params_the_same_step_can_be_called_again(ours):  # noqa: F81
             optimizer.zero_grad()
         return model.parameters()
 
-    assert_agree(loop, ours)
+    assert_agree(loop, ours_on_host)
 
 
-def test_a_single_element_is_found(ours):  # noqa: F811
+def test_a_single_element_is_found(ours_on_host):  # noqa: F811
     model = torch.nn.Linear(300, 300)
-    optimizer = ours([("weight", model.weight), ("bias", model.bias)])
+    optimizer = ours_on_host([("weight", model.weight), ("bias", model.bias)])
     model(torch.ones(1, 300)).sum().backward()
     optimizer.step()
     array = model.weight.detach().numpy()
@@ -115,7 +115,7 @@ def test_a_single_element_is_found(ours):  # noqa: F811
     optimizer.step()
 
 
-def test_swapping_averaged_weights_in_and_back_is_accepted(ours):  # noqa: F811
+def test_swapping_averaged_weights_in_and_back_is_accepted(ours_on_host):  # noqa: F811
     def loop(make):
         model = net()
         optimizer = make(model.parameters())
@@ -136,10 +136,10 @@ def test_swapping_averaged_weights_in_and_back_is_accepted(ours):  # noqa: F811
             optimizer.zero_grad()
         return [*model.parameters(), *seen]
 
-    assert_agree(loop, ours)
+    assert_agree(loop, ours_on_host)
 
 
-def test_views_ties_and_saved_state_see_every_step(ours):  # noqa: F811
+def test_views_ties_and_saved_state_see_every_step(ours_on_host):  # noqa: F811
     """Made before or after building, also through .data."""
 
     def loop(make):
@@ -160,10 +160,10 @@ def test_views_ties_and_saved_state_see_every_step(ours):  # noqa: F811
             seen += [tensor.clone() for tensor in looked_at]
         return [*model.parameters(), *seen]
 
-    assert_agree(loop, ours)
+    assert_agree(loop, ours_on_host)
 
 
-def test_memory_formats_and_slices_of_other_tensors(ours):  # noqa: F811
+def test_memory_formats_and_slices_of_other_tensors(ours_on_host):  # noqa: F811
     def loop(make):
         torch.manual_seed(3)
         convolution = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
@@ -180,12 +180,12 @@ def test_memory_formats_and_slices_of_other_tensors(ours):  # noqa: F811
         assert [convolution.weight.stride(), column.stride()] == strides
         return [*convolution.parameters(), storage]
 
-    assert_agree(loop, ours)
+    assert_agree(loop, ours_on_host)
 
 
-def test_shared_memory_sees_every_step(ours):  # noqa: F811
+def test_shared_memory_sees_every_step(ours_on_host):  # noqa: F811
     model = net()
-    optimizer = ours(model.parameters())
+    optimizer = ours_on_host(model.parameters())
     model.share_memory()
     reader, writer = multiprocessing.get_context("spawn").Pipe()
     for p in model.parameters():  # to another process, and here it is the same one
@@ -201,22 +201,22 @@ def test_shared_memory_sees_every_step(ours):  # noqa: F811
         assert all(torch.equal(*pair) for pair in zip(received, model.parameters(), strict=True))
 
 
-def test_parameters_that_share_memory_are_refused(ours):  # noqa: F811
+def test_parameters_that_share_memory_are_refused(ours_on_host):  # noqa: F811
     a, b = torch.nn.Parameter(torch.ones(8, 8)), torch.nn.Parameter(torch.ones(8, 8))
     b.data = a.data
     with pytest.raises(superoffload.Error, match="share memory"):
-        ours([a, b])
+        ours_on_host([a, b])
     halves = torch.ones(8, 8)
-    ours([torch.nn.Parameter(halves[:, :4]), torch.nn.Parameter(halves[:, 4:])])
+    ours_on_host([torch.nn.Parameter(halves[:, :4]), torch.nn.Parameter(halves[:, 4:])])
     with pytest.raises(superoffload.Error, match="share memory"):
-        ours([torch.nn.Parameter(halves[:, :5]), torch.nn.Parameter(halves[:, 4:])])
+        ours_on_host([torch.nn.Parameter(halves[:, :5]), torch.nn.Parameter(halves[:, 4:])])
     with pytest.raises(superoffload.Error, match="share memory"):
-        ours([torch.nn.Parameter(torch.ones(1, 8).expand(8, 8))])
+        ours_on_host([torch.nn.Parameter(torch.ones(1, 8).expand(8, 8))])
 
 
-def test_a_model_that_was_cast_is_refused(ours):  # noqa: F811
+def test_a_model_that_was_cast_is_refused(ours_on_host):  # noqa: F811
     model = net()
-    optimizer = ours(model.parameters())
+    optimizer = ours_on_host(model.parameters())
     model.double()
     model(batch(0).double()).square().mean().backward()
     with pytest.raises(superoffload.Error, match="build a new optimizer"):
@@ -227,10 +227,10 @@ def test_a_model_that_was_cast_is_refused(ours):  # noqa: F811
     optimizer.step()
 
 
-def test_gradual_freezing(ours):  # noqa: F811
+def test_gradual_freezing(ours_on_host):  # noqa: F811
     """A frozen layer has no gradient: the daemon takes it for zero, and says so (torch.optim leaves it alone)."""
     model = net()
-    optimizer = ours(model.named_parameters(), weight_decay=0)
+    optimizer = ours_on_host(model.named_parameters(), weight_decay=0)
     with pytest.warns(RuntimeWarning, match=r"without a gradient of 0\.weight, 0\.bias"):
         for step in range(STEPS):
             if step == 4:

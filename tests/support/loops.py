@@ -75,6 +75,13 @@ def loop_daemon():
 
 
 @pytest.fixture(params=HOST_FORMS)
+def ours_on_host(request, loop_daemon):
+    maker = Maker(request.param, loop_daemon)
+    yield maker
+    maker.close()
+
+
+@pytest.fixture(params=FORMS)
 def ours(request, loop_daemon):
     """Each form in turn."""
     with pytest.MonkeyPatch.context() as patch:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 import grpc
 import torch
 
-from superoffload import _torch_gpu
+from superoffload import _torch_gpu, _torch_warn
 from superoffload._attachment import StepResult
 from superoffload._error import Error
 from superoffload._gpu_attachment import GpuAttachment
+from superoffload._torch_fingerprint import fingerprint, first_difference
 from superoffload._torch_hand_over import HandOver
 from superoffload._torch_overlap import Overlap
 from superoffload._torch_parameters import DATA_TYPES, HostedParameter, buckets_of
@@ -59,6 +60,7 @@ class GpuHandOver(HandOver):
         self._keeps_gradients = False
         self._tolerated_writes = 0  # per gradient, of those that are known to have kept its value
         self._tombstones = Tombstones()
+        self._left: dict[int, tuple[int, int]] = {}  # address and version of gradients that stayed after the last step
         self._lost: set[int] = set()  # whose gradients had gone when their step was abandoned
         super().__init__(attachment, hosted, overlap, prepare_step)
         self._pieces = bucket_pieces(attachment.optimizer.layout, hosted)
@@ -72,6 +74,7 @@ class GpuHandOver(HandOver):
         self._handed_over: set[int] = set()  # buckets of the open step
         self._versions: dict[int, tuple[int, int]] = {}  # address and version of gradients that were taken
         self._gone: set[int] = set()  # of these, those that a tombstone stands for
+        self._fingerprints: dict[int, torch.Tensor] = {}  # of those that must be the same in step(), to the bit
         self._late = False
 
     def on_grad_scaler(self, used: bool) -> None:
@@ -81,17 +84,26 @@ class GpuHandOver(HandOver):
 
     def before_gradient(self, index: int) -> None:
         """Autograd is about to accumulate a gradient of parameter `index`."""
-        if not self._tombstones.is_one(self._hosted[index].tensor.grad):
+        gradient = self._hosted[index].tensor.grad
+        if gradient is None:
             return
-        self._policy.on_surprise()
-        self.abandon()
-        self._lost.clear()  # said here
-        raise Error(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"{self._hosted[index].name} got another gradient after its first ones had left the GPU: this step runs "
-            "more backward passes than the steps before. The step was abandoned; call zero_grad() and compute its "
-            "gradients again, or build the optimizer with overlap=False if the number of backward passes changes",
-        )
+        if self._policy.is_first(index) and self._left.get(index) == (gradient.data_ptr(), gradient._version):
+            if self._policy.on:
+                self._policy.turn_off()
+                _torch_warn.warn(
+                    f"the gradient of {self._hosted[index].name} goes on from the step before: from now on gradients "
+                    "are handed over in step(), without overlap with backward (zero_grad() keeps it)"
+                )
+        elif self._tombstones.is_one(gradient):
+            self._policy.on_surprise()
+            self.abandon()
+            self._lost.clear()  # said here
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{self._hosted[index].name} got another gradient after its first ones had left the GPU: this "
+                "step runs more backward passes than those before. It was abandoned; call zero_grad() and compute its "
+                "gradients again, or build the optimizer with overlap=False if the number of backward passes changes",
+            )
 
     def on_gradient(self, index: int) -> None:
         self._lost.discard(index)
@@ -113,10 +125,12 @@ class GpuHandOver(HandOver):
             tensor.grad = tensor.grad.contiguous()
         self._streams[index] = _torch_gpu.current_stream(tensor)
         self._versions[index] = tensor.grad.data_ptr(), tensor.grad._version
+        if self._policy.watched or (self._asked_for_norm and not self._policy.early):
+            self._fingerprints[index] = fingerprint(tensor.grad)
 
     def _goes(self, index: int) -> bool:
         """Whether the gradient's memory is given back once handed over; of one element a tombstone is no guard."""
-        if not self._policy.early or self._keeps_gradients or self._hosted[index].tensor.numel() == 1:
+        if self._finishing or self._keeps_gradients or self._hosted[index].tensor.numel() == 1:
             return False
         return self._handed_over.issuperset(self._hosted[index].buckets)
 
@@ -128,13 +142,22 @@ class GpuHandOver(HandOver):
         for index, (address, version) in self._versions.items():
             gradient = self._hosted[index].tensor.grad
             if index in self._gone:
-                edited = not self._tombstones.is_one(gradient)
-            else:
-                edited = gradient.data_ptr() != address
-                edited |= gradient._version not in (version, version + self._tolerated_writes)
+                if not self._tombstones.is_one(gradient):
+                    self.abandon()
+                    raise Error(
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        f"a gradient of {self._hosted[index].name} was set after that from backward had left the GPU; "
+                        "call zero_grad() and compute the gradients again, and build the optimizer with overlap=False "
+                        "if gradients are changed between backward and step",
+                    )
+                continue
+            edited = gradient.data_ptr() != address
+            edited |= gradient._version not in (version, version + self._tolerated_writes)
             if edited:
                 return self._hosted[index].name
-        return None
+        now = [fingerprint(self._hosted[index].tensor.grad) for index in self._fingerprints]
+        found = first_difference(list(self._fingerprints.values()), now)
+        return None if found is None else self._hosted[list(self._fingerprints)[found]].name
 
     def abandon(self) -> None:
         if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
@@ -186,11 +209,14 @@ class GpuHandOver(HandOver):
                 self._gone.add(index)
 
     def _wait_end(self) -> StepResult:
-        for parameter in self._hosted:
-            if self._tombstones.is_one(parameter.tensor.grad):
+        self._left.clear()
+        for index, parameter in enumerate(self._hosted):
+            gradient = parameter.tensor.grad
+            if self._tombstones.is_one(gradient):
                 parameter.tensor.grad = None
-            elif parameter.tensor.grad is not None:
-                _torch_gpu.keep_for_stream(parameter.tensor.grad, self._attachment.pack_stream())
+            elif gradient is not None:
+                _torch_gpu.keep_for_stream(gradient, self._attachment.pack_stream())
+                self._left[index] = gradient.data_ptr(), gradient._version
         return self._attachment.wait_verdict()
 
 

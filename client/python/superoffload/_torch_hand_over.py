@@ -71,6 +71,8 @@ class HandOver(abc.ABC):
         self._missing = list(self._parts)
         self._taken: set[int] = set()
         self._arrived: set[int] = set()
+        self._asked_for_norm = False  # of the open step: the loop may still change its gradients
+        self._finishing = False  # backward is over
 
     def on_gradient(self, index: int) -> None:
         """Autograd has accumulated a gradient of parameter `index`."""
@@ -164,10 +166,13 @@ class HandOver(abc.ABC):
 
     def on_zero_grad(self) -> None:
         self._policy.on_zero_grad()
+        if self._arrived:  # too early, as it turns out
+            self._policy.on_surprise()
         self.abandon()
 
     def finish(self) -> None:
         """Hands over whatever is left, and again what has changed since it was handed over."""
+        self._finishing = True
         edited = None if self._outdated() else self._find_edited()
         if edited is not None and self._policy.on:
             self._policy.turn_off()
@@ -186,6 +191,7 @@ class HandOver(abc.ABC):
 
     def wait_norm(self) -> float:
         """Hands over whatever is left and returns the norm of the gradients as they are."""
+        self._asked_for_norm = True
         self.finish()
         return self._attachment.wait_norm(1.0)
 

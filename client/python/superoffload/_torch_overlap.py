@@ -55,6 +55,10 @@ class OverlapPolicy:
         self._calls[index] += 1
         return self._expected[index] - self._calls[index]
 
+    def is_first(self, index: int) -> bool:
+        """Whether no gradient of this parameter has been accumulated since the last step."""
+        return self._calls[index] == 0
+
     def on_zero_grad(self) -> None:
         if (calls := sum(self._calls)) > 0:
             self._zeroed.append(calls)
@@ -77,7 +81,7 @@ class OverlapPolicy:
         self._decided = self.early = self.watched = False
 
     def on_surprise(self) -> None:
-        """More backward passes came than were expected: the rest of this step, and the next ones, are watched."""
+        """What was handed over early should not have been: nothing more of this step is, and the next are watched."""
         self.early = False
         self._decided = True
         self._to_watch = max(self._to_watch, _WATCHED_AGAIN)
