@@ -12,14 +12,17 @@
 #include <chrono>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/adam/adam.h"
 #include "server/config.h"
 #include "server/log.h"
+#include "server/memory/thread.h"
 #include "server/rpc/durable.h"
 
 namespace superoffload {
@@ -33,6 +36,10 @@ constexpr absl::Duration kAdoptTime = absl::Minutes(10);
 
 // What is left of streams and calls when the optimizers are settled has nothing to wait for.
 constexpr std::chrono::milliseconds kShutdownGrace{500};
+
+// For the end of everything that is under way, settling included, of which the largest takes seconds.
+constexpr absl::Duration kShutdownTime = absl::Seconds(30);
+constexpr absl::Duration kShutdownStep = absl::Seconds(1);
 
 transport::AccessPolicy Access(const v1::DaemonConfig& config) {
   return {{config.allowed_uids().begin(), config.allowed_uids().end()},
@@ -290,20 +297,44 @@ bool Daemon::Reload(const v1::DaemonConfig& config) {
   return !google::protobuf::util::MessageDifferencer::Equals(config_, config);
 }
 
+bool Daemon::EndService() {
+  const auto ended = std::make_shared<absl::Notification>();  // shared with a thread that may not end
+  const auto end = [this, ended] {
+    scheduler_.Shutdown();
+    table_.Shutdown();
+    server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+    server_->Wait();
+    acceptor_.reset();
+    ended->Notify();
+  };
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-shutdown", end);
+  if (!thread.ok()) {
+    end();
+    return true;
+  }
+  for (absl::Duration waited; waited < kShutdownTime; waited += kShutdownStep) {
+    service_manager_.ExtendTimeout(2 * kShutdownStep);
+    if (!ended->WaitForNotificationWithTimeout(kShutdownStep)) continue;
+    thread->join();
+    return true;
+  }
+  LogWarning(absl::StrCat("calls have not ended in ", absl::FormatDuration(kShutdownTime),
+                          ", probably because a file system does not answer; stopping without them"));
+  thread->detach();
+  return false;
+}
+
 Daemon::~Daemon() {
   if (server_ != nullptr) {
     service_manager_.Stopping();
     watchdog_.reset();
     server_->GetHealthCheckService()->SetServingStatus(false);
     optimizer_service_->CancelCheckpoints();
-    scheduler_.Shutdown();
-    table_.Shutdown();
-    server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
-    server_->Wait();
-    acceptor_.reset();
+    const bool ended = EndService();
     directory_->RemoveSockets();
     if (!service_manager_.RestartsUs()) stop_checkpoints_.Write(table_.List({.is_operator = true}));
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
+    if (!ended) ::_exit(0);  // a thread still uses what would be destroyed here
   }
   metrics_.Close();
   if (partition_ != nullptr && ::geteuid() == 0) {

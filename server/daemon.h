@@ -66,6 +66,8 @@ class Daemon {
   absl::Status Serve(Inheritance inheritance);
   absl::StatusOr<memory::FileDescriptor> Listener(memory::FileDescriptor inherited, const char* socket, int type);
   absl::Status ServeGrpc(memory::FileDescriptor listener);
+  // Ends attachments and calls, and settles. False when something did not end in time, and goes on.
+  bool EndService();
   v1::ServerInfo Info() const;
   absl::StatusOr<v1::Topology> UsedTopology() const;
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -92,6 +93,15 @@ void Reload(Daemon& daemon) {
                                  : "reloaded");
 }
 
+absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config) {
+  try {
+    return Daemon::Start(config);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start a thread (", error.what(), "); raise the limit of processes and threads"));
+  }
+}
+
 int Run() {
   // Before any thread starts, so that all inherit the mask and only sigwait sees the signals.
   sigset_t signals;
@@ -108,7 +118,7 @@ int Run() {
     LogError(std::string(config.status().message()));
     return 2;
   }
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(*config);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Start(*config);
   if (!daemon.ok()) {
     LogError(std::string(daemon.status().message()));
     return 1;

@@ -22,6 +22,7 @@
 #include "server/checkpoint/reader.h"
 #include "server/checkpoint/writer.h"
 #include "server/log.h"
+#include "server/memory/thread.h"
 #include "server/owned_directory.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/durable.h"
@@ -111,12 +112,13 @@ absl::Status StopCheckpoints::WriteOne(const optimizer::OptimizerPtr& optimizer,
   checkpoint::Progress progress;
   optimizer::CheckpointReport report;
   absl::Notification done;
-  std::thread writer([&] {
+  absl::StatusOr<std::thread> writer = memory::StartThread("so-checkpoint", [&] {
     const checkpoint::WriteOptions options{
         .directory = [&](uint64_t) { return absl::StrCat(place, "/", kCheckpointDirectory); }, .as_user = false};
     report = checkpoint::WriteCheckpoint(*optimizer, options, cancelled, &progress);
     done.Notify();
   });
+  if (!writer.ok()) return writer.status();
   do {
     alive_(kExtension);
     if (progress.bytes_written > 0) {
@@ -126,7 +128,7 @@ absl::Status StopCheckpoints::WriteOne(const optimizer::OptimizerPtr& optimizer,
     if (absl::Now() >= deadline) cancelled = true;
   } while (!done.WaitForNotificationWithTimeout(
       std::max(std::min(kProgressInterval, deadline - absl::Now()), absl::Milliseconds(100))));
-  writer.join();
+  writer->join();
   absl::Status status = report.status;
   const absl::StatusOr<std::string> description = optimizer->memory().Description();
   if (status.ok()) status = description.status();

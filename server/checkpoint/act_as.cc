@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::checkpoint {
 namespace {
@@ -43,10 +44,12 @@ absl::Status ActAs(uid_t uid) {
 
 absl::Status RunAs(uid_t uid, const std::function<absl::Status()>& work) {
   absl::Status status;
-  std::thread([&] {
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-files", [&] {
     status = ActAs(uid);
     if (status.ok()) status = work();
-  }).join();
+  });
+  if (!thread.ok()) return thread.status();
+  thread->join();
   return status;
 }
 

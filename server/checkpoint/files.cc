@@ -38,8 +38,14 @@ absl::StatusOr<File> File::Create(const std::string& path, uint64_t bytes) {
 }
 
 absl::StatusOr<File> File::Open(const std::string& path) {
-  memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // To open a FIFO or a device may take for ever; a file does not mind O_NONBLOCK.
+  memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.valid()) return FileError(errno, "opening", path);
+  struct stat file {};
+  if (::fstat(fd.get(), &file) != 0) return FileError(errno, "looking at", path);
+  if (!S_ISREG(file.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file; name a checkpoint's directory"));
+  }
   return File(path, std::move(fd));
 }
 

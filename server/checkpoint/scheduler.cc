@@ -1,7 +1,5 @@
 #include "server/checkpoint/scheduler.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "server/checkpoint/act_as.h"
 #include "server/checkpoint/index.h"
 #include "server/checkpoint/writer.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::checkpoint {
 namespace {
@@ -73,12 +72,18 @@ void Scheduler::Set(const optimizer::OptimizerPtr& optimizer, const Schedule& sc
   if (Get(optimizer->id()) == schedule) return;
   Forget(optimizer->id());
   if (schedule.every_steps == 0) return;
-  absl::MutexLock lock(&mu_);
-  std::unique_ptr<Worker>& worker = workers_[optimizer->id()];
-  worker = std::make_unique<Worker>();
+  auto worker = std::make_unique<Worker>();
   worker->optimizer = optimizer;
   worker->schedule = schedule;
-  worker->thread = std::thread([this, &worker = *worker] { Run(worker); });
+  absl::StatusOr<std::thread> thread =
+      memory::StartThread("so-checkpoint", [this, &worker = *worker] { Run(worker); });
+  if (!thread.ok()) {
+    observer_->OnCheckpoint(optimizer->id(), {thread.status(), schedule.directory, 0, 0, absl::ZeroDuration()});
+    return;
+  }
+  worker->thread = *std::move(thread);
+  absl::MutexLock lock(&mu_);
+  workers_[optimizer->id()] = std::move(worker);
 }
 
 Schedule Scheduler::Get(const optimizer::OptimizerId& id) const {
@@ -106,7 +111,6 @@ void Scheduler::Stop(std::unique_ptr<Worker> worker) {
 }
 
 void Scheduler::Run(Worker& worker) const {
-  pthread_setname_np(pthread_self(), "so-checkpoint");
   optimizer::HostedOptimizer& optimizer = *worker.optimizer;
   const Schedule& schedule = worker.schedule;
   if (absl::Status status = ActAs(optimizer.id().uid); !status.ok()) {

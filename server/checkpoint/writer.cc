@@ -22,6 +22,7 @@
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/shard_plan.h"
 #include "server/memory/crc32.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::checkpoint {
 namespace {
@@ -127,18 +128,22 @@ class Writer {
     return absl::OkStatus();
   }
 
-  // Every bucket, by several threads.
+  // Every bucket, by this thread and others.
   absl::Status WriteBuckets() {
     const size_t count = std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, kMaxThreads);
     std::vector<std::thread> threads;
-    for (size_t i = 0; i < count; ++i) {
-      threads.emplace_back([this] {
-        absl::Status status = as_user_ ? ActAs(optimizer_.id().uid) : absl::OkStatus();
-        if (status.ok()) status = WriteClaimedBuckets();
-        absl::MutexLock lock(&mu_);
-        status_.Update(status);
-      });
+    const auto write = [this] {
+      absl::Status status = as_user_ ? ActAs(optimizer_.id().uid) : absl::OkStatus();
+      if (status.ok()) status = WriteClaimedBuckets();
+      absl::MutexLock lock(&mu_);
+      status_.Update(status);
+    };
+    for (size_t i = 0; i + 1 < count; ++i) {
+      absl::StatusOr<std::thread> thread = memory::StartThread("so-writer", write);
+      if (!thread.ok()) break;  // fewer do
+      threads.push_back(*std::move(thread));
     }
+    write();
     for (std::thread& thread : threads) thread.join();
     absl::MutexLock lock(&mu_);
     return status_;

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::memory {
 namespace {
@@ -134,13 +135,20 @@ absl::Status SharedMemory::Populate(const std::string& name) {
   const size_t page = std::max(HugePageBytes(), static_cast<size_t>(::sysconf(_SC_PAGESIZE)));
   std::atomic<int> error{0};
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([this, i, count, page, &error] {
-      const size_t first = bytes_ / page * i / count * page;
-      const size_t end = i + 1 == count ? bytes_ : bytes_ / page * (i + 1) / count * page;
-      if (end > first && ::madvise(data_ + first, end - first, MADV_POPULATE_WRITE) != 0) error = errno;
-    });
+  const auto populate = [this, count, page, &error](size_t i) {
+    const size_t first = bytes_ / page * i / count * page;
+    const size_t end = i + 1 == count ? bytes_ : bytes_ / page * (i + 1) / count * page;
+    if (end > first && ::madvise(data_ + first, end - first, MADV_POPULATE_WRITE) != 0) error = errno;
+  };
+  for (size_t i = 1; i < count; ++i) {
+    absl::StatusOr<std::thread> thread = StartThread("so-populate", [&populate, i] { populate(i); });
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+    } else {
+      populate(i);
+    }
   }
+  populate(0);
   for (std::thread& thread : threads) thread.join();
   if (error == 0) return absl::OkStatus();
   // Kernels before 5.14.

@@ -108,9 +108,13 @@ absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
   engine_->Attach(transport.get());
   {
     absl::MutexLock lock(&mu_);
-    transport_ = transport;
-    transport_->Start();
-    status = early_detach_;
+    if (status = transport->Start(); status.ok()) transport_ = transport;
+    if (status.ok()) status = early_detach_;
+  }
+  if (absl::IsResourceExhausted(status)) {  // it did not start
+    engine_->Detach();
+    Release();
+    return status;
   }
   if (!status.ok()) transport->RequestEnd(status);
   return absl::OkStatus();

@@ -188,8 +188,11 @@ void OptimizerTable::Shutdown() {
     absl::MutexLock lock(&mu_);
     shutting_down_ = true;
   }
-  for (const OptimizerPtr& optimizer : All()) {
+  const std::vector<OptimizerPtr> all = All();
+  for (const OptimizerPtr& optimizer : all) {
     optimizer->RequestDetach(optimizer->attachment().epoch, ShuttingDown());
+  }
+  for (const OptimizerPtr& optimizer : all) {
     optimizer->engine().Detach();
     // Cannot fail once nothing is attached.
     optimizer->engine().WaitSettled().IgnoreError();

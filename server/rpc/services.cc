@@ -13,6 +13,7 @@
 #include "server/checkpoint/act_as.h"
 #include "server/checkpoint/reader.h"
 #include "server/checkpoint/writer.h"
+#include "server/memory/thread.h"
 #include "server/rpc/attach_reactor.h"
 #include "server/rpc/durable.h"
 #include "server/rpc/watch_reactor.h"
@@ -186,11 +187,13 @@ grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* cont
                                                        grpc::ServerWriter<v1::CheckpointProgress>* writer) {
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  const auto operation = file_operations_.Begin((*optimizer)->id().uid);
+  if (!operation.ok()) return ToGrpc(operation.status());
   checkpoint::Progress progress;
   std::atomic<bool> cancelled{false};
   absl::Notification done;
   optimizer::CheckpointReport report;
-  std::thread thread([&] {
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-checkpoint", [&] {
     const absl::Status acted = checkpoint::RunAs((*optimizer)->id().uid, [&] {
       const checkpoint::WriteOptions options{.directory = [&](uint64_t) { return request->directory(); }};
       report = checkpoint::WriteCheckpoint(**optimizer, options, cancelled, &progress);
@@ -199,6 +202,7 @@ grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* cont
     report.status.Update(acted);
     done.Notify();
   });
+  if (!thread.ok()) return ToGrpc(thread.status());
   v1::CheckpointProgress message;
   while (!done.WaitForNotificationWithTimeout(kProgressInterval)) {
     message.set_committed_steps(progress.committed_steps);
@@ -208,7 +212,7 @@ grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* cont
       (*optimizer)->engine().WakeSnapshot();
     }
   }
-  thread.join();
+  thread->join();
   observer_->OnCheckpoint((*optimizer)->id(), report);
   if (!report.status.ok()) return ToGrpc(report.status);
   message.set_committed_steps(report.committed_steps);
@@ -226,6 +230,8 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
   if (!peer.ok()) return ToGrpc(peer.status());
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(*peer, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  const auto operation = file_operations_.Begin((*optimizer)->id().uid);
+  if (!operation.ok()) return ToGrpc(operation.status());
   absl::StatusOr<uint64_t> epoch = table_->NewEpoch();
   if (!epoch.ok()) return ToGrpc(epoch.status());
   const std::vector<std::string> directories(request->directories().begin(), request->directories().end());

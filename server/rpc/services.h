@@ -10,6 +10,7 @@
 #include "server/optimizer/step_report_hub.h"
 #include "server/rpc/call_quota.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/file_operations.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
 namespace superoffload::rpc {
@@ -103,6 +104,7 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   optimizer::OptimizerObserver* const observer_;
   const transport::DescriptorServer* const descriptors_;
   mutable CallQuota quota_;
+  FileOperations file_operations_;
   std::atomic<bool> stopping_{false};
 };
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::transport {
 namespace {
@@ -323,12 +324,22 @@ bool DescriptorServer::ServeDevice(const Connection& connection, const superoffl
                 nullptr);
   }
   Mapping& mapping = mappings_.emplace_back();
-  mapping.thread = std::thread([this, &mapping, request, peer = connection.peer, answer = std::move(answer),
-                                descriptor = std::move(descriptor)] {
-    const absl::Status status = map_device_(peer, request, descriptor);
-    Send(answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status), nullptr);
-    mapping.done = true;
-  });
+  mapping.answer = std::move(answer);
+  mapping.descriptor = std::move(descriptor);
+  absl::StatusOr<std::thread> thread =
+      memory::StartThread("so-map-device", [this, &mapping, request, peer = connection.peer] {
+        const absl::Status status = map_device_(peer, request, mapping.descriptor);
+        Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status),
+             nullptr);
+        mapping.answer = memory::FileDescriptor();
+        mapping.descriptor = memory::FileDescriptor();
+        mapping.done = true;
+      });
+  if (!thread.ok()) {
+    mappings_.pop_back();
+    return Send(connection.fd.get(), ErrorReply(thread.status()), nullptr);
+  }
+  mapping.thread = *std::move(thread);
   return true;
 }
 

@@ -82,6 +82,8 @@ class DescriptorServer {
 
   // A GPU's memory being mapped.
   struct Mapping {
+    memory::FileDescriptor answer;      // of the connection, which may end meanwhile
+    memory::FileDescriptor descriptor;  // that came with the request
     std::atomic<bool> done{false};
     std::thread thread;
   };

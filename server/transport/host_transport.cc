@@ -1,12 +1,11 @@
 #include "server/transport/host_transport.h"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/memory/thread.h"
 
 namespace superoffload::transport {
 
@@ -18,9 +17,11 @@ HostTransport::~HostTransport() {
   if (thread_.joinable()) thread_.join();
 }
 
-void HostTransport::Start() {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "so-attachment");
+absl::Status HostTransport::Start() {
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-attachment", [this] { Run(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = *std::move(thread);
+  return absl::OkStatus();
 }
 
 void HostTransport::RequestEnd(const absl::Status& reason) {

@@ -31,7 +31,8 @@ class HostTransport final : public CompletionSink, private MoverPeer {
   ~HostTransport() override;
 
   // After the engine was given this sink.
-  void Start();
+  // RESOURCE_EXHAUSTED: no thread for it.
+  absl::Status Start();
 
   // The first reason counts. Returns once the thread has noticed, which never takes longer than one submission. Any
   // thread but its own.

@@ -152,3 +152,33 @@ def test_a_cancelled_checkpoint_leaves_nothing(failing_daemon, disk, tmp_path):
     while os.listdir(tmp_path) != ["disk"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_disk_that_never_answers_does_not_hold_up_the_end(disk):
+    """The daemon goes on without what hangs, and keeps what does not."""
+    daemon = Daemon("--metrics_address=off")
+    _, optimizer = trained(daemon)
+    disk.write_text("hang")
+    connection = Connection(daemon.endpoint)
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=f"{disk.parent}/never")
+    progress = connection._stub.CheckpointOptimizer(request, metadata=connection._metadata)
+    while not os.path.exists(f"{disk.parent}/.never.partial"):
+        next(progress)
+    daemon.process.terminate()
+    assert daemon.process.wait(240) == 0
+    assert "stopping without" in daemon.process.stderr.read()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "shard"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(daemon, tmp_path, name):
+    _, optimizer = trained(daemon)
+    optimizer.save_checkpoint(str(tmp_path / "checkpoint"))
+    optimizer.close()
+    path = next((tmp_path / "checkpoint").glob("*.safetensors" if name == "shard" else name))
+    path.unlink()
+    os.mkfifo(path)
+    request = optimizer_pb2.RestoreOptimizerRequest(name="run", directories=[str(tmp_path / "checkpoint")])
+    with pytest.raises(Error) as raised:
+        Connection(daemon.endpoint).call("RestoreOptimizer", request, timeout_seconds=60)
+    assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT and "no regular file" in raised.value.message

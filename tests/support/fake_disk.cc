@@ -1,5 +1,5 @@
 // Preloaded into a daemon: a disk that fails or is slow, for files whose path contains ".partial". What it does is read
-// from the file $FAKE_DISK at each call: "ok", "slow", or the errno that writes ("write 28") or syncs ("sync 5") end
+// from the file $FAKE_DISK at each call: "ok", "slow", "hang", or the errno that writes ("write 28") or syncs ("sync 5") end
 // with.
 #include <dlfcn.h>
 #include <sys/types.h>
@@ -34,6 +34,7 @@ int Fault(const char* call) {
   const int fields = std::fscanf(file, "%15s %d", word, &error);
   std::fclose(file);
   if (fields >= 1 && std::strcmp(word, "slow") == 0) ::usleep(kSlowMicroseconds);
+  while (fields >= 1 && std::strcmp(word, "hang") == 0) ::pause();
   return fields == 2 && std::strcmp(word, call) == 0 ? error : 0;
 }
 

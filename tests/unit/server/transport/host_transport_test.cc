@@ -66,7 +66,7 @@ class HostTransportTest : public ::testing::Test {
           ended_.Notify();
         }) {
     header_ = reinterpret_cast<superoffload_ring_header*>(transport_.ring_memory().data());
-    transport_.Start();
+    EXPECT_TRUE(transport_.Start().ok());
   }
   ~HostTransportTest() override { transport_.RequestEnd(absl::CancelledError("the test is over")); }
 
