@@ -31,7 +31,7 @@ def _attributes() -> dict[str, object]:
 def _three_steps(mover: str) -> dict[str, object]:
     from tests.device import torch_check
 
-    return torch_check.check("bfloat16", mover, steps=3)
+    return torch_check.check("bfloat16", mover, steps=3, overlap=True)
 
 
 def _attachment() -> dict[str, object]:

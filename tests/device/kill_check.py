@@ -53,6 +53,7 @@ def train(model: torch.nn.ParameterList, optimizer: superoffload.torch.AdamW, fi
         for micro_batch in range(2):
             backward(model, step, micro_batch)
         optimizer.step()
+        optimizer.zero_grad()
 
 
 def weights(model: torch.nn.ParameterList, optimizer: superoffload.torch.AdamW) -> list[torch.Tensor]:
@@ -168,6 +169,7 @@ def kill_daemons(mover: str) -> dict[str, int]:
                         kills += 1
                     backward(model, step, micro_batch)
                 optimizer.step()
+                optimizer.zero_grad()
                 step += 1
             except superoffload.Error as error:
                 if error.code != grpc.StatusCode.ABORTED:

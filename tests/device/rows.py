@@ -18,8 +18,8 @@ from superoffload.torch import GpuOptions, VerdictKind
 from superoffload.v1 import optimizer_pb2
 
 BATCH = 2 if machine.DRY_RUN else 16  # sequences per step: 32 k tokens
-WARM_UP = 2 if machine.DRY_RUN else 4
-STEPS = 2 if machine.DRY_RUN else 9
+WARM_UP = 5  # of which three are watched, without overlap (_torch_overlap.py)
+STEPS = 2 if machine.DRY_RUN else 7
 MAX_GRAD_NORM = 1e-4
 LEARNING_RATE = 1e-5
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 0  # 0: the default
@@ -66,6 +66,7 @@ def measure(
     for _ in range(WARM_UP + steps + 1):
         model(tokens).backward()
         step()
+        model.zero_grad(set_to_none=True)
         marks.append(_mark())
         each()
     machine.synchronize()
@@ -78,14 +79,14 @@ def measure(
     )
 
 
-def _drop_gradients(model: torch.nn.Module) -> Callable[[], None]:
-    return lambda: model.zero_grad(set_to_none=True)
+def _do_nothing() -> None:
+    pass
 
 
 def floor() -> dict[str, object]:
     machine.use_gpu()
     model = models.build(models.BILLION)
-    return measure(model, _drop_gradients(model)).report()
+    return measure(model, _do_nothing).report()
 
 
 def optimizer_of(model: torch.nn.Module, **options) -> superoffload.torch.AdamW:
@@ -98,14 +99,22 @@ def optimizer_of(model: torch.nn.Module, **options) -> superoffload.torch.AdamW:
     )
 
 
-def measure_attached(
-    model: torch.nn.Module, optimizer: superoffload.torch.AdamW, step: Callable[[], None] | None = None
-) -> Measured:
-    kinds = []
-    result = measure(model, step or optimizer.step, each=lambda: kinds.append(optimizer.last_result.kind))
+def measure_attached(model: torch.nn.Module, optimizer: superoffload.torch.AdamW, overlaps: bool = True) -> Measured:
+    """Without overlap as in published schedules: all gradients, then the update, then the parameters."""
+    kinds, early = [], []
+
+    def step() -> None:
+        early.append(optimizer._hand_over._policy.early)
+        optimizer.step()
+        if not overlaps:
+            optimizer.synchronize()
+
+    result = measure(model, step, each=lambda: kinds.append(optimizer.last_result.kind))
     report = optimizer.gpu_report
     clipped = sum(kind == VerdictKind.CLIP for kind in kinds)
     result.note = f"mover {report.mover}, {clipped} of {len(kinds)} steps clipped"
+    if any(left != overlaps for left in early[WARM_UP:]):
+        raise AssertionError(f"gradients left during backward in steps {early}, of which {WARM_UP} warmed up")
     result.note += ", STAGED copies" * report.staged + f"; {report.notes}" * bool(report.notes)
     if clipped != len(kinds):
         raise AssertionError(f"only {clipped} of {len(kinds)} steps were clipped: {set(kinds)}")
@@ -144,12 +153,7 @@ def deepspeeds_schedule() -> dict[str, object]:
     with machine.daemon(machine.daemon_budget(models.count(model))):
         gpu = GpuOptions(mover="trainer", resident_buckets=0, cast="fused")
         optimizer = optimizer_of(model, overlap=False, speculation="never", gpu=gpu)
-
-        def step() -> None:
-            optimizer.step()
-            optimizer.synchronize()
-
-        result = measure_attached(model, optimizer, step)
+        result = measure_attached(model, optimizer, overlaps=False)
         optimizer.close()
         return result.report()
 
@@ -168,7 +172,6 @@ def fused_adamw_step(model: torch.nn.Module) -> Callable[[], None]:
         optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(parameters, masters)
-        model.zero_grad(set_to_none=True)
 
     return step
 
@@ -191,7 +194,6 @@ def torchao() -> dict[str, object]:
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
-        optimizer.zero_grad()
 
     return measure(model, step).report()
 
@@ -213,7 +215,7 @@ def compiled_layers() -> dict[str, object]:
             layer.compile(backend=backend)
 
     compile_layers()
-    least = measure(model, _drop_gradients(model))
+    least = measure(model, _do_nothing)
     with machine.daemon(machine.daemon_budget(models.count(model))):
         compile_layers()  # what was compiled knows parameters that move, and no hooks
         optimizer = optimizer_of(model, gpu=GpuOptions(resident_buckets=4, cast="fused"))
@@ -240,6 +242,7 @@ def trace(to: str) -> dict[str, object]:
             for _ in range(2):
                 model(tokens).backward()
                 optimizer.step()
+                optimizer.zero_grad()
             machine.synchronize()
         note = f"mover {optimizer.gpu_report.mover}"
         profiler.export_chrome_trace(to)  # compressed, by its name

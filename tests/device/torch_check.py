@@ -110,13 +110,13 @@ def compare(expected: list[torch.Tensor], dtype: torch.dtype, mover: str, **opti
     return checks, failures
 
 
-def check(dtype_name: str, mover: str, steps: int = STEPS) -> dict[str, int]:
+def check(dtype_name: str, mover: str, steps: int = STEPS, **options) -> dict[str, int]:
     """A step of the session: raises for other bits."""
     dtype = getattr(torch, dtype_name)
     with machine.daemon(1 << 30):
         expected = train("cpu", dtype, steps)
         machine.use_gpu()
-        checks, failures = compare(expected, dtype, mover, steps=steps)
+        checks, failures = compare(expected, dtype, mover, steps=steps, **options)
     if checks == 0:
         raise machine.Unavailable(f"mover {mover} does not work here; the log says why")
     if failures:
