@@ -1,4 +1,5 @@
 // superoffloadd: reads the configuration, starts the daemon, runs until SIGTERM or SIGINT. SIGHUP reloads.
+#include <grpc/grpc.h>
 #include <pthread.h>
 #include <pwd.h>
 #include <signal.h>
@@ -118,6 +119,7 @@ int Run() {
     LogError(std::string(config.status().message()));
     return 2;
   }
+  grpc_init();  // once more than it is shut down: its shutdown waits for ever for a thread that it could not start
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Start(*config);
   if (!daemon.ok()) {
     LogError(std::string(daemon.status().message()));

@@ -40,7 +40,7 @@ def test_at_the_limit_calls_fail_and_names_stay_free(limit, tmp_path):
     optimizer = superoffload.torch.AdamW([weight], endpoint=daemon.endpoint, name="before")
     connection.call("CreateOptimizer", request("idle"))
     limit.touch()
-    for _ in range(3):
+    for attempt in range(3):
         exhausted(lambda: connection.attach(pb.AttachOptimizerRequest(name="idle", sync=pb.SYNC_PUSH)))
         exhausted(
             lambda: connection.stream(
@@ -54,8 +54,8 @@ def test_at_the_limit_calls_fail_and_names_stay_free(limit, tmp_path):
             )
         )
         try:
-            connection.call("CreateOptimizer", request("large", 40_000_000))
-            connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="large"))
+            connection.call("CreateOptimizer", request(f"large-{attempt}", 10_000_000))
+            connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=f"large-{attempt}"))
         except Error as error:  # gRPC may have no thread for the call
             assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     limit.unlink()
