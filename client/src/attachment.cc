@@ -341,6 +341,8 @@ Status Attachment::Take(const superoffload_ring_entry& entry) {
     verdict_.reset();
     norm_.reset();
     std::fill(published_.begin(), published_.end(), Published::kNo);
+    landing_.assign(bucket_count_, false);
+    landings_ = 0;
   }
   if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) {
     TakeVerdict(entry);
@@ -350,12 +352,9 @@ Status Attachment::Take(const superoffload_ring_entry& entry) {
     const bool speculative = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0;
     published_[entry.index] = speculative ? Published::kSpeculative : Published::kFinal;
     if (verdict_) --unfinished_;
-    if (gpu_ != nullptr && gpu_->WaitsForLanding(entry.index)) {
-      ++landing_[entry.index];
-      ++landings_;
-    }
-  } else if (entry.opcode == SUPEROFFLOAD_COMPLETE_LANDED && entry.index < bucket_count_ && entry.step != 0) {
-    --landing_[entry.index];
+  } else if (entry.opcode == SUPEROFFLOAD_COMPLETE_LANDED && entry.index < bucket_count_ &&
+             entry.step == completing_step_ && landing_[entry.index]) {
+    landing_[entry.index] = false;
     --landings_;
   }
   return {};
@@ -380,6 +379,10 @@ void Attachment::TakeVerdict(const superoffload_ring_entry& entry) {
     // Speculated parameters stand or are published again; the others of a skipped step never changed.
     if (published == Published::kSpeculative ? stands : skip) published = Published::kFinal;
     if (published != Published::kFinal) ++unfinished_;
+  }
+  for (uint32_t bucket = 0; gpu_ != nullptr && !skip && bucket < bucket_count_; ++bucket) {
+    landing_[bucket] = gpu_->WaitsForLanding(bucket);
+    landings_ += landing_[bucket] ? 1 : 0;
   }
 }
 

@@ -83,7 +83,7 @@ class Attachment {
   void TakeCompletions();
   void EndGpu();
   bool Final(uint32_t bucket) const {
-    return verdict_ && published_[bucket] == Published::kFinal && landing_[bucket] == 0;
+    return verdict_ && published_[bucket] == Published::kFinal && !landing_[bucket];
   }
 
   DescriptorConnection* const connection_;
@@ -115,8 +115,8 @@ class Attachment {
   std::optional<double> norm_;                   // of completing_step_
   std::vector<Published> published_;
   uint32_t unfinished_ = 0;                // buckets whose parameters the verdict left to come
-  std::vector<uint32_t> landing_;          // per bucket: copies to the GPU that the daemon has yet to finish
-  uint32_t landings_ = 0;                  // of all buckets
+  std::vector<bool> landing_;              // per bucket: the daemon has yet to copy its parameters to the GPU
+  uint32_t landings_ = 0;                  // buckets of which that holds
   uint32_t next_slot_ = 0;                 // of host gradients; with a GPU
   std::atomic<double> stall_seconds_ = 0;  // in AwaitParameters, of the step ended last
 

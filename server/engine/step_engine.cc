@@ -537,7 +537,8 @@ void StepEngine::ApplyVerdict() {
     record_.Commit(open_->applied);  // from here on the step outlives the daemon
     ++statistics_.committed_steps;
   }
-  for (uint32_t i = 0; i < buckets_.size(); ++i) {
+  // The next forward pass reads the last bucket first.
+  for (uint32_t i = static_cast<uint32_t>(buckets_.size()); i-- > 0;) {
     Bucket& bucket = buckets_[i];
     if (bucket.phase == Phase::kSpeculated && report.speculation_stands) {
       bucket.pending = Committed(i);

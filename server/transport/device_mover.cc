@@ -1,5 +1,7 @@
 #include "server/transport/device_mover.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -51,6 +53,8 @@ absl::StatusOr<std::unique_ptr<DeviceMover>> DeviceMover::Open(const superoffloa
   }
   mover->arrivals_.emplace(device);
   mover->landings_.emplace(device);
+  mover->uploading_ = std::thread([mover = mover.get()] { mover->RunUploads(); });
+  pthread_setname_np(mover->uploading_.native_handle(), "so-uploads");
   return mover;
 }
 
@@ -102,6 +106,11 @@ absl::Status DeviceMover::Register(std::span<std::byte> host) {
 DeviceMover::~DeviceMover() {
   const CurrentDevice current(*device_);
   arrivals_.reset();
+  {
+    absl::MutexLock lock(&up_mu_);
+    ends_ = true;
+  }
+  if (uploading_.joinable()) uploading_.join();
   landings_.reset();
   const kernels::CudaDriver& driver = device_->driver();
   for (const kernels::OwnedStream* stream : {&down_, &up_}) {
@@ -233,12 +242,36 @@ void DeviceMover::Deliver(const superoffload_ring_entry& entry, std::optional<do
   if (absl::Status status = peer_->Deliver(entry, sum_of_squares); !status.ok()) peer_->Reject(entry, status);
 }
 
+void DeviceMover::Published(uint64_t step, uint32_t bucket, bool speculative) {
+  absl::MutexLock lock(&up_mu_);
+  uploads_.OnPublished(step, bucket, speculative);
+}
+
+void DeviceMover::VerdictReached(uint64_t step, bool commits, bool speculation_stands) {
+  absl::MutexLock lock(&up_mu_);
+  uploads_.OnVerdict(step, commits, speculation_stands);
+}
+
+void DeviceMover::RunUploads() {
+  while (true) {
+    uint64_t step = 0;
+    uint32_t bucket = 0;
+    {
+      absl::MutexLock lock(&up_mu_);
+      up_mu_.Await(absl::Condition(this, &DeviceMover::UploadsOrEnds));
+      if (ends_) return;
+      step = uploads_.step();
+      bucket = *uploads_.Take();
+      if (!copies_back_[bucket]) continue;
+    }
+    CopyParameters(step, bucket);
+  }
+}
+
 void DeviceMover::CopyParameters(uint64_t step, uint32_t index) {
   const MovedBucket& bucket = memory_.buckets[index];
   const kernels::CudaDriver& driver = device_->driver();
   const CurrentDevice current(*device_);
-  absl::MutexLock lock(&up_mu_);
-  if (!copies_back_[index]) return;
   CudaStatus status = driver.Status(
       driver.MemcpyHtoDAsync(gpu_memory_->data() + bucket.parameters_offset,
                              memory_.parameters.data() + bucket.parameters_offset, bucket.parameters_bytes, up_.get()),

@@ -1,5 +1,7 @@
 // The `daemon` mover: copies gradients out of a trainer's GPU memory and parameters back into it.
 //
+// Parameters go to the GPU when a step has committed, never before: the host's memory is the second buffer.
+//
 // It uses copy engines only and runs no kernels. Its streams wait for nothing of the trainer's: what a trainer submits,
 // its GPU has done. A trainer that dies in mid-copy leaves copies that end, or fail; nothing can hang.
 #ifndef SUPEROFFLOAD_SERVER_TRANSPORT_DEVICE_MOVER_H_
@@ -12,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -21,6 +24,7 @@
 #include "kernels/cuda/completion_queue.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/shared_gpu_memory.h"
+#include "kernels/cuda/upload_order.h"
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::transport {
@@ -67,8 +71,10 @@ class DeviceMover {
   // Takes a submission; delivers it in order, when its gradient has arrived. One thread.
   void Submit(const superoffload_ring_entry& entry);
 
-  // Copies published parameters to the GPU, unless the trainer asked for it not to. Any thread; does not wait.
-  void CopyParameters(uint64_t step, uint32_t bucket);
+  // What the engine tells; any thread. The parameters of a step that commits are copied to the GPU, unless the trainer
+  // asked for them not to be. Neither waits for anything, nor calls the driver: the engine's lock is held.
+  void Published(uint64_t step, uint32_t bucket, bool speculative);
+  void VerdictReached(uint64_t step, bool commits, bool speculation_stands);
 
  private:
   DeviceMover(const superoffload_device_request& request, MovedMemory memory, MoverPeer* peer,
@@ -82,6 +88,9 @@ class DeviceMover {
   double* SumsOf(uint64_t slot) const { return reinterpret_cast<double*>(sums_.data()) + slot * max_chunks_; }
   void OnGradient(const superoffload_ring_entry& entry, const kernels::CudaStatus& status);
   void Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares);
+  void RunUploads();
+  bool UploadsOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(up_mu_) { return ends_ || uploads_.due(); }
+  void CopyParameters(uint64_t step, uint32_t bucket);
 
   const superoffload_device_request request_;
   const MovedMemory memory_;
@@ -98,9 +107,12 @@ class DeviceMover {
   uint32_t gradient_slot_ = 0;
   std::vector<bool> handed_over_;
 
-  absl::Mutex up_mu_;  // parameters are copied in the order in which they are announced
+  absl::Mutex up_mu_;  // never held in a call of the driver
+  bool ends_ ABSL_GUARDED_BY(up_mu_) = false;
+  kernels::UploadOrder uploads_ ABSL_GUARDED_BY(up_mu_);
   std::vector<bool> copies_back_ ABSL_GUARDED_BY(up_mu_);  // per bucket, as its last gradient asked
   std::optional<kernels::CompletionQueue> arrivals_, landings_;
+  std::thread uploading_;  // issues the copies of parameters
 };
 
 }  // namespace superoffload::transport

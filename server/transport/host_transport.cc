@@ -138,7 +138,7 @@ void HostTransport::ParametersReady(uint64_t step, uint32_t bucket, bool specula
   Push(Completion(SUPEROFFLOAD_COMPLETE_PARAMETERS_READY, bucket, step,
                   speculative ? SUPEROFFLOAD_FLAG_SPECULATIVE : 0));
   absl::MutexLock lock(&mover_mu_);
-  if (mover_ != nullptr) mover_->CopyParameters(step, bucket);
+  if (mover_ != nullptr) mover_->Published(step, bucket, speculative);
 }
 
 void HostTransport::NormMeasured(uint64_t step, double global_norm) {
@@ -159,6 +159,8 @@ void HostTransport::VerdictReached(const VerdictReport& report) {
                            .next_slot = report.next_slot,
                            .consecutive_skips = report.consecutive_skips};
   Push(entry);
+  absl::MutexLock lock(&mover_mu_);
+  if (mover_ != nullptr) mover_->VerdictReached(report.step, !IsSkip(report.verdict), report.speculation_stands);
 }
 
 void HostTransport::GradientTaken(uint64_t step, uint32_t slot) {

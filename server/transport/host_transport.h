@@ -38,7 +38,8 @@ class HostTransport final : public CompletionSink, private MoverPeer {
   // thread but its own.
   void RequestEnd(const absl::Status& reason);
 
-  // From now on submissions may name device slots, and parameters are copied to the trainer's GPU memory. See
+  // From now on submissions may name device slots, and each step that commits has its parameters copied to the trainer's
+  // GPU memory. See
   // DeviceMover::Open. FAILED_PRECONDITION: it has some already, or the attachment is ending.
   absl::Status MapDevice(const superoffload_device_request& request, int descriptor, MovedMemory memory);
 

@@ -1,6 +1,7 @@
 // The daemon's mover against a trainer that asks for what does not exist. With the fake driver (gpu_exactness_test.cc).
 #include "server/transport/device_mover.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -8,9 +9,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <memory>
 #include <random>
@@ -43,6 +46,15 @@ class RecordingPeer final : public MoverPeer {
   void GradientTaken(uint64_t, uint32_t slot) override { Record(absl::StrCat("taken ", slot)); }
   void Landed(uint64_t, uint32_t bucket) override { Record(absl::StrCat("landed ", bucket)); }
   void Fail(const absl::Status& status) override { Record(absl::StrCat("failed ", status.ToString())); }
+
+  void AwaitCalls(size_t count) {
+    const auto enough = [this, count] {
+      mu_.AssertHeld();
+      return calls_.size() >= count;
+    };
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&enough));
+  }
 
   std::vector<std::string> Take() {
     absl::MutexLock lock(&mu_);
@@ -283,6 +295,52 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
   EXPECT_TRUE(std::ranges::equal(gradients_, before));
 }
 
+TEST_F(DeviceMoverTest, ParametersComeWhenTheStepHasCommittedTheLastBucketFirst) {
+  std::memset(parameters_.data(), 5, parameters_.size());
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  const auto published = [&](uint64_t step, bool speculative) {
+    for (const uint32_t bucket : {0, 1}) (*mover)->Published(step, bucket, speculative);
+  };
+  const auto expect_unchanged = [&](const char* when) {
+    const std::byte* const gpu = Read(0, 2 * kParametersBytes);
+    EXPECT_TRUE(std::all_of(gpu, gpu + 2 * kParametersBytes, [](std::byte b) { return b == std::byte{0}; })) << when;
+  };
+  published(1, /*speculative=*/true);
+  expect_unchanged("before the verdict");
+  (*mover)->VerdictReached(1, /*commits=*/false, /*speculation_stands=*/false);
+  published(1, /*speculative=*/false);  // what the step found, again
+  expect_unchanged("after a skip");
+  published(2, /*speculative=*/true);
+  (*mover)->VerdictReached(2, /*commits=*/true, /*speculation_stands=*/false);
+  expect_unchanged("clipped, and not yet published again");
+  published(3, /*speculative=*/true);
+  (*mover)->VerdictReached(3, /*commits=*/true, /*speculation_stands=*/true);
+  peer_.AwaitCalls(2);
+  EXPECT_THAT(peer_.Take(), ::testing::ElementsAre("landed 1", "landed 0"));
+  EXPECT_EQ(Read(0, 1)[0], std::byte{5});
+}
+
+// The engine tells while it holds its lock.
+TEST_F(DeviceMoverTest, WhoTellsOfParametersDoesNotWaitForTheDriver) {
+  auto* const stall = reinterpret_cast<void (*)(const char*)>(
+      ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), "fakeCudaStall"));
+  if (stall == nullptr) GTEST_SKIP() << "a real driver cannot be told to wait";
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  stall("cuMemcpyHtoDAsync_v2");
+  std::future<void> told = std::async(std::launch::async, [&] {
+    (*mover)->VerdictReached(1, /*commits=*/true, /*speculation_stands=*/true);
+    for (const uint32_t bucket : {0, 1}) (*mover)->Published(1, bucket, /*speculative=*/false);
+  });
+  const bool returned = told.wait_for(std::chrono::minutes(2)) == std::future_status::ready;
+  stall(nullptr);
+  EXPECT_TRUE(returned);
+  told.wait();
+  peer_.AwaitCalls(2);
+  EXPECT_THAT(peer_.Take(), ::testing::UnorderedElementsAre("landed 1", "landed 0"));
+}
+
 TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWanted) {
   std::memset(staging_.data() + good_.slots_offset + kGradientBytes, 3, kGradientBytes);
   const double sum = 42;
@@ -297,8 +355,10 @@ TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWan
   superoffload_ring_entry unwanted = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 1, 1);
   unwanted.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
   (*mover)->Submit(unwanted);
-  (*mover)->CopyParameters(1, 0);
-  (*mover)->CopyParameters(1, 1);
+  (*mover)->VerdictReached(1, /*commits=*/true, /*speculation_stands=*/false);
+  (*mover)->Published(1, 1, /*speculative=*/false);
+  (*mover)->Published(1, 0, /*speculative=*/false);
+  peer_.AwaitCalls(8);
   mover->reset();
   std::vector<std::string> calls = peer_.Take();
   EXPECT_THAT(calls,

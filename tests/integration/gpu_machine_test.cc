@@ -1,6 +1,5 @@
 // What machines with GPUs do to a trainer, each of which the fake driver can be: memory that cannot be registered, copies
 // that wait, graphs that are being captured, allocations that fail.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,12 +15,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::chrono::minutes kHang{2};  // what has not returned by then never will
-
-// A function of the driver, whichever it is; null where it has none of this name.
-template <typename Function>
-Function* OfDriver(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
-}
 
 class GpuMachineTest : public GpuTest {
  protected:

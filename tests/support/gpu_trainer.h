@@ -2,6 +2,7 @@
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_GPU_TRAINER_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_GPU_TRAINER_H_
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,6 +24,12 @@ namespace superoffload {
 inline constexpr test::Dtypes kBFloat16{"BFloat16", test::DType::kBFloat16, test::DType::kBFloat16, 1};
 inline constexpr test::Dtypes kFloat16{"Float16", test::DType::kFloat16, test::DType::kFloat16, 1024};
 inline constexpr test::Dtypes kFloat32Gradients{"Float32", test::DType::kBFloat16, test::DType::kFloat32, 1};
+
+// A function of the driver, whichever it is; null where it has none of this name.
+template <typename Function>
+Function* OfDriver(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
+}
 
 // GPU memory of a tensor, and pinned host memory beside it.
 class Tensor {

@@ -9,6 +9,10 @@
  *   superoffload_end_step, superoffload_wait_verdict
  *   superoffload_gpu_await_parameters for each bucket, just before the next forward reads it  (the stream waits)
  *
+ * Parameters in GPU memory change when a step commits and at no other time: after superoffload_end_step, and after
+ * everything that was launched before it on the streams that the step's calls named, which must live until then. Those
+ * that the next forward reads first, of the buckets with the highest numbers, come first.
+ *
  * No call but superoffload_gpu_attach, _pull, _push and _set_resident waits for the GPU. No stream may be captured into
  * a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or
  * cudaStream_t as integers, 0 the default stream; pointers are device pointers of this process. CUDA is loaded at run
@@ -114,8 +118,8 @@ SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* at
                                                      const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
                                                      uint64_t stream);
 
-/* Has gradients that are handed over from now on wait for what was launched on `stream` so far, too: for buckets whose
- * gradients come from several streams. */
+/* Has gradients that are handed over from now on, and the step's end, wait for what was launched on `stream` so far, too:
+ * for buckets whose gradients come from several streams, and for streams that read parameters before the step's end. */
 SUPEROFFLOAD_API int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream);
 
 /* Has `stream` wait for the parameters of the step that was ended last. Waits itself only for the daemon to publish

@@ -365,7 +365,9 @@ Status GpuPlane::Push(CudaStream stream) {
 
 Status GpuPlane::PackAfter(CudaStream stream) {
   const CurrentDevice current(*device_);
-  return WaitFor(stream, pack_.get());
+  if (Status status = WaitFor(stream, pack_.get()); !status.ok()) return status;
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  return {};
 }
 
 Status GpuPlane::WaitFor(CudaStream stream, CudaStream side_stream) {
@@ -397,7 +399,11 @@ Status GpuPlane::HandOver(superoffload_ring_entry entry, uint32_t gradient_slot,
   uint32_t slot = 0;
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
   const kernels::CudaDriver& driver = device_->driver();
-  Status status = WaitFor(stream, pack_.get());
+  Status status = PackAfter(stream);
+  // Its last parameters must have landed: handing over has the next ones written where they come from.
+  if (status.ok()) {
+    status = Check(driver.StreamWaitEvent(pack_.get(), landed_[entry.index].get(), 0), "waiting for parameters");
+  }
   if (status.ok()) status = Pack(entry.index, slot, gradient_slot, tensors, count, dtype);
   if (status.ok() && resident(entry.index)) {
     status = resident_.KeepGradient(entry.index, memory_->data() + layout_.slot_offset(slot), pack_.get());
@@ -495,13 +501,31 @@ Status GpuPlane::Submit(const superoffload_ring_entry& entry) {
     const double* f64 = entry.payload.f64;
     groups_[entry.index] = {f64[0], f64[1], f64[2], f64[3], f64[4], groups_[entry.index].decay_form};
   } else if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
+    return SubmitEnd(entry);
+  }
+  if (entry.opcode == SUPEROFFLOAD_SUBMIT_ABANDON_STEP) streams_.clear();
+  queue_->Then([this, entry](const CudaStatus&) {
+    if (Status status = attached_.submit(entry); !status.ok()) slots_.Fail(status);
+  });
+  return slots_.failure();
+}
+
+// Once everything that may still read the parameters has run.
+Status GpuPlane::SubmitEnd(const superoffload_ring_entry& entry) {
+  const CurrentDevice current(*device_);
+  for (const CudaStream stream : streams_) {
+    if (Status status = WaitFor(stream, pack_.get()); !status.ok()) return status;
+  }
+  streams_.clear();
+  {
     std::lock_guard lock(ended_mu_);
     ended_groups_ = groups_;
     ended_scale_ = entry.payload.f64[0];
   }
-  queue_->Then([this, entry](const CudaStatus&) {
-    if (Status status = attached_.submit(entry); !status.ok()) slots_.Fail(status);
-  });
+  const auto submit = [this, entry](const CudaStatus& done) {
+    if (Status status = done.ok() ? attached_.submit(entry) : FromCuda(done); !status.ok()) slots_.Fail(status);
+  };
+  if (Status status = FromCuda(queue_->After(pack_.get(), submit)); !status.ok()) return status;
   return slots_.failure();
 }
 
@@ -509,8 +533,9 @@ Status GpuPlane::OnCompletion(const superoffload_ring_entry& entry) {
   const bool commits = entry.index == SUPEROFFLOAD_VERDICT_COMMIT || entry.index == SUPEROFFLOAD_VERDICT_CLIP;
   switch (entry.opcode) {
     case SUPEROFFLOAD_COMPLETE_PARAMETERS_READY:
-      if (mover_ == SUPEROFFLOAD_MOVER_DAEMON || entry.index >= buckets_.size() || resident(entry.index)) return {};
-      return CopyUp(entry.index);
+      if (entry.index >= buckets_.size()) return {};
+      uploads_.OnPublished(entry.step, entry.index, (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0);
+      return CopyUpWhatIsDue();
     case SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN:
       if (entry.step != 0 && entry.index < layout_.slots) slots_.Free(entry.index);
       return {};
@@ -522,7 +547,11 @@ Status GpuPlane::OnCompletion(const superoffload_ring_entry& entry) {
       }
       return {};
     case SUPEROFFLOAD_COMPLETE_VERDICT:
-      return commits ? UpdateResident(entry) : Status{};
+      uploads_.OnVerdict(entry.step, commits, (entry.flags & SUPEROFFLOAD_FLAG_SPECULATION_STANDS) != 0);
+      if (commits) {
+        if (Status status = UpdateResident(entry); !status.ok()) return status;
+      }
+      return CopyUpWhatIsDue();
     default:
       return {};
   }
@@ -532,6 +561,14 @@ void GpuPlane::Fail(const Status& status) {
   slots_.Fail(status);
   std::lock_guard lock(probe_mu_);
   probed_.notify_all();
+}
+
+Status GpuPlane::CopyUpWhatIsDue() {
+  while (const std::optional<uint32_t> index = uploads_.Take()) {
+    if (mover_ == SUPEROFFLOAD_MOVER_DAEMON || resident(*index)) continue;
+    if (Status status = CopyUp(*index); !status.ok()) return status;
+  }
+  return {};
 }
 
 Status GpuPlane::CopyUp(uint32_t index) {
@@ -589,7 +626,7 @@ Status GpuPlane::UpdateResident(const superoffload_ring_entry& verdict) {
     }
   }
   const CurrentDevice current(*device_);
-  for (uint32_t index = first_resident_; index < buckets_.size(); ++index) {
+  for (auto index = static_cast<uint32_t>(buckets_.size()); index-- > first_resident_;) {
     const GpuBucket& bucket = buckets_[index];
     // Its gradient is complete: the daemon would not know the verdict otherwise.
     if (Status status = resident_.Update(index, kernels_, steps[bucket.group],

@@ -3,11 +3,13 @@
 //   trainer's stream   backward ...  -> event -+
 //   pack stream        (wait) pack into a slot -+-> [daemon] submit: the daemon copies the slot
 //   down stream                       (wait) copy to host memory -> [trainer] submit
-//   up stream                         copy parameters back -> event of the bucket
+//   up stream      (after the verdict) copy parameters back -> event of the bucket
 //   trainer's stream                  (wait for that event) next forward
 //
 // Who submits is a completion queue, so that the trainer's threads never wait in the driver, and an entry is submitted
-// only when its gradient is where the daemon will look for it.
+// only when its gradient is where the daemon will look for it. END_STEP is submitted only when the trainer's streams have
+// done what they were given before it: parameters change when the step commits, whoever copies, and nothing that was
+// launched before the step's end may see it.
 //
 // The daemon may have died whenever a stream waits: so streams wait for events of this process only.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_PLANE_H_
@@ -34,6 +36,7 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/shared_gpu_memory.h"
+#include "kernels/cuda/upload_order.h"
 #include "superoffload/superoffload_gpu.h"
 #include "superoffload/v1/descriptor_socket.h"
 
@@ -89,7 +92,7 @@ class GpuPlane {
   // What went wrong on the GPU, or in submitting what it had done.
   Status failure() const { return slots_.failure(); }
 
-  // Whether PARAMETERS_READY of the bucket is followed by LANDED.
+  // Whether a step that commits has a LANDED for the bucket.
   bool WaitsForLanding(uint32_t bucket) const { return mover_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
@@ -118,6 +121,8 @@ class GpuPlane {
   Status CopyDown(uint32_t bucket, uint32_t slot, uint32_t gradient_slot);
   void OnDown(superoffload_ring_entry entry, uint32_t slot, const kernels::CudaStatus& status);
   Status CopyUp(uint32_t bucket);
+  Status CopyUpWhatIsDue();
+  Status SubmitEnd(const superoffload_ring_entry& entry);
   Status Measure(uint32_t mover, double* seconds);
   Status ProbeRound(uint32_t mover, uint32_t bucket);
   Status UpdateResident(const superoffload_ring_entry& verdict);
@@ -144,11 +149,13 @@ class GpuPlane {
   kernels::OwnedStream pack_, down_, up_;
   // An event is recorded anew only after its last wait was issued: `ready_` and `packed_` are waited for in the call
   // that records them. A bucket's `landed_` is recorded when its next parameters come, which its next gradient causes,
-  // which the trainer hands over after the forward pass that waited.
+  // and that is packed after a wait for it.
   kernels::OwnedEvent ready_, packed_;
   std::vector<kernels::OwnedEvent> landed_;  // per bucket; trainer and direct movers, and resident buckets
 
   GradientSlots slots_;
+  std::vector<kernels::CudaStream> streams_;  // of the trainer, named in the open step; the submitting thread's
+  kernels::UploadOrder uploads_;              // the completions' thread's
 
   ResidentBuckets resident_;
   std::atomic<uint32_t> first_resident_;  // bucket; as many as there are: none

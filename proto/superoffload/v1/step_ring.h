@@ -33,9 +33,10 @@
  * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
  *
  * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) hands over
- * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again,
- * and every PARAMETERS_READY(bucket) is followed by a LANDED(bucket) once the copy has arrived in GPU memory. Either
- * side submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have
+ * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again.
+ * Parameters are copied to GPU memory only once the VERDICT is to commit or clip, and only those that are final then: a
+ * LANDED(bucket) follows for each bucket, the highest first among those that are published; a step that is skipped has
+ * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have
  * died. PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing,
  * and is for measuring between steps.
  *

@@ -2,6 +2,7 @@
 // GPU. It is meant to be no kinder than hardware: device memory is not the host's (memory.h), streams are late
 // (stream.h), copies of memory that is not registered wait, and what goes wrong elsewhere goes wrong here when told to
 // (machine.h). A thread without a current context can do next to nothing.
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,8 @@ constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 
 int context, module;  // their addresses are handles
 thread_local std::vector<void*> contexts;  // the last one is current
+
+std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
 
 // What every call does first; and those that do something in a context.
 #define FAIL_IF_TOLD()                                                                               \
@@ -196,6 +199,7 @@ int cuMemFreeHost(void* data) {
 
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   IN_CONTEXT();
+  if (const fakeCudaCopyHook hook = on_copy_to_gpu; hook != nullptr) hook(to, bytes);
   return Copy("HtoD", reinterpret_cast<void*>(to), from, from, bytes, stream);
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
@@ -260,7 +264,9 @@ int cuGetErrorString(int result, const char** text) {
   return *text = result == fake::kOutOfMemory ? "out of memory" : "an error", 0;
 }
 
-// For fake_nccl.cc.
+void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook) { on_copy_to_gpu = hook; }
+
+// For fake_nccl.cc and tests.
 int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {
   return fake::Issue(stream, [=] { work(argument); });
 }

@@ -13,6 +13,7 @@
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace superoffload::fake_cuda {
@@ -54,6 +55,9 @@ extern "C" {
 void fakeCudaStall(const char* call);
 // Waits until some thread is in a stalled call.
 void fakeCudaAwaitStalled();
+// Is told of each copy to the GPU as it is issued; null: nobody is.
+typedef void (*fakeCudaCopyHook)(uint64_t device_pointer, size_t bytes);
+void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook);
 // How many allocations, registrations, streams, events, modules and contexts there are.
 int fakeCudaObjects();
 }

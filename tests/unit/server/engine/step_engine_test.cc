@@ -54,13 +54,14 @@ OptimizerSpec TestSpec(DType dtype, DType gradient_dtype) {
 class RecordingSink final : public transport::CompletionSink {
  public:
   void SlotFree(uint64_t, uint32_t) override {}
-  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
+  void ParametersReady(uint64_t, uint32_t bucket, bool speculative) override {
     absl::MutexLock lock(&mu_);
     if (speculative) {
       EXPECT_FALSE(verdict_) << "a speculative publication after the verdict";
     } else {
       EXPECT_TRUE(verdict_) << "a final publication before the verdict";
       ++final_;
+      finals_.push_back(bucket);
     }
   }
   void NormMeasured(uint64_t, double global_norm) override {
@@ -71,6 +72,11 @@ class RecordingSink final : public transport::CompletionSink {
   void VerdictReached(const VerdictReport& report) override {
     absl::MutexLock lock(&mu_);
     verdict_ = report;
+  }
+
+  std::vector<uint32_t> TakeFinals() {
+    absl::MutexLock lock(&mu_);
+    return std::exchange(finals_, {});
   }
 
   double WaitNorm() {
@@ -103,6 +109,7 @@ class RecordingSink final : public transport::CompletionSink {
   std::optional<double> norm_ ABSL_GUARDED_BY(mu_);
   std::optional<VerdictReport> verdict_ ABSL_GUARDED_BY(mu_);
   uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<uint32_t> finals_ ABSL_GUARDED_BY(mu_);  // in the order in which they came
 };
 
 class NullObserver final : public StepObserver {
@@ -516,6 +523,21 @@ TEST_F(StepEngineTest, ARestoredStateIsPublishedAndACutOffOneIsKnown) {
   HandOverAll(42);
   ASSERT_TRUE(engine_.EndStep(42, 1, 0).ok());
   EXPECT_EQ(sink_.WaitFinal(buckets()).committed_steps, 42u);
+}
+
+// The next forward pass reads them first. With one worker passes end in the order in which they start.
+TEST_F(StepEngineTest, AfterTheVerdictTheLastBucketsComeFirst) {
+  WorkerPool one(1);
+  Memory memory(layout_);
+  StepEngine engine(&layout_, spec_.groups, memory.view(), SpeculationPolicy::kNever, &one, &observer_);
+  engine.Attach(&sink_);
+  ASSERT_TRUE(engine.BeginStep(1, 1).ok());
+  for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine.GradientReady(1, i, std::nullopt).ok());
+  ASSERT_TRUE(engine.EndStep(1, 1, 0).ok());
+  sink_.WaitFinal(buckets());
+  std::vector<uint32_t> descending(buckets());
+  std::iota(descending.rbegin(), descending.rend(), 0u);
+  EXPECT_EQ(sink_.TakeFinals(), descending);
 }
 
 TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {

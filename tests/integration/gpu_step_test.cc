@@ -1,0 +1,225 @@
+// On a GPU, parameters change when a step commits and at no other time: whoever copies, whatever was speculated, and
+// however late the GPU is. With the fake driver, through whose alias the live parameters are read.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "superoffload/v1/step_ring.h"
+#include "tests/support/gpu_trainer.h"
+
+namespace superoffload {
+namespace {
+
+struct StepCase {
+  superoffload_mover mover;
+  uint32_t residents;
+};
+
+void PrintTo(const StepCase& c, std::ostream* out) { *out << c.mover << " " << c.residents; }
+
+std::mutex copied_mu;
+std::vector<uint64_t> copied;  // device pointers, in the order of their copies
+
+class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCase> {
+ protected:
+  // Attached, with parameters that are not all zero, and with gradients.
+  void Prepare() {
+    StartDaemon();
+    ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_ALWAYS, kBFloat16));
+    if (!AttachGpu(GetParam().mover)) GTEST_SKIP() << status_;
+    ASSERT_TRUE(status_.ok()) << status_;
+    alias_ = OfDriver<uint64_t(uint64_t)>("fakeCudaAlias");
+    if (alias_ == nullptr) GTEST_SKIP() << "the host cannot look into a real GPU's memory beside its streams";
+    Tensor::Require(kernels::GpuDevice::Open(0, &device_).code);
+    Tensor::Require(device_->driver().CtxSetCurrent(device_->context()));
+    Tensor::Require(kernels::MakeStream(*device_, &stream_).code);
+    gradient_ = std::make_unique<Tensor>(device_, kGradientBytes);
+    size_t bytes = 0;
+    auto* const host = static_cast<std::byte*>(superoffload_parameters(attachment_->handle(), &bytes));
+    host_ = {host, bytes};
+    for (size_t i = 0; i < bytes; i += 2) {
+      const uint16_t one = 0x3f80;
+      std::memcpy(host + i, &one, sizeof(one));
+    }
+    ASSERT_TRUE(attachment_->PushParameters().ok());
+    ASSERT_EQ(superoffload_gpu_pull(handle()), 0);
+    ASSERT_EQ(superoffload_gpu_set_resident(handle(), GetParam().residents), 0);
+  }
+
+  superoffload_attachment* handle() const { return attachment_->handle(); }
+  const v1::Layout& layout() const { return attachment_->optimizer().layout(); }
+  uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
+
+  // The live parameters.
+  const std::byte* Live() const { return reinterpret_cast<std::byte*>(alias_(superoffload_gpu_parameters(handle()))); }
+  std::vector<std::byte> LiveNow() const { return {Live(), Live() + host_.size()}; }
+  bool LiveIsHosts() const {
+    for (const v1::Bucket& bucket : layout().buckets()) {
+      const size_t bytes = bucket.elements() * 2;
+      if (std::memcmp(Live() + bucket.parameters_offset(), host_.data() + bucket.parameters_offset(), bytes) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Begins a step with this for every gradient.
+  void HandOverAll(uint16_t bfloat16) {
+    for (size_t i = 0; i < kGradientBytes; i += 2) std::memcpy(gradient_->host() + i, &bfloat16, sizeof(bfloat16));
+    Tensor::Require(
+        device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
+    ASSERT_EQ(superoffload_begin_step(handle(), 1), 0) << superoffload_last_error();
+    for (int i = 0; i < layout().buckets_size(); ++i) {
+      ASSERT_LE(layout().buckets(i).elements() * 2, kGradientBytes);
+      const superoffload_tensor whole{gradient_->device(), 0, layout().buckets(i).elements()};
+      ASSERT_EQ(superoffload_gpu_gradient_ready(handle(), static_cast<uint32_t>(i), &whole, 1, v1::DATA_TYPE_BFLOAT16,
+                                                stream()),
+                0)
+          << superoffload_last_error();
+    }
+  }
+
+  // Waits until the daemon has published speculative parameters of every bucket in host memory.
+  void WaitSpeculated(const std::vector<std::byte>& before) const {
+    for (const v1::Bucket& bucket : layout().buckets()) {
+      const size_t bytes = bucket.elements() * 2;
+      const volatile std::byte* const last = host_.data() + bucket.parameters_offset() + bytes - 1;
+      const volatile std::byte* const low = last - 1;
+      while (*last == before[bucket.parameters_offset() + bytes - 1] &&
+             *low == before[bucket.parameters_offset() + bytes - 2]) {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  void AwaitAll() {
+    for (uint32_t i = static_cast<uint32_t>(layout().buckets_size()); i-- > 0;) {
+      ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, -1, stream()), 0) << superoffload_last_error();
+    }
+    ASSERT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+    Tensor::Require(device_->driver().StreamSynchronize(stream_.get()));
+  }
+
+  static constexpr size_t kGradientBytes = 8192;
+  static constexpr uint16_t kTenth = 0x3dcd, kInfinity = 0x7f80;
+
+  uint64_t (*alias_)(uint64_t) = nullptr;
+  std::shared_ptr<const kernels::GpuDevice> device_;
+  kernels::OwnedStream stream_;
+  std::unique_ptr<Tensor> gradient_;
+  std::span<std::byte> host_;
+};
+
+TEST_P(GpuStepTest, LiveParametersChangeOnlyWhenTheStepCommits) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  struct {
+    uint16_t gradient;
+    double max_grad_norm;
+    uint32_t verdict;
+  } const steps[] = {{kTenth, 0, SUPEROFFLOAD_VERDICT_COMMIT},
+                     {kTenth, 1e-3, SUPEROFFLOAD_VERDICT_CLIP},
+                     {kInfinity, 0, SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE},
+                     {kTenth, 0, SUPEROFFLOAD_VERDICT_COMMIT}};
+  for (const auto& step : steps) {
+    const std::vector<std::byte> before = LiveNow();
+    ASSERT_NO_FATAL_FAILURE(HandOverAll(step.gradient));
+    if (step.gradient != kInfinity) WaitSpeculated(before);
+    for (int look = 0; look < 50; ++look) {
+      ASSERT_EQ(std::memcmp(Live(), before.data(), before.size()), 0) << "before the step's end";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_EQ(superoffload_end_step(handle(), 1, step.max_grad_norm), 0);
+    superoffload_verdict verdict;
+    ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
+    EXPECT_EQ(verdict.kind, step.verdict);
+    ASSERT_NO_FATAL_FAILURE(AwaitAll());
+    EXPECT_EQ(std::memcmp(Live(), before.data(), before.size()) == 0, step.gradient == kInfinity);
+    EXPECT_TRUE(LiveIsHosts());
+  }
+  attachment_.reset();
+}
+
+// Whatever was launched before the step's end reads the parameters of the step before, however late it runs.
+TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  const std::vector<std::byte> before = LiveNow();
+  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  struct Reader {
+    const std::byte* live;
+    std::vector<std::byte> seen;
+    std::promise<void> may_run;
+  } reader{Live(), std::vector<std::byte>(before.size()), {}};
+  OfDriver<int(kernels::CudaStream, void (*)(void*), void*)>("fakeCudaIssue")(
+      stream_.get(),
+      [](void* argument) {
+        auto* const self = static_cast<Reader*>(argument);
+        self->may_run.get_future().wait();
+        std::memcpy(self->seen.data(), self->live, self->seen.size());
+      },
+      &reader);
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  constexpr int kLongEnoughForAStep = 300;  // if it did not wait; nothing depends on it
+  EXPECT_NE(superoffload_wait_verdict(handle(), kLongEnoughForAStep, nullptr), 0);
+  reader.may_run.set_value();
+  ASSERT_NO_FATAL_FAILURE(AwaitAll());
+  EXPECT_EQ(reader.seen, before);
+  EXPECT_NE(LiveNow(), before);
+  EXPECT_TRUE(LiveIsHosts());
+  attachment_.reset();
+}
+
+std::string NameOf(const ::testing::TestParamInfo<StepCase>& info) {
+  constexpr const char* kNames[] = {"", "Daemon", "Trainer", "Direct"};
+  return std::string(kNames[info.param.mover]) + (info.param.residents > 0 ? "Resident" : "");
+}
+
+constexpr StepCase kDaemon{SUPEROFFLOAD_MOVER_DAEMON, 0}, kDaemonResident{SUPEROFFLOAD_MOVER_DAEMON, 3},
+    kTrainer{SUPEROFFLOAD_MOVER_TRAINER, 0}, kTrainerResident{SUPEROFFLOAD_MOVER_TRAINER, 3},
+    kDirect{SUPEROFFLOAD_MOVER_DIRECT, 0}, kDirectResident{SUPEROFFLOAD_MOVER_DIRECT, 3};
+
+INSTANTIATE_TEST_SUITE_P(All, GpuStepTest,
+                         ::testing::Values(kDaemon, kDaemonResident, kTrainer, kTrainerResident, kDirect,
+                                           kDirectResident),
+                         NameOf);
+
+class GpuUploadOrderTest : public GpuStepTest {};
+
+TEST_P(GpuUploadOrderTest, TheBucketThatForwardReadsFirstComesFirst) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  const std::vector<std::byte> before = LiveNow();
+  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  WaitSpeculated(before);
+  auto* const on_copy = OfDriver<void(void (*)(uint64_t, size_t))>("fakeCudaOnCopyToGpu");
+  copied.clear();
+  on_copy([](uint64_t pointer, size_t) {
+    std::lock_guard lock(copied_mu);
+    copied.push_back(pointer);
+  });
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+  ASSERT_NO_FATAL_FAILURE(AwaitAll());
+  on_copy(nullptr);
+  std::vector<uint64_t> expected;
+  for (int i = layout().buckets_size() - static_cast<int>(GetParam().residents); i-- > 0;) {
+    expected.push_back(superoffload_gpu_parameters(handle()) + layout().buckets(i).parameters_offset());
+  }
+  EXPECT_EQ(copied, expected);
+  attachment_.reset();
+}
+
+// The daemon's order: DeviceMoverTest.
+INSTANTIATE_TEST_SUITE_P(All, GpuUploadOrderTest, ::testing::Values(kTrainer, kTrainerResident, kDirect), NameOf);
+
+}  // namespace
+}  // namespace superoffload
