@@ -111,6 +111,9 @@ void Narrow(size_t n, const float* p, MutableElements theta);
 // p = theta, exactly.
 void Widen(size_t n, ConstElements theta, float* p);
 
+// The same, but elements of p stay that theta is narrowed from: they know more.
+void Adopt(size_t n, ConstElements theta, float* p);
+
 // Sum of squares in fp64: eight lanes (element index mod 8), each summed in index order, then lanes 0 to 7 in
 // order. Finite exactly when every element is.
 double SumOfSquares(size_t n, ConstElements gradient);

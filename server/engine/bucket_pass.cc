@@ -66,7 +66,7 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
       kernels::Settle(n, state, absorb->step, gradients[absorb->slot], undo);
       break;
     case PassKind::kAdopt:
-      kernels::Widen(n, {theta.data, theta.dtype}, state.p);
+      kernels::Adopt(n, {theta.data, theta.dtype}, state.p);
       break;
   }
   if (absorb) record_->EndAbsorb(worker, chunk, absorb->t);

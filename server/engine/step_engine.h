@@ -90,7 +90,7 @@ class StepEngine final : public transport::StepHandler {
   // step is open.
   absl::Status WaitSettled();
 
-  // Settles, then takes the published parameters as masters. FAILED_PRECONDITION while a step is open.
+  // Settles, then takes the published parameters as masters; those that narrow to theirs stay. FAILED_PRECONDITION while a step is open.
   absl::Status WaitPushed();
 
   // Settles, then publishes the masters. FAILED_PRECONDITION while a step is open.
