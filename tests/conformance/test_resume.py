@@ -271,12 +271,7 @@ def test_the_hugging_face_trainer_resumes_and_its_rotation_deletes_the_state(tmp
 @pytest.mark.parametrize("options", [{}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}], ids=str)
 def test_torch_distributed_checkpoint_saves_and_loads_the_state(tmp_path, options, dtype):
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_state_dict,
-        set_model_state_dict,
-        set_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
     options = StateDictOptions(**options)
     model = build(dtype=dtype)
@@ -290,8 +285,7 @@ def test_torch_distributed_checkpoint_saves_and_loads_the_state(tmp_path, option
     resumed = optimizer_of(other)
     model_state, optimizer_state = get_state_dict(other, resumed, options=options)
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=tmp_path)
-    set_model_state_dict(other, model_state, options=options)
-    set_optimizer_state_dict(other, resumed, optimizer_state, options=options)
+    set_state_dict(other, resumed, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
     train(other, resumed, 5, 10)
     assert resumed.last_result.committed_steps == 10
     assert identical(weights(other), weights(model))

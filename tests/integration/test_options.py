@@ -113,3 +113,111 @@ def test_each_parameter_may_have_a_group_of_its_own():
     optimizer.step()
     steps = [round((1 - parameter[0].item()) * 1000) for parameter in parameters]
     assert steps == [1 + index % 7 for index in range(1100)]
+
+
+@pytest.mark.parametrize("norms", [[0.0], [0.1, 0.05], [0.05, 0.1], [0.2, 1e9], [float("inf")], [0.1, 0.0]], ids=str)
+def test_clips_of_one_step_work_one_after_another_as_in_torch(norms):
+    ours, theirs = build(), build()
+    optimizers = (
+        superoffload.torch.AdamW(ours.parameters(), lr=1e-2),
+        torch.optim.AdamW(theirs.parameters(), lr=1e-2),
+    )
+    for step in range(3):
+        found = []
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            model((1 + step) * torch.ones(2, 8)).square().mean().backward()
+            found.append([torch.nn.utils.clip_grad_norm_(model.parameters(), norm).item() for norm in norms])
+            optimizer.step()
+            optimizer.zero_grad()
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-6)
+
+
+def test_a_negative_norm_is_refused():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(ValueError, match="at least 0"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), -1.0)
+    optimizer.step()
+
+
+def test_sharded_parameters_are_refused_in_a_sentence(tmp_path):
+    import torch.distributed
+    from torch.distributed.tensor import Replicate, distribute_module, init_device_mesh
+    from torch.distributed.tensor.placement_types import Partial
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = [distribute_module(build(), mesh), torch.distributed.fsdp.fully_shard(build(), mesh=mesh)]
+        partial = torch.distributed.tensor.DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        assert isinstance(partial, torch.distributed.tensor.DTensor) and Replicate() is not None
+        for parameters in (*(list(model.parameters()) for model in sharded), [torch.nn.Parameter(partial)]):
+            refused(
+                lambda parameters=parameters: superoffload.torch.AdamW(parameters),
+                grpc.StatusCode.UNIMPLEMENTED,
+                "DistributedDataParallel",
+            )
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_empty_parameter_with_a_gradient_is_nobodys_business():
+    model = build()
+    model.register_parameter("empty", torch.nn.Parameter(torch.ones(0)))
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    before = model.weight.detach().clone()
+    (model(torch.ones(2, 8)).sum() + model.empty.sum()).backward()
+    assert model.empty.grad is not None
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_memory_formats_stay():
+    def convolution():
+        torch.manual_seed(2)
+        return torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+
+    ours, theirs = convolution(), convolution()
+    strides = ours.weight.stride()
+    optimizers = superoffload.torch.AdamW(ours.parameters()), torch.optim.AdamW(theirs.parameters())
+    for step in range(4):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(step))
+            model(x.to(memory_format=torch.channels_last)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ours.weight.stride() == strides != ours.weight.contiguous().stride()
+    assert torch.allclose(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
+def test_weights_swapped_and_swapped_back_are_accepted():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    train(model, optimizer)
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():  # evaluation with averaged weights
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+        for parameter, value in zip(model.parameters(), kept, strict=True):
+            parameter.copy_(value)
+    train(model, optimizer)
+    assert optimizer.last_result.committed_steps == 2
+
+
+def test_pushing_keeps_the_masters_of_parameters_that_are_the_published_ones():
+    model = build().to(torch.bfloat16)
+    optimizer = superoffload.torch.AdamW(model.named_parameters())
+    for _ in range(3):
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = optimizer.state_tensors()["weight"]["master"]
+    assert not torch.equal(before, before.to(torch.bfloat16).float())
+    with torch.no_grad():
+        model.weight[3, 5] = 0.75
+    optimizer.push_params()
+    before[3, 5] = 0.75
+    assert torch.equal(optimizer.state_tensors()["weight"]["master"], before)

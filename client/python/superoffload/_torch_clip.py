@@ -6,6 +6,8 @@ leaves the threshold for the verdict; gradients themselves are not touched. All 
 """
 
 import functools
+import math
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +16,33 @@ import grpc
 import torch
 
 from superoffload._error import Error
+
+_EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
+
+
+class ClipCalls:
+    """The clip_grad_norm_ calls of the open step: each scales the gradients that those before it have left."""
+
+    def __init__(self) -> None:
+        self.threshold: float | None = None  # of the norm of the gradients as they are; None does not clip
+        self._coefficient = 1.0
+
+    def add(self, max_norm: float, norm: float) -> float:
+        """One more; ``norm``: of the gradients as they are. Returns the norm that the call before has left."""
+        max_norm = float(max_norm)
+        if math.isnan(max_norm) or max_norm < 0:
+            raise ValueError(f"max_norm is {max_norm} but must be at least 0; math.inf does not clip")
+        if not math.isfinite(norm):
+            return norm  # the step will be skipped
+        left = norm * self._coefficient
+        if max_norm < left + _EPSILON:
+            coefficient = self._coefficient * max_norm / (left + _EPSILON)
+            self.threshold = max_norm if self._coefficient == 1 else coefficient * (norm + _EPSILON)
+            # To the daemon 0 means not to clip. This rounds gradients to zero.
+            self.threshold = max(self.threshold, sys.float_info.min)
+            self._coefficient = self.threshold / (norm + _EPSILON)
+        return left
+
 
 # id of a parameter -> the optimizer that hosts it.
 _owners: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()

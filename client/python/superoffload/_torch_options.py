@@ -1,6 +1,5 @@
 """Options of torch.optim: taken where they change nothing, refused where they would have to change results."""
 
-import math
 import os
 import re
 import sys
@@ -65,6 +64,22 @@ def warn_of_private_name(name: str, endpoint: str) -> None:
         )
 
 
+def check_whole(groups: Iterable[dict[str, Any]]) -> None:
+    """Raises Error for parameters of which this process has a shard only."""
+    for group in groups:
+        for tensor in group["params"]:
+            kind = None
+            if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):
+                kind = "a DTensor, as FSDP2 (fully_shard) and tensor parallelism make them"
+            elif type(tensor).__name__ == "FlatParameter" or getattr(tensor, "_fsdp_flattened", False):
+                kind = "sharded by FSDP"
+            if kind is not None:
+                raise Error(
+                    grpc.StatusCode.UNIMPLEMENTED,
+                    f"a parameter is {kind}: sharded parameters are not supported yet; use DistributedDataParallel",
+                )
+
+
 def check_flags(options: Mapping[str, Any], where: str = "") -> None:
     for option, harmless in _HARMLESS.items():
         if options.get(option, harmless) not in (harmless, None):
@@ -85,10 +100,3 @@ def check_groups(groups: Iterable[dict[str, Any]], algorithm: int) -> None:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"parameter group {index} has the weight decay of {theirs}, but this is {ours}; build {theirs}",
             )
-
-
-def check_max_norm(max_norm: Any) -> float:
-    value = float(max_norm)
-    if math.isnan(value) or value < 0:
-        raise ValueError(f"max_norm is {value} but must be at least 0; math.inf does not clip")
-    return value

@@ -193,10 +193,11 @@ class AdamW(StateOwner):
         self.max_grad_norm = max_grad_norm
         self.last_result: StepResult | None = None
         self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
-        self._clip: float | None = None  # threshold of a clip call in the open step
+        self._clip = _torch_clip.ClipCalls()  # of the open step
         self._warned_of_empty_step = False
         self._anonymous = name is None
         self.name = name or _torch_options.make_name()
+        _torch_options.check_whole(self.param_groups)
         self._hosted = _torch_parameters.collect(self.param_groups)
         self._missing = MissingGradients(self._hosted)
         _torch_clip.check_free(self.hosted_parameters())
@@ -384,10 +385,14 @@ class AdamW(StateOwner):
         self._check_parameters()
         self._send_groups()
         gradient_scale = 1.0 if scale_tensor is None else 1.0 / float(scale_tensor)
-        thresholds = [t for t in (self._clip and self._clip * gradient_scale, self.max_grad_norm) if t is not None]
+        thresholds = [
+            t
+            for t in (self._clip.threshold and self._clip.threshold * gradient_scale, self.max_grad_norm)
+            if t is not None
+        ]
         stall_seconds = 0.0 if self._tuner is None else self._attachment.stall_seconds()  # in the forward passes
         result = self._hand_over.end(gradient_scale, min(thresholds, default=0.0))
-        self._clip = None
+        self._clip = _torch_clip.ClipCalls()
         self._on_result(result)
         return stall_seconds
 
@@ -398,7 +403,7 @@ class AdamW(StateOwner):
         committed = self._hand_over.settle(self._committed_steps())
         self._sent_groups = [None] * len(self.param_groups)
         if committed is not None:
-            self._clip = None
+            self._clip = _torch_clip.ClipCalls()
             self._on_result(committed)
         self._hand_over.cut_off.happened = False
 
@@ -425,7 +430,7 @@ class AdamW(StateOwner):
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
         if self._attached:
             self._settle()
-            self._clip = None
+            self._clip = _torch_clip.ClipCalls()
             with self._hand_over.cut_off:
                 self._hand_over.on_zero_grad()
         super().zero_grad(set_to_none)
@@ -438,8 +443,7 @@ class AdamW(StateOwner):
         self._check_attached()
         with torch.no_grad(), self._hand_over.cut_off:
             norm = self._hand_over.wait_norm()
-        self._clip = float(max_norm)
-        return torch.tensor(norm)
+        return torch.tensor(self._clip.add(max_norm, norm))
 
     def synchronize(self) -> None:
         """After this, whoever reads parameters on the current stream reads those of the last step."""
@@ -496,7 +500,7 @@ class AdamW(StateOwner):
 
     def _on_empty_step(self) -> None:
         self._hand_over.abandon()
-        self._clip = None
+        self._clip = _torch_clip.ClipCalls()
         if not self._warned_of_empty_step:
             self._warned_of_empty_step = True
             _torch_warn.warn("step() was called, but no parameter has a gradient: nothing was done, as in torch.optim")
@@ -524,7 +528,7 @@ class AdamW(StateOwner):
         hosted = {id(parameter.tensor) for parameter in self._hosted}
         for group in self.param_groups:
             for tensor in group["params"]:
-                if tensor.grad is not None and id(tensor) not in hosted:
+                if tensor.grad is not None and tensor.numel() > 0 and id(tensor) not in hosted:
                     raise Error(
                         grpc.StatusCode.FAILED_PRECONDITION,
                         "a parameter that was frozen when the optimizer was built has a gradient; "
