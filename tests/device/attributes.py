@@ -29,8 +29,22 @@ ATTRIBUTES = {
     "PCI bus": 33,
 }
 LEAST_DRIVER = 13000  # CUDA's, that of driver 580: kernels here were compiled with CUDA 13
-SMI_LINES = ("Driver Version", "CUDA Version", "Addressing Mode", "MIG Mode", "Current", "Compute Mode", "Product Name")
-SMI_LINES += ("Persistence Mode", "Max", "Link Width", "Device Current", "Host Current", "C2C Mode", "Total", "Used")
+# Of what `nvidia-smi -q` prints, with the headings above a line.
+SMI_LINES = (
+    "Driver Version",
+    "CUDA Version",
+    "Product Name",
+    "Addressing Mode",
+    "MIG Mode/Current",
+    "Compute Mode",
+    "Persistence Mode",
+    "C2C Mode",
+    "Virtualization Mode",
+    "PCIe Generation/Current",
+    "Link Width/Current",
+    "FB Memory Usage/Total",
+    "FB Memory Usage/Used",
+)
 
 
 class Driver:
@@ -111,14 +125,28 @@ def _said_by(*argv: str) -> str:
         return "? no answer in 20 s"
 
 
+def of_smi(text: str) -> dict[str, str]:
+    """The values of SMI_LINES, of the first GPU. Headings are known by their indentation."""
+    found: dict[str, str] = {}
+    headings: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        name, colon, value = (word.strip() for word in line.partition(" : "))
+        depth = len(line) - len(line.lstrip())
+        headings = [heading for heading in headings if heading[0] < depth]
+        if not colon:
+            headings.append((depth, name))
+            continue
+        for wanted in SMI_LINES:
+            if wanted == name or (headings and wanted == f"{headings[-1][1]}/{name}"):
+                found.setdefault(wanted, value)
+    return found
+
+
 def of_the_machine() -> dict[str, object]:
     smi = _said_by("nvidia-smi", "-q")
     print(smi)  # all of it, for the log
     print(_said_by("nvidia-smi", "topo", "-m"), _said_by("lscpu"), _text("/proc/meminfo"), sep="\n")
-    modes = [line.split(":", 1) for line in smi.splitlines() if line.strip().startswith(SMI_LINES) and ":" in line]
-    facts: dict[str, object] = {}
-    for name, value in modes:  # the first of each: those that follow are details
-        facts.setdefault(f"nvidia-smi: {name.strip()}", value.strip())
+    facts: dict[str, object] = {f"nvidia-smi: {name}": value for name, value in of_smi(smi).items()}
     memory = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
     processes = pathlib.Path("/proc").glob("[0-9]*/comm")
     mps = [path.parent.name for path in processes if "nvidia-cuda-mps" in _text(str(path))]

@@ -110,8 +110,8 @@ def _largest_row(name: str, fraction: float) -> dict:
 def largest(session: Session) -> None:
     session.table += ["one sequence of 2 k tokens per step", HEADER]
     for title, name in (
+        ("GPU only: fused AdamW on fp32 masters", "gpu_only_model"),  # first: it takes seconds
         ("superoffload", "superoffload_model"),
-        ("GPU only: fused AdamW on fp32 masters", "gpu_only_model"),
     ):
         for fraction in FRACTIONS:
             step = session.call(f"{title}: {fraction:.0%} of the estimate", 120, _largest_row, name, fraction)

@@ -11,6 +11,22 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
 SUBCOMMANDS = ("smoke", "bits", "bench", "kills", "sanitize", "largest")
+SMI = """
+Driver Version                            : 580.159.04
+CUDA Version                              : 13.0
+GPU 00000000:00:06.0
+    Product Name                          : a stand-in
+    Addressing Mode                       : HMM
+    MIG Mode
+        Current                           : Disabled
+        Pending                           : Disabled
+    PCI
+        GPU Link Info
+            PCIe Generation
+                Max                       : 5
+                Current                   : 4
+    FB Memory Usage
+        Total                             : 81559 MiB"""
 MOST_VISIBLE = 12_000  # characters of a subcommand's output
 MOST_FILES, MOST_FILE_BYTES = 8, 16 << 20
 
@@ -33,12 +49,14 @@ def python():
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory, python):
-    """What was printed, and the output folder. compute-sanitizer is a stand-in that runs the program."""
+    """What was printed, and the output folder. compute-sanitizer and nvidia-smi are stand-ins."""
     folder = tmp_path_factory.mktemp("dry")
     tools = folder / "tools"
     tools.mkdir()
     (tools / "compute-sanitizer").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n')
-    (tools / "compute-sanitizer").chmod(0o755)
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{SMI}\nEND\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
     fake = {**os.environ, "LD_LIBRARY_PATH": str(BUILD / "tests/support/fake-cuda")}
     check = subprocess.run([BUILD / "tests/device/kernel_check", "--elements", "1"], capture_output=True, env=fake)
     if b"without GPU kernels" in check.stderr:
@@ -74,6 +92,16 @@ def test_smoke_prints_what_decides_how_memory_is_used(dry):
     others = ("exported as a descriptor", "CUDA of the driver", "MPS", "free and total bytes", "attached: mover")
     for words in attributes + others:
         assert words in text
+    facts = report_of(dry, "smoke")["steps"][0]["result"]
+    assert {name: value for name, value in facts.items() if "smi" in name} == {
+        "nvidia-smi: Driver Version": "580.159.04",
+        "nvidia-smi: CUDA Version": "13.0",
+        "nvidia-smi: Product Name": "a stand-in",
+        "nvidia-smi: Addressing Mode": "HMM",
+        "nvidia-smi: MIG Mode/Current": "Disabled",
+        "nvidia-smi: PCIe Generation/Current": "4",
+        "nvidia-smi: FB Memory Usage/Total": "81559 MiB",
+    }
     steps = report_of(dry, "smoke")["steps"]
     assert {f"three steps, mover {mover}: bits equal the host's" for mover in ("trainer", "daemon", "direct")} <= {
         step["title"] for step in steps
