@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -136,10 +137,10 @@ print(_daemon._answers(endpoint), flush=True)
 )
 
 
-def start_rank(rank, base, port="29871"):
+def start_rank(rank, base, port="29871", script=RANK):
     launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", RANK],
+        [sys.executable, "-W", "ignore", "-c", script],
         env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": base},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -202,3 +203,38 @@ def test_a_wrong_binary_is_named_with_the_variable_that_names_it(monkeypatch):
 def test_both_missing_files_are_named_at_once(monkeypatch):
     text = refusal(monkeypatch, "/nonexistent/superoffloadd", library="/nonexistent/library.so")
     assert "/nonexistent/superoffloadd" in text and "/nonexistent/library.so" in text
+
+
+DISTRIBUTED = """
+import os, sys, torch, superoffload.torch
+torch.distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
+torch.set_num_threads(1)
+def train(make, wrap_first):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(8, 8)
+    if wrap_first:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = make(model.parameters())
+    else:
+        optimizer = make(model.parameters())
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for step in range(5):
+        seed = 2 * step + int(os.environ["RANK"])
+        wrapped(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.weight.detach().clone()
+theirs = train(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2), True)
+for wrap_first in (True, False):
+    ours = train(lambda parameters: superoffload.torch.AdamW(parameters, lr=1e-2), wrap_first)
+    print((ours - theirs).abs().max().item() < 1e-6, flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_an_optimizer_may_be_built_before_the_model_is_wrapped_for_ranks(base):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [start_rank(rank, base, str(port), DISTRIBUTED) for rank in range(2)]
+    assert [end(rank).split() for rank in ranks] == [["True", "True"]] * 2
+    assert not directories(base)
