@@ -15,6 +15,9 @@ struct Placement {
   std::optional<unsigned> node;  // NUMA node that every page must come from; none: wherever the kernel takes it
   bool strict = true;            // memory that lies elsewhere is an error; else it is only reported
   bool huge_pages = true;        // from the kernel's pool if it has enough, else transparent ones where it gives them
+  // Whoever can write to a memfd can punch a hole into it. With other pages the hole reads as zeros; with an empty pool
+  // it would be a SIGBUS: what trainers write must not come from there.
+  bool from_pool = true;
 };
 
 // Binds a mapping of shared memory, before any of its pages exist. FAILED_PRECONDITION: the kernel refuses the node.

@@ -89,7 +89,7 @@ SharedMemory::~SharedMemory() {
 
 absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_t bytes, const Placement& placement) {
   const size_t huge_page = HugePageBytes();
-  if (placement.huge_pages && huge_page > 0 && bytes >= huge_page && FreeHugePages() * huge_page >= bytes) {
+  if (placement.huge_pages && placement.from_pool && huge_page > 0 && bytes >= huge_page && FreeHugePages() * huge_page >= bytes) {
     const size_t rounded = (bytes + huge_page - 1) / huge_page * huge_page;
     absl::StatusOr<SharedMemory> memory = CreateWithPages(name, rounded, placement, /*huge=*/true);
     if (memory.ok()) return memory;  // else somebody else took the pages, or they lie on other nodes

@@ -14,10 +14,11 @@ namespace {
 struct Part {
   const char* name;
   memory::SharedMemory HostedMemory::*memory;
+  bool trainers_write = false;
 };
 
-constexpr Part kParts[] = {{"superoffload-parameters", &HostedMemory::parameters},
-                           {"superoffload-gradients", &HostedMemory::gradients},
+constexpr Part kParts[] = {{"superoffload-parameters", &HostedMemory::parameters, true},
+                           {"superoffload-gradients", &HostedMemory::gradients, true},
                            {"superoffload-state", &HostedMemory::state},
                            {"superoffload-record", &HostedMemory::record},
                            {"superoffload-description", &HostedMemory::description}};
@@ -73,7 +74,9 @@ absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, 
                           2 * (sizeof(DescriptionHeader) + description.size() + kDescriptionRoom)};
   HostedMemory hosted;
   for (size_t i = 0; i < std::size(kParts); ++i) {
-    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i], placement);
+    memory::Placement place = placement;
+    place.from_pool = !kParts[i].trainers_write;
+    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i], place);
     if (!created.ok()) return created.status();
     hosted.*kParts[i].memory = *std::move(created);
   }

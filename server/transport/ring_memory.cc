@@ -39,8 +39,10 @@ absl::StatusOr<RingMemory> RingMemory::Create(uint64_t attachment_epoch, size_t 
   const uint32_t completion_entries = RingEntries(6 * buckets + 16);
   const size_t submission_bytes = size_t{submission_entries} * sizeof(superoffload_ring_entry);
   const size_t completion_bytes = size_t{completion_entries} * sizeof(superoffload_ring_entry);
+  memory::Placement place;
+  place.from_pool = false;
   absl::StatusOr<memory::SharedMemory> memory = memory::SharedMemory::Create(
-      "superoffload-ring", SUPEROFFLOAD_RING_HEADER_BYTES + submission_bytes + completion_bytes);
+      "superoffload-ring", SUPEROFFLOAD_RING_HEADER_BYTES + submission_bytes + completion_bytes, place);
   if (!memory.ok()) return memory.status();
   RingMemory ring(*std::move(memory), submission_entries, completion_entries);
   superoffload_ring_header* header = ring.header();

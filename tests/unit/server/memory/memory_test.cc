@@ -1,7 +1,9 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +44,20 @@ TEST(SharedMemoryTest, AReadOnlyDescriptorCannotWriteButSeesWrites) {
 
 TEST(SharedMemoryTest, AnImpossibleSizeIsResourceExhausted) {
   EXPECT_EQ(SharedMemory::Create("test", size_t{1} << 50).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(SharedMemoryTest, WhatTrainersWriteCanLoseItsPagesAndIsReadStill) {
+  constexpr size_t kBytes = 4 << 20;
+  Placement place;
+  place.from_pool = false;
+  absl::StatusOr<SharedMemory> memory = SharedMemory::Create("test", kBytes, place);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  struct statfs fs {};
+  ASSERT_EQ(::fstatfs(memory->fd(), &fs), 0);
+  EXPECT_NE(fs.f_type, HUGETLBFS_MAGIC);
+  memory->data()[7] = std::byte{42};
+  ASSERT_EQ(::fallocate(memory->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kBytes), 0);
+  EXPECT_EQ(memory->data()[7], std::byte{});
 }
 
 TEST(MemoryBudgetTest, RefusesWithNumbersAndGivesBack) {
