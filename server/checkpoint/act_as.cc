@@ -1,5 +1,6 @@
 #include "server/checkpoint/act_as.h"
 
+#include <grp.h>
 #include <pwd.h>
 #include <sys/fsuid.h>
 #include <sys/syscall.h>
@@ -7,6 +8,7 @@
 
 #include <array>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/memory/thread.h"
@@ -16,12 +18,21 @@ namespace {
 
 constexpr gid_t kNoGroup = 65534;
 
-gid_t PrimaryGroup(uid_t uid) {
+// The user's groups, the primary one first; none of the machine's when the machine does not know the user.
+std::vector<gid_t> GroupsOf(uid_t uid) {
   std::array<char, 16384> buffer;
   passwd entry;
   passwd* found = nullptr;
   ::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found);
-  return found == nullptr ? kNoGroup : found->pw_gid;
+  if (found == nullptr) return {kNoGroup};
+  std::vector<gid_t> groups(64);
+  int count = static_cast<int>(groups.size());
+  if (::getgrouplist(found->pw_name, found->pw_gid, groups.data(), &count) < 0) {
+    groups.resize(static_cast<size_t>(count));
+    if (::getgrouplist(found->pw_name, found->pw_gid, groups.data(), &count) < 0) return {found->pw_gid};
+  }
+  groups.resize(static_cast<size_t>(count));
+  return groups;
 }
 
 }  // namespace
@@ -29,12 +40,13 @@ gid_t PrimaryGroup(uid_t uid) {
 absl::Status ActAs(uid_t uid) {
   if (uid == ::geteuid()) return absl::OkStatus();
   constexpr auto kNone = static_cast<uid_t>(-1);  // changes nothing, and returns what is
-  const gid_t gid = PrimaryGroup(uid);
+  const std::vector<gid_t> groups = GroupsOf(uid);
+  const gid_t gid = groups.front();
   // The system call, unlike the library's function, is of this thread only.
-  const bool groups_given_up = ::syscall(SYS_setgroups, 0, nullptr) == 0;
+  const bool groups_changed = ::syscall(SYS_setgroups, groups.size(), groups.data()) == 0;
   ::setfsgid(gid);
   ::setfsuid(uid);
-  if (groups_given_up && static_cast<gid_t>(::setfsgid(kNone)) == gid && static_cast<uid_t>(::setfsuid(kNone)) == uid) {
+  if (groups_changed && static_cast<gid_t>(::setfsgid(kNone)) == gid && static_cast<uid_t>(::setfsuid(kNone)) == uid) {
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(

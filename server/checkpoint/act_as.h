@@ -11,7 +11,8 @@
 
 namespace superoffload::checkpoint {
 
-// From here on this thread, and it alone, uses files with the rights of `uid`, its primary group and no other.
+// From here on this thread, and it alone, uses files with the rights of `uid` and of the groups that the machine's
+// user database has for it.
 // PERMISSION_DENIED: the daemon is not that user and lacks CAP_SETUID or CAP_SETGID; the thread must not go on.
 absl::Status ActAs(uid_t uid);
 
