@@ -18,6 +18,7 @@ std::string Describe(uid_t uid, const v1::CreateOptimizerRequest& request) {
   v1::DurableOptimizer durable;
   durable.set_uid(uid);
   *durable.mutable_request() = request;
+  durable.DiscardUnknownFields();  // nobody reads them, and nobody is charged for them
   return durable.SerializeAsString();
 }
 
@@ -41,6 +42,7 @@ absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const
   absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(optimizer.memory());
   if (!durable.ok()) return durable.status();
   *durable->mutable_request()->mutable_policies() = policies;
+  durable->DiscardUnknownFields();
   return optimizer.memory().Describe(durable->SerializeAsString());
 }
 
