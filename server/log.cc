@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "superoffload/v1/printable.h"
 
 namespace superoffload {
 namespace {
@@ -23,8 +24,8 @@ void Write(int priority, const char* level, const std::string& message) {
 
 }  // namespace
 
-void LogInfo(const std::string& message) { Write(6, "INFO", message); }
-void LogWarning(const std::string& message) { Write(4, "WARNING", message); }
-void LogError(const std::string& message) { Write(3, "ERROR", message); }
+void LogInfo(const std::string& message) { Write(6, "INFO", Printable(message)); }
+void LogWarning(const std::string& message) { Write(4, "WARNING", Printable(message)); }
+void LogError(const std::string& message) { Write(3, "ERROR", Printable(message)); }
 
 }  // namespace superoffload

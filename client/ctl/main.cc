@@ -14,6 +14,7 @@
 #include "client/ctl/commands.h"
 #include "client/ctl/doctor.h"
 #include "superoffload/client.hpp"
+#include "superoffload/v1/printable.h"
 
 ABSL_FLAG(std::string, endpoint, "",
           "the daemon's endpoint, unix:/path/control.sock; default: $SUPEROFFLOAD_ENDPOINT, else a running daemon's");
@@ -81,7 +82,7 @@ int Run(const std::vector<std::string>& words) {
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
-               std::string(status.message()).c_str());
+               Printable(std::string(status.message())).c_str());
   return 1;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "superoffload/v1/printable.h"
 
 namespace superoffload::ctl {
 namespace {
@@ -23,12 +24,12 @@ using Row = std::vector<std::string>;
 std::string Table(const std::vector<Row>& rows) {
   std::vector<size_t> widths(rows.front().size());
   for (const Row& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Printable(row[i]).size());
   }
   std::string text;
   for (const Row& row : rows) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
+    for (size_t i = 0; i < row.size(); ++i) absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), Printable(row[i]));
     absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
   }
   return text;
@@ -247,7 +248,7 @@ std::string RestoredText(const v1::Optimizer& o) {
 }
 
 std::string CheckpointText(const v1::CheckpointProgress& p) {
-  return absl::StrFormat("step %d, %s, in %s\n", p.committed_steps(), BytesText(p.bytes_written()), p.directory());
+  return absl::StrFormat("step %d, %s, in %s\n", p.committed_steps(), BytesText(p.bytes_written()), Printable(p.directory()));
 }
 
 std::string ProgressText(const v1::CheckpointProgress& p) {
@@ -261,7 +262,7 @@ std::string StepHeading() {
 }
 
 std::string StepText(const v1::StepReport& r) {
-  return absl::StrFormat(kStepFormat, r.optimizer(), absl::StrCat(r.step()), VerdictText(r.verdict()),
+  return absl::StrFormat(kStepFormat, Printable(r.optimizer()), absl::StrCat(r.step()), VerdictText(r.verdict()),
                          absl::StrFormat("%.5g", r.global_norm()), absl::StrFormat("%.4g", r.clip_coefficient()),
                          absl::StrCat(r.speculated_buckets(), "/", r.buckets()), absl::StrCat(r.republished_buckets()),
                          MillisecondsText(r.receive_duration()), MillisecondsText(r.exposed_duration()));

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "superoffload/v1/printable.h"
 
 namespace superoffload::rpc {
 namespace {
@@ -141,7 +142,7 @@ void SetStatistics(const engine::StepStatistics& statistics, v1::Optimizer* prot
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message()));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), Printable(std::string(status.message())));
 }
 
 absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& request) {

@@ -19,6 +19,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/memory/thread.h"
+#include "superoffload/v1/printable.h"
 
 namespace superoffload::transport {
 namespace {
@@ -44,8 +45,8 @@ superoffload_socket_reply Reply(superoffload_socket_kind kind) {
 superoffload_socket_reply ErrorReply(const absl::Status& status) {
   superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_ERROR);
   reply.code = static_cast<uint32_t>(status.code());
-  const size_t length = std::min<size_t>(status.message().size(), sizeof(reply.message) - 1);
-  std::memcpy(reply.message, status.message().data(), length);
+  const std::string message = Printable(std::string(status.message()));
+  std::memcpy(reply.message, message.data(), std::min(message.size(), sizeof(reply.message) - 1));
   return reply;
 }
 

@@ -262,3 +262,15 @@ def test_the_sockets_are_never_missing_while_a_successor_starts(shared):
         assert (name, moved_to) in events and (name, deleted) not in events, events
     second.terminate()
     assert second.wait(60) == 0
+
+
+def test_a_name_neither_forges_lines_nor_reaches_a_terminal(daemon):
+    evil = request("o")
+    evil.parameters[0].name = "w\n\x1b[2Jforged"
+    connection = Connection(daemon.endpoint)
+    connection.call("CreateOptimizer", evil)
+    shown = ctl(daemon, "describe", "o").stdout
+    assert "w\\x0a\\x1b[2Jforged" in shown and "\x1b" not in shown
+    missing = ctl(daemon, "restore", "o", "/nowhere\n\x1b[2J")
+    assert missing.returncode == 1 and "\x1b" not in missing.stderr and len(missing.stderr.splitlines()) == 1
+    connection.close()
