@@ -149,6 +149,41 @@ TEST_P(GpuStepTest, LiveParametersChangeOnlyWhenTheStepCommits) {
   attachment_.reset();
 }
 
+// The daemon writes a bucket's next parameters where the last ones are copied from: so a gradient must not get there
+// before they have landed, even if nobody waited for them. A skip would leave in HBM what was half overwritten.
+TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
+  ::setenv("FAKE_CUDA_SLOW", "HtoD=5000", 1);
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+  superoffload_verdict verdict;
+  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
+  ASSERT_EQ(superoffload_begin_step(handle(), 1), 0) << superoffload_last_error();
+  const auto buckets = static_cast<uint32_t>(layout().buckets_size());
+  for (uint32_t i = 0; i < buckets; ++i) {
+    const uint64_t elements = layout().buckets(static_cast<int>(i)).elements();
+    const superoffload_tensor whole{gradient_->device(), 0, elements};
+    // The last one has the step skipped.
+    const uint16_t bits = i + 1 < buckets ? kTenth : kInfinity;
+    if (bits == kInfinity) {
+      Tensor::Require(device_->driver().StreamSynchronize(
+          reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle()))));  // those before are packed
+      for (size_t j = 0; j < kGradientBytes; j += 2) std::memcpy(gradient_->host() + j, &bits, sizeof(bits));
+      Tensor::Require(
+          device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
+    }
+    ASSERT_EQ(superoffload_gpu_gradient_ready(handle(), i, &whole, 1, v1::DATA_TYPE_BFLOAT16, stream()), 0)
+        << superoffload_last_error();
+  }
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
+  EXPECT_EQ(verdict.kind, static_cast<uint32_t>(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE));
+  ASSERT_NO_FATAL_FAILURE(AwaitAll());
+  EXPECT_TRUE(LiveIsHosts());
+  attachment_.reset();
+}
+
 // Whatever was launched before the step's end reads the parameters of the step before, however late it runs.
 TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
