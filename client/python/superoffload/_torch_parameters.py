@@ -171,21 +171,3 @@ def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
         parameter.slots = tuple(
             _view(attachment.gradients(offset, size), tensor) for offset in placement.gradient_offsets
         )
-
-
-def state_tensors(hosted: list[HostedParameter], attachment: Attachment) -> dict[str, dict[str, torch.Tensor]]:
-    """Copies of masters and moments by parameter name, fp32, in the parameter's shape."""
-    layout = attachment.optimizer.layout
-    arrays = {
-        "master": layout.master_offset,
-        "exp_avg": layout.exp_avg_offset,
-        "exp_avg_sq": layout.exp_avg_sq_offset,
-    }
-    result = {}
-    for parameter, placement in zip(hosted, layout.placements, strict=True):
-        like = torch.empty(parameter.tensor.shape, dtype=torch.float32, device="meta")
-        result[parameter.name] = {
-            key: _view(attachment.state(offset + 4 * placement.state_offset, 4 * like.numel()), like).clone()
-            for key, offset in arrays.items()
-        }
-    return result
