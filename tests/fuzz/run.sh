@@ -6,8 +6,8 @@ cd "$(dirname "$0")/../.."
 seconds=10
 [[ "${1:-}" == --seconds ]] && seconds="$2"
 
-cmake --preset fuzz >/dev/null
-ninja -C build/fuzz --quiet $(sed -n 's/^foreach(name IN ITEMS \(.*\))/\1/p' tests/fuzz/CMakeLists.txt | sed 's/\(\S*\)/fuzz_\1/g')
+cmake --preset asan >/dev/null
+ninja -C build/asan --quiet $(sed -n 's/^foreach(name IN ITEMS \(.*\))/\1/p' tests/fuzz/CMakeLists.txt | sed 's/\(\S*\)/fuzz_\1/g')
 failures=0 count=0
 for corpus in tests/fuzz/corpus/*/; do
   name=$(basename "$corpus")
@@ -15,7 +15,7 @@ for corpus in tests/fuzz/corpus/*/; do
   mkdir -p "$found"
   count=$((count + 1))
   echo "== fuzz_$name"
-  if ! "build/fuzz/tests/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -max_len=4096 \
+  if ! "build/asan/tests/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -max_len=4096 \
     -artifact_prefix="$found/" "$found" "$corpus" >"$found.log" 2>&1; then
     failures=$((failures + 1))
     tail -40 "$found.log"
