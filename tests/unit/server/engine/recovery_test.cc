@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "server/engine/step_engine.h"
+#include "tests/support/engine_parameters.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
@@ -89,9 +90,7 @@ class NullObserver final : public StepObserver {
   void OnStep(const StepReport&) override {}
 };
 
-using Parameter = std::tuple<SpeculationPolicy, size_t>;
-
-class RecoveryTest : public ::testing::TestWithParam<Parameter> {
+class RecoveryTest : public ::testing::TestWithParam<EngineParameters> {
  protected:
   RecoveryTest() : layout_(*PlanLayout(Spec())) {
     sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096,
@@ -175,10 +174,8 @@ TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
-                         ::testing::Combine(::testing::Values(SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
-                                                              SpeculationPolicy::kAdaptive),
-                                            ::testing::Values(1, 3)));
+INSTANTIATE_TEST_SUITE_P(All, RecoveryTest, ::testing::Combine(kEveryPolicy, ::testing::Values(1, 3)),
+                         EngineParametersName);
 
 TEST(RecordTest, AnotherVersionAndDamageAreRefusedAndLeftAsTheyAre) {
   constexpr size_t kGroups = 2, kChunks = 5;

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <thread>
 
+#include "tests/support/engine_parameters.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
@@ -334,7 +335,7 @@ class TrainingRun {
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> snapshots_;
 };
 
-class ExactnessTest : public ::testing::TestWithParam<std::tuple<SpeculationPolicy, size_t>> {
+class ExactnessTest : public ::testing::TestWithParam<EngineParameters> {
  protected:
   void Run(Scenario scenario, int steps = 60) {
     std::tie(scenario.policy, scenario.threads) = GetParam();
@@ -397,10 +398,8 @@ TEST_P(ExactnessTest, SnapshotsAreOfOneMomentAndChangeNothing) {
   EXPECT_GT(snapshots_, 2u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ExactnessTest,
-                         ::testing::Combine(::testing::Values(SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
-                                                              SpeculationPolicy::kAdaptive),
-                                            ::testing::Values(1, 2, 3, 4)));
+INSTANTIATE_TEST_SUITE_P(All, ExactnessTest, ::testing::Combine(kEveryPolicy, ::testing::Values(1, 2, 3, 4)),
+                         EngineParametersName);
 
 class StepEngineTest : public ::testing::Test {
  protected:
