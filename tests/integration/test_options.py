@@ -1,5 +1,6 @@
 """Options and names: what changes nothing is taken, what would have to change results is refused."""
 
+import re
 import warnings
 
 import grpc
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import superoffload.torch
+from superoffload import _torch_options
 
 
 def build():
@@ -221,3 +223,7 @@ def test_pushing_keeps_the_masters_of_parameters_that_are_the_published_ones():
     optimizer.push_params()
     before[3, 5] = 0.75
     assert torch.equal(optimizer.state_tensors()["weight"]["master"], before)
+@pytest.mark.parametrize("program", ["-c", "-m", "", "/home/me/train.py", "a script"])
+def test_the_name_that_is_made_for_an_anonymous_optimizer_is_no_option(monkeypatch, program):
+    monkeypatch.setattr("sys.argv", [program])
+    assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]*-\d+-[0-9a-f]{8}", _torch_options.make_name())

@@ -32,7 +32,7 @@ _ALGORITHMS = {optimizer_pb2.ALGORITHM_ADAMW: "AdamW", optimizer_pb2.ALGORITHM_A
 
 def make_name() -> str:
     """For an optimizer that nobody will ask for by name."""
-    program = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(sys.argv[0]) or "python")
+    program = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(sys.argv[0])).lstrip("-") or "python"  # "-c": no option
     return f"{program}-{os.getpid()}-{uuid.uuid4().hex[:8]}"[-128:]
 
 
