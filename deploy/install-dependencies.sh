@@ -43,11 +43,11 @@ fi
 
 if [[ " $* " == *" --python "* ]]; then
   [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
-  if ! "$venv/bin/python" -c 'import torch, jax, grpc_tools, transformers, accelerate, pytest, prometheus_client' 2>/dev/null; then
+  if ! "$venv/bin/python" -c 'import torch, jax, grpc_tools, transformers, accelerate, pytest, xdist, prometheus_client' 2>/dev/null; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
     "$venv/bin/pip" install -q grpcio grpcio-tools grpcio-health-checking grpcio-reflection protobuf \
-      transformers accelerate jax pytest prometheus_client
+      transformers accelerate jax pytest pytest-xdist prometheus_client
   fi
   "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Cross-compiles everything for Grace's architecture and runs it under emulation: the kernel tests with 128-bit SVE2, as
+# Cross-compiles what runs there for Grace's architecture and runs it under emulation: the kernel tests with 128-bit SVE2, as
 # Grace has, and with 256-bit and 2048-bit SVE2, which must not change a bit; and the arm64 daemon against this machine's C++ trainer
 # and this machine's scalar reference, over the same shared memory; likewise with the fake GPU, whose memory both map.
 # Usage: tests/arm64.sh HOST_BUILD_DIRECTORY RESULTS_DIRECTORY
@@ -10,12 +10,13 @@ sysroot="$PWD/build/arm64-sysroot" build="$PWD/build/arm64"
 
 deploy/arm64/sysroot.sh "$sysroot"
 cmake --preset arm64 >/dev/null
-ninja -C "$build" --quiet
+ninja -C "$build" --quiet kernels_test superoffloadd superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
 
 run_arm64() { qemu-aarch64-static -cpu "max,sve-default-vector-length=$1" -L "$sysroot" "${@:2}"; }
+# Each of these keeps one core busy.
 for bytes in 16 32 256; do
   run_arm64 $bytes "$build/tests/unit/kernels/kernels_test" --gtest_brief=1 \
-    --gtest_output="xml:$results/arm64-sve$bytes.xml"
+    --gtest_output="xml:$results/arm64-sve$bytes.xml" &
 done
 
 daemon="$build/superoffloadd-emulated"
@@ -28,3 +29,4 @@ SUPEROFFLOAD_DAEMON="$daemon" "$host/tests/integration/integration_test" --gtest
 SUPEROFFLOAD_DAEMON="$daemon" LD_LIBRARY_PATH="$host/tests/support/fake-cuda" "$host/tests/integration/gpu_test" \
   --gtest_brief=1 --gtest_filter='*/DaemonDescriptor:*/DaemonResident:*/Trainer' \
   --gtest_output="xml:$results/arm64-gpu.xml" </dev/null
+wait

@@ -1,47 +1,60 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs every test, and ends with "N passed, N failed".
-# Usage: tests/run.sh [--quick]   --quick skips the long exactness runs
+# Usage: tests/run.sh [--quick]   --quick: no long exactness runs, emulation, fuzzers or sanitizers
+# Compilers' results are kept by ccache, and virtual machines and sysroots in build/, from one run to the next.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
 build="$(realpath -m "${SUPEROFFLOAD_BUILD:-build/test}")"
+results="$build/results"
 quick=0
 [[ "${1:-}" == --quick ]] && quick=1
 
-say() { printf '== [%3ds] %s\n' "$SECONDS" "$*"; }
+# What there is to do, and the minutes that it takes on two cores when nothing is there yet.
+# The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
+steps=("3 dependencies" "4 build" "2 cpp_tests" "5 arm64" "7 asan" "6 python_tests" "7 tsan")
+((quick)) && steps=("3 dependencies" "4 build" "1 cpp_tests" "5 python_tests")
 
-say "dependencies"
-deploy/install-dependencies.sh --python --tests || exit 1
-say "building (about 5 minutes from nothing on 2 cores)"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null || exit 1
-ninja -C "$build" --quiet || exit 1
+dependencies() { deploy/install-dependencies.sh --python --tests; }
 
-results="$build/results"
-rm -rf "$results" && mkdir -p "$results"
-say "C++ tests (about 2 minutes)"
-exclude=()
-ignored=()
-((quick)) && exclude=(--exclude-regex 'ExactnessTest') && ignored=(--ignore tests/fuzz)
-ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
-  --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start ' 
-if ((!quick)); then
-  say "arm64 under emulation (about 1 minute and a build of 2)"
-  tests/arm64.sh "$build" "$results"
-fi
-say "Python tests, faults and fuzzers (about 4 minutes and a build of 2)"
+build() {
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null && ninja -C "$build" --quiet
+}
+
+cpp_tests() {
+  local exclude=()
+  ((quick)) && exclude=(--exclude-regex 'ExactnessTest')
+  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
+    --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start '
+}
+
+# Tests wait a lot, for daemons and disks: one more at once than there are cores.
+python_tests() {
+  local ignored=()
+  ((quick)) && ignored=(--ignore tests/fuzz)
+  "$venv/bin/python" -m pytest -q --import-mode=importlib -n $(($(nproc) + 1)) --dist loadfile tests "${ignored[@]}" \
+    --junitxml "$results/pytest.xml"
+}
+
+arm64() { tests/arm64.sh "$build" "$results"; }
+asan() { tests/sanitizers.sh asan "$venv/bin/python" "$results"; }
+tsan() { tests/sanitizers.sh tsan "$venv/bin/python" "$results"; }
+
 export SUPEROFFLOAD_BUILD="$build"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
-"$venv/bin/python" -m pytest -q --import-mode=importlib tests "${ignored[@]}" --junitxml "$results/pytest.xml"
+rm -rf "$results" && mkdir -p "$results"
+for step in "${steps[@]}"; do
+  left=0
+  for other in "${steps[@]}"; do [[ "$other" == "$step" || $left -gt 0 ]] && left=$((left + ${other% *})); done
+  printf '== [%2d:%02d] %s: %d minutes; until the end %d, less where something is there already\n' \
+    $((SECONDS / 60)) $((SECONDS % 60)) "${step#* }" "${step% *}" "$left"
+  "${step#* }" || [[ "$step" != *dependencies && "$step" != *build ]] || exit 1
+done
+printf '== [%2d:%02d] done\n' $((SECONDS / 60)) $((SECONDS % 60))
+
 expected=(ctest.xml pytest.xml)
-if ((!quick)); then
-  for sanitizer in asan tsan; do
-    say "$sanitizer (about 3 minutes and a build of 5)"
-    tests/sanitizers.sh "$sanitizer" "$venv/bin/python" "$results"
-    expected+=("$sanitizer.xml" "$sanitizer-pytest.xml")
-  done
-  expected+=(arm64-sve16.xml arm64-sve32.xml arm64-sve256.xml arm64-daemon.xml arm64-gpu.xml)
-fi
-say "done"
+((quick)) || expected+=(arm64-sve16.xml arm64-sve32.xml arm64-sve256.xml arm64-daemon.xml arm64-gpu.xml
+  asan.xml asan-pytest.xml tsan.xml tsan-pytest.xml)
 "$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'
 import pathlib, sys, xml.etree.ElementTree as xml
 passed = failed = 0

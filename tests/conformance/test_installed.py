@@ -5,7 +5,8 @@ import pathlib
 import re
 import subprocess
 
-BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
+from tests.support.build_directory import BUILD, exclusively
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 PROJECT = """
@@ -39,7 +40,8 @@ def run(*words, **arguments):
 
 def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
     root = tmp_path / "root"
-    run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
+    with exclusively():
+        run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
     (readme,) = re.findall(r"```cmake\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(readme=readme))
     (tmp_path / "plain.c").write_text(PLAIN)

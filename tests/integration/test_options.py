@@ -223,6 +223,8 @@ def test_pushing_keeps_the_masters_of_parameters_that_are_the_published_ones():
     optimizer.push_params()
     before[3, 5] = 0.75
     assert torch.equal(optimizer.state_tensors()["weight"]["master"], before)
+
+
 @pytest.mark.parametrize("program", ["-c", "-m", "", "/home/me/train.py", "a script"])
 def test_the_name_that_is_made_for_an_anonymous_optimizer_is_no_option(monkeypatch, program):
     monkeypatch.setattr("sys.argv", [program])

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-BUILD = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"])
+from tests.support.build_directory import BUILD, exclusively
+
 ROOT = BUILD / "systemd-root"
 TRAINER = BUILD / "client" / "train_bigram"
 SERVICE = "superoffloadd@0.service"
@@ -23,6 +24,7 @@ def run(*words, **arguments):
     return subprocess.run(words, check=True, capture_output=True, text=True, **arguments).stdout
 
 
+@exclusively()
 def make_package():
     run("cmake", f"-DSUPEROFFLOAD_PYTHON={shutil.which('python3', path=os.path.dirname(os.sys.executable))}", BUILD)
     run("ninja", "-C", BUILD)
