@@ -189,9 +189,6 @@ def test_a_step_that_is_skipped_after_backward(ours):  # noqa: F811
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_evaluation_between_backward_and_step(ours, clip):  # noqa: F811
-    if clip and ours.form.startswith("gpu"):
-        pytest.skip("copies to the GPU start with the first bucket")
-
     def loop(make):
         model = net()
         optimizer = make(model.parameters())

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.multiprocessing  # tensors in ForkingPickler
-from tests.support.loops import assert_agree, batch, loop_daemon, net, ours_on_host, theirs  # noqa: F401
+from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, ours_on_host, theirs  # noqa: F401
 
 import superoffload
 
@@ -62,7 +62,7 @@ def train(make, write, step_of, model=None):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ours_on_host, write):  # noqa: F811
+def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ours, write):  # noqa: F811
     model, written = net(), []
 
     def write_and_remember(model, slow):
@@ -70,8 +70,8 @@ def test_written_parameters_are_an_error_before_the_step_that_would_undo_them(ou
         written[:] = [p.detach().clone() for p in model.parameters()]
 
     with pytest.raises(superoffload.Error, match=CHANGED):
-        train(ours_on_host, write_and_remember, lambda optimizer: optimizer.step(), model)
-    (optimizer,) = ours_on_host.built
+        train(ours, write_and_remember, lambda optimizer: optimizer.step(), model)
+    (optimizer,) = ours.built
     assert optimizer.last_result.committed_steps == 3, "nothing was committed on top of the change"
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), written, strict=True)), "and nothing undone"
 

@@ -1,4 +1,7 @@
-"""A model's parameters: they change in step() and nowhere else, and what others write to them is found."""
+"""A model's parameters: they change in step() and nowhere else, and what others write to them is found.
+
+Those on a GPU: _torch_gpu_live.py.
+"""
 
 import abc
 
@@ -19,6 +22,10 @@ class LiveParameters(abc.ABC):
     @abc.abstractmethod
     def adopt(self) -> None:
         """The model's parameters become the published ones."""
+
+    @abc.abstractmethod
+    def before_step(self) -> None:
+        """A step is about to begin: the published parameters are still those of the last one."""
 
     @abc.abstractmethod
     def on_commit(self) -> None:
@@ -67,6 +74,9 @@ class HostParameters(LiveParameters):
         super().__init__(hosted)
         self._digests: list[int] = []
 
+    def before_step(self) -> None:
+        pass  # the digests are there
+
     def on_commit(self) -> None:
         self.adopt()
 
@@ -99,38 +109,3 @@ class HostParameters(LiveParameters):
         tensors = [parameter.tensor.detach().contiguous() for parameter in self._hosted]  # itself where it is
         runs = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in tensors]
         return _memory.copy_and_digest(runs, torch.get_num_threads())
-
-
-class GpuParameters(LiveParameters):
-    """On a GPU they are views of the memory that the published ones are copied to."""
-
-    def __init__(self, hosted: list[HostedParameter]) -> None:
-        super().__init__(hosted)
-        self._versions: list[int] = []
-
-    def on_commit(self) -> None:
-        pass  # they are copied there
-
-    def adopt(self) -> None:
-        for parameter in self._hosted:
-            parameter.tensor.data = parameter.theta
-        self.keep()
-
-    def push(self) -> None:
-        for parameter in self._hosted:
-            if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
-                parameter.theta.copy_(parameter.tensor.detach())
-
-    def keep(self) -> None:
-        self._versions = [parameter.tensor._version for parameter in self._hosted]
-
-    def changed(self) -> list[str]:
-        return [
-            parameter.name
-            for parameter, version in zip(self._hosted, self._versions, strict=True)
-            if parameter.tensor._version != version or parameter.tensor.data_ptr() != parameter.theta.data_ptr()
-        ]
-
-    def close(self) -> None:
-        for parameter in self._hosted:
-            parameter.tensor.data = parameter.theta.clone()

@@ -14,7 +14,8 @@ Parameters change in ``step()`` and nowhere else; a gradient belongs to the loop
   the first steps, and whenever the loop's pattern of calls has changed, nothing leaves early and every bit is compared;
   later 64 bytes of every 4 KiB, at a place chosen anew each step. If the loop has changed one, all are handed over
   again, and from then on in ``step()``. ``overlap=False`` is exact always.
-- Parameters that somebody else has written are an error in ``step()``, before anything is committed.
+- Parameters that somebody else has written are an error in ``step()``, before anything is committed. On a GPU
+  writes that bump no version (``.data``, collectives) are looked for in two bytes of every 16 KiB.
 - A parameter without a gradient in a step counts as one with a zero gradient (torch leaves it alone); it is named once.
 - On a GPU parameters become views of memory that the daemon's are copied to, a gradient that has left early is NaN
   until ``step()`` and None after it, and ``step()`` does not wait for the new parameters: the forward of each module
@@ -52,8 +53,9 @@ from superoffload._daemon import resolve_endpoint
 from superoffload._error import Error
 from superoffload._gpu_attachment import MOVERS, GpuAttachment, GpuReport, Mover, measure_casts
 from superoffload._torch_forward import ForwardWaits
+from superoffload._torch_gpu_live import GpuParameters
 from superoffload._torch_hand_over import HandOver, HostHandOver
-from superoffload._torch_live import GpuParameters, HostParameters, LiveParameters
+from superoffload._torch_live import HostParameters, LiveParameters
 from superoffload._torch_missing import MissingGradients
 from superoffload._torch_overlap import Overlap
 from superoffload._torch_residents import ResidentTuner
@@ -193,6 +195,7 @@ class AdamW(StateOwner):
         self.max_grad_norm = max_grad_norm
         self.last_result: StepResult | None = None
         self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
+        self._forward_waits: ForwardWaits | None = None
         self._clip = _torch_clip.ClipCalls()  # of the open step
         self._warned_of_empty_step = False
         self._anonymous = name is None
@@ -216,7 +219,6 @@ class AdamW(StateOwner):
         make_hand_over = HostHandOver if self._gpu is None else _torch_gpu_hand_over.GpuHandOver
         prepare_step = weakref.WeakMethod(self._prepare_step)
         self._hand_over: HandOver = make_hand_over(self._attachment, self._hosted, overlap, prepare_step)
-        self._forward_waits: ForwardWaits | None = None
         self._tuner: ResidentTuner | None = None
         self._attached = True
         self._own_state(state_directory, continues=not created and sync != "push_params")
@@ -257,11 +259,17 @@ class AdamW(StateOwner):
             if request.sync == optimizer_pb2.SYNC_CHECK:
                 request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
         self._attachment = self._make_attachment(request)
-        self._live: LiveParameters = (HostParameters if self._gpu is None else GpuParameters)(self._hosted)
+        self._live = self._make_live()
         if request.sync == optimizer_pb2.SYNC_PUSH:
             self._push()
         self._live.adopt()
         return created
+
+    def _make_live(self) -> LiveParameters:
+        if self._gpu is None:
+            return HostParameters(self._hosted)
+        synchronize = weakref.WeakMethod(self.synchronize)
+        return GpuParameters(self._hosted, self._attachment, lambda: synchronize()())
 
     def _make_attachment(self, request: optimizer_pb2.AttachOptimizerRequest) -> Attachment:
         if self._gpu is None:
@@ -488,6 +496,7 @@ class AdamW(StateOwner):
             self.synchronize()
 
     def _prepare_step(self) -> None:
+        self._live.before_step()
         self._send_groups()
 
     def _check_parameters(self) -> None:
