@@ -43,7 +43,7 @@ def test_a_named_optimizer_is_there_again_after_a_stop(tmp_path):
     weight, undisturbed, nameless = weights(), weights(), weights()
     optimizer = superoffload.torch.AdamW([weight], endpoint=daemon.endpoint, name="run-17", speculation="never")
     anonymous = superoffload.torch.AdamW([nameless], endpoint=daemon.endpoint)
-    reference = superoffload.torch.AdamW([undisturbed], name="undisturbed")
+    reference = superoffload.torch.AdamW([undisturbed])
     train(optimizer, weight, 3)
     train(anonymous, nameless, 1)
     train(reference, undisturbed, 6)
