@@ -3,7 +3,7 @@
 Both train the same bf16 Llama-architecture model of transformers on random tokens, step by step in turn, in one
 process; the in-process optimizer holds fp32 masters (bf16 parameters are cast from them after each step), as the
 daemon does. Prints medians of the whole step and of its optimizer part (from the end of backward to usable
-parameters), and ratios.
+parameters), ratios, and what part of a step the guards take: looking for parameters and gradients that others wrote.
 
     python client/bench/train_step_bench.py [--endpoint unix:/path] [--steps 20] [--hidden 512] [--layers 6]
 """
@@ -16,6 +16,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import superoffload.torch
+
+WARM_UP = 5  # superoffload watches the first steps, with nothing handed over early
 
 
 def make_model(hidden: int, layers: int) -> torch.nn.Module:
@@ -60,6 +62,26 @@ def timed_step(model: torch.nn.Module, optimizer, tokens: torch.Tensor) -> tuple
     return end - begin, end - backward_end
 
 
+def time_guards(optimizer: superoffload.torch.AdamW) -> list[float]:
+    """Returns a list that grows by the seconds of each call."""
+    seconds: list[float] = []
+
+    def time_calls(owner: object, name: str) -> None:
+        guard = getattr(owner, name)
+
+        def timed():
+            begin = time.perf_counter()
+            result = guard()
+            seconds.append(time.perf_counter() - begin)
+            return result
+
+        setattr(owner, name, timed)
+
+    time_calls(optimizer._live, "changed")
+    time_calls(optimizer._hand_over, "_find_edited")
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--endpoint")
@@ -78,10 +100,13 @@ def main() -> None:
     }
     tokens = torch.randint(0, 8192, (1, arguments.tokens))
     times = {name: [] for name in models}
-    for step in range(arguments.steps + 3):
+    guards = time_guards(optimizers["superoffload"])
+    for step in range(arguments.steps + WARM_UP):
+        if step == WARM_UP:
+            guards.clear()
         for name, model in models.items():
             sample = timed_step(model, optimizers[name], tokens)
-            if step >= 3:
+            if step >= WARM_UP:
                 times[name].append(sample)
     count = sum(p.numel() for p in models["superoffload"].parameters())
     print(f"{count / 1e6:.1f} M parameters, medians of {arguments.steps} steps taken in turn")
@@ -93,6 +118,8 @@ def main() -> None:
         print(f"{name:14} {whole * 1e3:10.1f} {part * 1e3:20.1f}")
     ours, theirs = medians["superoffload"], medians["torch fused"]
     print(f"{'ratio':14} {ours[0] / theirs[0]:10.2f} {ours[1] / theirs[1]:20.2f}")
+    whole = sum(sample[0] for sample in times["superoffload"])
+    print(f"guards take {100 * sum(guards) / whole:.2f} % of superoffload's step")
     optimizers["superoffload"].close()
 
 
