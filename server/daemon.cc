@@ -223,8 +223,11 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
                                    partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read(),
                                    table_.GpuUses()};
     });
-    if (!bound.ok()) return bound.status();
-    metrics_address_ = *bound;
+    if (bound.ok()) {
+      metrics_address_ = *bound;
+    } else {
+      LogWarning(absl::StrCat("no metrics: ", bound.status().message()));  // optimizers are worth more
+    }
   }
   absl::StatusOr<memory::FileDescriptor> control_listener =
       Listener(std::move(inheritance.control_socket), kControlSocket, SOCK_STREAM);
@@ -334,6 +337,7 @@ Daemon::~Daemon() {
     directory_->RemoveSockets();
     if (!service_manager_.RestartsUs()) stop_checkpoints_.Write(table_.List({.is_operator = true}));
     LogInfo(absl::StrCat("stopped; ", table_.size(), " optimizers were settled"));
+    service_manager_.Stopped();
     if (!ended) ::_exit(0);  // a thread still uses what would be destroyed here
   }
   metrics_.Close();

@@ -1,6 +1,8 @@
 // The keeper: a service manager for places without systemd (containers, tests). It starts the daemon, keeps the
-// descriptors that the daemon gives it, and starts the daemon again with them when it dies. It speaks systemd's
-// protocol (sd_notify(3), sd_listen_fds(3)), so that the daemon knows only one.
+// descriptors that the daemon gives it, and starts the daemon again with them when it dies (keeper_protocol.h).
+//
+// While it keeps anything, nothing ends it but the daemon's exit on purpose or a signal: a daemon that cannot start is
+// started again and again, with growing pauses. A keeper that is killed is replaced by the daemon (keeper_link.h).
 #ifndef SUPEROFFLOAD_SERVER_KEEPER_H_
 #define SUPEROFFLOAD_SERVER_KEEPER_H_
 
@@ -9,8 +11,9 @@
 
 namespace superoffload {
 
-// Runs `command` until it exits by itself, and returns its exit status. SIGTERM and SIGINT are passed on to it. A
-// command that is killed or crashes is started again, after a short pause when it had only just started.
+// Runs `command`, or serves the daemon that has started this process, until the daemon exits on purpose; returns the
+// exit status. A command that exits with an error when nothing is kept ends it, too. SIGTERM and SIGINT are passed on;
+// while no daemon runs they end the keeper, and SIGHUP has it try again at once.
 int RunKeeper(const std::vector<std::string>& command);
 
 }  // namespace superoffload

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/config.h"
 #include "server/daemon.h"
+#include "server/descriptor_limit.h"
 #include "server/keeper.h"
 #include "server/log.h"
 #include "server/partition/partition.h"
@@ -147,6 +148,7 @@ int main(int argc, char** argv) {
   }
   if (absl::GetFlag(FLAGS_prepare_partition)) return superoffload::RunPartition(/*prepare=*/true);
   if (absl::GetFlag(FLAGS_remove_partition)) return superoffload::RunPartition(/*prepare=*/false);
+  superoffload::RaiseDescriptorLimit();
   if (absl::GetFlag(FLAGS_keeper)) {
     std::vector<std::string> command{"/proc/self/exe"};
     for (int i = 1; i < argc; ++i) command.push_back(argv[i]);

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/keeper_protocol.h"
 
 namespace superoffload {
 
@@ -38,10 +40,21 @@ std::string JobType() {
   return result;
 }
 
+// Invalid where no keeper has started the daemon.
+memory::FileDescriptor KeeperSocket() {
+  const char* const number = std::getenv(kKeeperSocketVariable);
+  int fd = -1;
+  if (number == nullptr || !absl::SimpleAtoi(number, &fd) || ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return {};
+  ::unsetenv(kKeeperSocketVariable);
+  return memory::FileDescriptor(fd);
+}
+
 }  // namespace
 
 ServiceManager::ServiceManager()
-    : socket_(std::getenv("NOTIFY_SOCKET") == nullptr ? "" : std::getenv("NOTIFY_SOCKET")), present_(!socket_.empty()) {}
+    : socket_(std::getenv("NOTIFY_SOCKET") == nullptr ? "" : std::getenv("NOTIFY_SOCKET")),
+      present_(std::getenv(kKeeperSocketVariable) != nullptr || !socket_.empty()),
+      keeper_socket_(KeeperSocket()) {}
 
 bool ServiceManager::RestartsUs() const { return socket_ == "/run/systemd/notify" && JobType() == "restart"; }
 
@@ -62,24 +75,43 @@ Inheritance ServiceManager::TakeInheritance() {
     std::free(names[i]);
   }
   std::free(names);
+  if (keeper_socket_.valid()) {
+    std::map<std::string, std::vector<int>> kept;
+    for (const auto& [name, fds] : inheritance.kept) {
+      for (const memory::FileDescriptor& fd : fds) kept[name].push_back(fd.get());
+    }
+    keeper_ = std::make_unique<KeeperLink>(std::move(keeper_socket_), std::move(kept));
+  }
   return inheritance;
 }
 
-void ServiceManager::Ready() { ::sd_notify(0, "READY=1"); }
+void ServiceManager::Ready() {
+  if (keeper_ != nullptr) return keeper_->Ready();
+  ::sd_notify(0, "READY=1");
+}
 
 void ServiceManager::ExtendTimeout(absl::Duration time) {
   ::sd_notify(0, absl::StrCat("EXTEND_TIMEOUT_USEC=", absl::ToInt64Microseconds(time)).c_str());
 }
 
-void ServiceManager::Stopping() { ::sd_notify(0, "STOPPING=1"); }
+void ServiceManager::Stopping() {
+  if (keeper_ != nullptr) return keeper_->Stop();
+  ::sd_notify(0, "STOPPING=1");
+}
+
+void ServiceManager::Stopped() {
+  if (keeper_ != nullptr) keeper_->Stopped();
+}
 
 void ServiceManager::Keep(const std::string& name, const std::vector<int>& fds) {
+  if (keeper_ != nullptr) return keeper_->Keep(name, fds);
   // One message, so that the store has all of an optimizer's memory or none. memfds never hang up: no polling.
   const std::string message = absl::StrCat("FDSTORE=1\nFDNAME=", name, "\nFDPOLL=0");
   ::sd_pid_notify_with_fds(0, 0, message.c_str(), fds.data(), static_cast<unsigned>(fds.size()));
 }
 
 void ServiceManager::Drop(const std::string& name) {
+  if (keeper_ != nullptr) return keeper_->Drop(name);
   ::sd_notify(0, absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name).c_str());
 }
 

@@ -7,7 +7,8 @@
 
 namespace superoffload::optimizer {
 
-// Thread-safe. Names are unique; the descriptors of a name are kept and dropped together.
+// Thread-safe. Names are unique; the descriptors of a name are kept and dropped together, and stay open until they are
+// dropped.
 class DescriptorStore {
  public:
   virtual ~DescriptorStore() = default;

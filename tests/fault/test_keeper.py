@@ -1,0 +1,172 @@
+"""The keeper loses no optimizer: under few descriptors, when the daemon cannot start, stopped, killed itself."""
+
+import os
+import pathlib
+import resource
+import signal
+import socket
+import time
+
+import pytest
+from tests.conftest import Daemon
+
+from superoffload._control import Connection
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2 as pb
+
+OFF = "--metrics_address=off"
+
+
+def create(connection, *names):
+    for name in names:
+        request = pb.CreateOptimizerRequest(name=name, groups=[pb.ParameterGroup(lr=1e-3, eps=1e-8)])
+        request.parameters.add(name="weight", shape=[8], dtype=pb.DATA_TYPE_FLOAT32)
+        connection.call("CreateOptimizer", request, timeout_seconds=30)
+
+
+def names(connection):
+    return {optimizer.name for optimizer in connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers}
+
+
+def children(pid):
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return result
+
+
+def reconnected(daemon):
+    def connect():
+        try:
+            return Connection(daemon.endpoint)
+        except Error:
+            return None
+
+    return wait_until(connect)
+
+
+def threads_children(pid):
+    """Of all its threads: the daemon starts a keeper in one of them."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.fixture
+def few_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_soft_limit_of_1024_descriptors_costs_no_optimizer(few_descriptors):
+    kept = Daemon("--keeper", OFF)
+    many = {f"run-{i}" for i in range(230)}  # 1150 descriptors
+    create(Connection(kept.endpoint), *many)
+    for _ in range(2):
+        (victim,) = children(kept.process.pid)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda killed=victim: children(kept.process.pid) not in ([], [killed]))
+        assert names(reconnected(kept)) == many
+    assert kept.stop() == 0, kept.log
+
+
+def test_a_daemon_that_cannot_start_is_tried_again_until_it_can(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text('metrics_address: "off"')
+    kept = Daemon("--keeper", f"--config={config}")
+    create(Connection(kept.endpoint), "run")
+    config.write_text("a typo")
+    (victim,) = children(kept.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    tried = set()
+
+    def several_failed():
+        tried.update(children(kept.process.pid))
+        return len(tried - {victim}) > 2
+
+    wait_until(several_failed)
+    config.write_text('metrics_address: "off"')
+    kept.process.send_signal(signal.SIGHUP)
+    assert names(reconnected(kept)) == {"run"}
+    assert kept.stop() == 0, kept.log
+    assert f"optimizer-{os.getuid()}-run" in kept.log  # what is held
+
+
+def test_a_daemon_that_never_started_ends_its_keeper(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text("a typo")
+    with pytest.raises(AssertionError, match="superoffloadd.textproto"):
+        Daemon("--keeper", f"--config={config}")
+
+
+def test_a_taken_metrics_port_is_no_reason_to_end():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metered = Daemon(f"--metrics_address=127.0.0.1:{taken.getsockname()[1]}")
+        assert metered.info.metrics_address == ""
+        assert metered.stop() == 0
+        assert "no metrics" in metered.log
+
+
+def test_a_killed_keeper_is_replaced_and_gets_the_memory():
+    kept = Daemon("--keeper", OFF)
+    connection = Connection(kept.endpoint)
+    create(connection, "before")
+    (daemon,) = children(kept.process.pid)
+    for generation in range(2):
+        keeper = kept.process.pid if generation == 0 else threads_children(daemon)[0]
+        os.kill(keeper, signal.SIGKILL)
+        kept.process.wait()
+        wait_until(lambda killed=keeper: threads_children(daemon) not in ([], [killed]))
+        create(connection, f"after-{generation}")  # the same daemon serves on
+    (keeper,) = threads_children(daemon)
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: children(keeper))
+    assert names(reconnected(kept)) == {"before", "after-0", "after-1"}
+    os.kill(keeper, signal.SIGTERM)
+    wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
+    kept.channel.close()
+
+
+def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
+    kept = Daemon("--keeper", OFF)
+    connection = Connection(kept.endpoint)
+    (daemon,) = children(kept.process.pid)
+    os.kill(kept.process.pid, signal.SIGSTOP)
+    many = {f"run-{i}" for i in range(100)}
+    create(connection, *many)
+    for name in many - {"run-7"}:  # more messages than the socket holds
+        for _ in range(2):
+            connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=name), timeout_seconds=30)
+            create(connection, name)
+    connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="run-7"), timeout_seconds=30)
+    os.kill(kept.process.pid, signal.SIGCONT)
+    create(connection, "last")
+
+    def holds_all():
+        fds = pathlib.Path(f"/proc/{kept.process.pid}/fd").iterdir()
+        return sum("memfd:superoffload" in os.readlink(fd) for fd in fds) == 5 * len(many)
+
+    wait_until(holds_all)
+    os.kill(daemon, signal.SIGKILL)
+    assert names(reconnected(kept)) == many - {"run-7"} | {"last"}
+    assert kept.stop() == 0, kept.log
+    assert "the keeper reads no messages" in kept.log
+
+
+def test_the_keeper_has_no_address_that_another_user_could_take():
+    kept = Daemon("--keeper", OFF)
+    (daemon,) = children(kept.process.pid)
+    own = {os.readlink(fd) for pid in (kept.process.pid, daemon) for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+    named = [
+        words[7]
+        for words in map(str.split, pathlib.Path("/proc/net/unix").read_text().splitlines()[1:])
+        if len(words) > 7 and f"socket:[{words[6]}]" in own
+    ]
+    assert all(name.startswith(kept.directory.name) for name in named), named
+    assert kept.stop() == 0
