@@ -6,18 +6,17 @@ import dataclasses
 import enum
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
 from superoffload import _library
-from superoffload._control import Connection
+from superoffload._control import GONE, RECONNECT_SECONDS, Connection
 from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
 _WAIT_SLICE_MILLISECONDS = 500
-_RECONNECT_SECONDS = 300.0  # a daemon that recovers large optimizers takes its time
 _DETACH_TIMEOUT_SECONDS = 30  # a daemon that hangs must not hang its trainer's exit
 _DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
@@ -64,10 +63,11 @@ class Attachment:
         self,
         connection: Connection,
         request: optimizer_pb2.AttachOptimizerRequest,
-        reconnect_seconds: float = _RECONNECT_SECONDS,
+        reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
         self._connection = connection
         self._reconnect_seconds = reconnect_seconds
+        self._sync_again = optimizer_pb2.SYNC_PULL  # with a successor
         self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
         self._submitted: list[tuple[Any, ...]] = []  # since the last step was over: function and arguments
         self._groups: dict[int, tuple[Any, ...]] = {}  # the last set_group of each group before that
@@ -108,17 +108,37 @@ class Attachment:
                 self._submitted.pop()
             self._recover(error)
 
+    def call(self, method: str, request: Any) -> Any:
+        """A control call about this optimizer, made again when the daemon has died. No step is open."""
+        return self._between_steps(lambda: self._connection.call(method, request))
+
+    def stream(self, method: str, request: Any) -> Any:
+        """The same for a call that answers with a stream; returns its last message."""
+        return self._between_steps(lambda: self._connection.stream(method, request))
+
+    def _between_steps(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except Error as error:
+                # Parameters stay as they are in memory: the trainer may have changed them.
+                self._sync_again = optimizer_pb2.SYNC_PUSH
+                try:
+                    self._recover(error)
+                finally:
+                    self._sync_again = optimizer_pb2.SYNC_PULL
+
     def _recover(self, error: Error) -> bool:
-        """After UNAVAILABLE: attaches to the daemon's successor.
+        """When the daemon is gone: attaches to its successor.
 
         Returns whether the open step is committed already; if it is not, it has been submitted again. Raises the error
         when it is another one, or when there is no successor that knows the optimizer.
         """
-        if error.code != grpc.StatusCode.UNAVAILABLE:
+        if error.code not in GONE:
             raise error
         while True:
             self._connection.wait_reopened(self._reconnect_seconds)
-            request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL)
+            request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=self._sync_again)
             try:
                 self._attach(request)
                 if self.optimizer.committed_steps > self.committed_steps:
@@ -139,11 +159,20 @@ class Attachment:
     @contextlib.contextmanager
     def detached(self) -> Iterator[None]:
         """Ends the attachment for the length of a with block, then attaches anew; views stay valid. No step is open."""
+        self.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.optimizer.name))  # comes back first
         self.end()
         try:
             yield
         finally:
-            self._attach(optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL))
+            request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL)
+            while True:
+                try:
+                    self._attach(request)
+                    break
+                except Error as error:
+                    if error.code not in GONE:
+                        raise
+                    self._connection.wait_reopened(self._reconnect_seconds)
             self._submitted.clear()
             self.committed_steps = self.optimizer.committed_steps
 

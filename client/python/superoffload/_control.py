@@ -12,6 +12,11 @@ from superoffload._daemon import death_of
 from superoffload._error import Error, from_rpc
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
+RECONNECT_SECONDS = 300.0  # a daemon that recovers large optimizers takes its time
+
+# What calls of a daemon that died meet: nobody, or a successor that does not know their token.
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+
 _TOKEN_KEY = "superoffload-token"
 _RETRY_SECONDS = 0.02
 _SOCKET_SECONDS = 1.0  # a successor makes its socket within this time after the old one is gone
@@ -80,6 +85,16 @@ class Connection:
             return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise from_rpc(error) from None
+
+    def call_again(self, method: str, request: Any) -> Any:
+        """A call that needs no attachment, again on the successor of a daemon that died."""
+        while True:
+            try:
+                return self.call(method, request)
+            except Error as error:
+                if error.code not in GONE:
+                    raise
+                self.wait_reopened(RECONNECT_SECONDS)
 
     def stream(self, method: str, request: Any) -> Any:
         """A call that answers with a stream; returns its last message; raises Error."""

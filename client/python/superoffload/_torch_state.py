@@ -93,7 +93,7 @@ class StateOwner(torch.optim.Optimizer):
         """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its shape."""
         self._check_attached()
         self._quiesce()
-        self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
+        self._attachment.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         step = torch.tensor(float(self._committed_steps()))
         layout = self._attachment.optimizer.layout
         offsets = {
@@ -132,7 +132,7 @@ class StateOwner(torch.optim.Optimizer):
         self._check_attached()
         self._quiesce()
         request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=os.path.abspath(directory))
-        return self._connection.stream("CheckpointOptimizer", request).committed_steps
+        return self._attachment.stream("CheckpointOptimizer", request).committed_steps
 
     def restore_checkpoint(self, directories: Directories) -> None:
         """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved."""
@@ -149,7 +149,7 @@ class StateOwner(torch.optim.Optimizer):
         if isinstance(directories, str | os.PathLike):
             directories = [directories]
         request = optimizer_pb2.RestoreOptimizerRequest(name=self.name, directories=map(os.path.abspath, directories))
-        restored = self._connection.call("RestoreOptimizer", request)
+        restored = self._connection.call_again("RestoreOptimizer", request)
         for group, values in zip(self.param_groups, restored.groups, strict=True):
             group.update(
                 lr=values.lr, betas=(values.beta1, values.beta2), eps=values.eps, weight_decay=values.weight_decay

@@ -78,6 +78,7 @@ _SPECULATION = {
     "never": optimizer_pb2.SPECULATION_NEVER,
 }
 _WARN_AFTER_SKIPS = 4
+_ANONYMOUS_LEASE_SECONDS = 300.0
 _DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
 
 
@@ -128,8 +129,9 @@ class AdamW(StateOwner):
             "push_params" (the model wins) or "pull_params" (the daemon wins).
         speculation: "adaptive", "always" or "never"; never changes results.
         restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
-            with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is.
-        checkpoint: have the daemon take checkpoints while training goes on.
+            with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is,
+            unless its trainer ended before it had been filled.
+        checkpoint: have the daemon take checkpoints while training goes on; None leaves an existing optimizer's schedule.
         state_directory: where the daemon writes the state of a ``state_dict()`` that is pickled or deeply copied; the
             Hugging Face Trainer's and accelerate's goes into their own directory. None: it goes into the pickle, and
             needs as much memory while that is loaded.
@@ -208,6 +210,8 @@ class AdamW(StateOwner):
         self._cast_timings: list[tuple[int, float, float]] = []
         self._connection = Connection(resolve_endpoint(endpoint))
         try:
+            if self._anonymous:
+                lease_seconds = _ANONYMOUS_LEASE_SECONDS  # nobody could attach to it after this process
             policies = _policies(speculation, checkpoint, lease_seconds)
             created = self._attach(sync, policies, restore, bucket_bytes)
         except BaseException:
@@ -245,21 +249,26 @@ class AdamW(StateOwner):
         request = optimizer_pb2.AttachOptimizerRequest(
             name=self.name, sync=optimizer_pb2.SYNC_PUSH if created else _SYNC[sync]
         )
-        if created and restore is not None:
-            try:
-                self._restore(restore)
-            except Error:
-                self._connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=self.name))
-                raise
-            request.sync = optimizer_pb2.SYNC_PULL
+        existing = None
         if not created:
             existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
             _torch_options.check_algorithm(existing, self._algorithm)
             _torch_parameters.check_same(self._hosted, existing, any_gradient_dtype=self._gpu is not None)
-            if request.sync == optimizer_pb2.SYNC_CHECK:
-                request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
+        if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
+            try:
+                self._restore(restore)
+            except Error:
+                if created:
+                    self._connection.call("DeleteOptimizer", optimizer_pb2.DeleteOptimizerRequest(name=self.name))
+                raise
+            request.sync = optimizer_pb2.SYNC_PULL
+            created = True  # nothing of what was there before goes on
+        if request.sync == optimizer_pb2.SYNC_CHECK:
+            request.parameter_crc32.extend(_torch_parameters.checksums(self._hosted))
         self._attachment = self._make_attachment(request)
         self._live = self._make_live()
+        if existing is not None:
+            self._update_policies(existing.policies, policies)
         if request.sync == optimizer_pb2.SYNC_PUSH:
             self._push()
         self._live.adopt()
@@ -270,6 +279,17 @@ class AdamW(StateOwner):
             return HostParameters(self._hosted)
         synchronize = weakref.WeakMethod(self.synchronize)
         return GpuParameters(self._hosted, self._attachment, lambda: synchronize()())
+
+    def _update_policies(self, present: optimizer_pb2.Policies, given: optimizer_pb2.Policies) -> None:
+        """Those that are not given stay as they are."""
+        policies = optimizer_pb2.Policies(speculation=given.speculation)
+        for field in ("checkpoint", "lease"):
+            source = given if given.HasField(field) else present
+            if source.HasField(field):
+                getattr(policies, field).CopyFrom(getattr(source, field))
+        if policies != present:
+            request = optimizer_pb2.UpdatePoliciesRequest(name=self.name, policies=policies)
+            self._connection.call("UpdatePolicies", request)
 
     def _make_attachment(self, request: optimizer_pb2.AttachOptimizerRequest) -> Attachment:
         if self._gpu is None:
@@ -343,13 +363,13 @@ class AdamW(StateOwner):
             gpu_bytes=report.gpu_bytes,
             notes=report.notes,
         )
-        self._connection.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=self.name, use=use))
+        self._attachment.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=self.name, use=use))
 
     def _push(self) -> None:
         self._live.push()
         if self._gpu is not None:
             self._attachment.push(_torch_gpu.current_stream(self._hosted[0].tensor))
-        self._connection.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
+        self._attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
 
     # Stepping.
 
@@ -477,7 +497,7 @@ class AdamW(StateOwner):
         if not changed:
             return
         self._quiesce()
-        self._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
+        self._attachment.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         try:
             self._attachment.set_resident(tuner.count)
         except Error as error:
@@ -579,7 +599,7 @@ class AdamW(StateOwner):
         """The daemon wins: the model's parameters become the masters again."""
         self._check_attached()
         self._quiesce()
-        self._connection.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
+        self._attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
         if self._gpu is not None:
             self._attachment.pull()
         self._live.adopt()
