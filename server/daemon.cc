@@ -192,12 +192,17 @@ absl::Status Daemon::JoinPartition() {
 void Daemon::AdoptOptimizers(std::map<std::string, std::vector<memory::FileDescriptor>> kept) {
   for (auto& [name, fds] : kept) {
     service_manager_.ExtendTimeout(kAdoptTime);
-    absl::StatusOr<std::string> adopted = rpc::Adopt(table_, scheduler_, std::move(fds));
-    if (adopted.ok()) {
-      LogInfo(absl::StrCat("recovered optimizer \"", *adopted, "\" at its last committed step"));
+    const absl::StatusOr<optimizer::OptimizerId> id = optimizer::OptimizerTable::IdInStore(name);
+    if (!id.ok()) {
+      LogError(std::string(id.status().message()));
+      for (memory::FileDescriptor& fd : fds) unknown_.push_back(std::move(fd));
+      continue;
+    }
+    if (absl::Status adopted = rpc::Adopt(table_, scheduler_, *id, std::move(fds)); adopted.ok()) {
+      LogInfo(absl::StrCat("recovered optimizer \"", id->name, "\" at its last committed step"));
     } else {
-      LogError(absl::StrCat("cannot recover ", name,
-                            ", its memory stays in the descriptor store: ", adopted.status().message()));
+      LogError(absl::StrCat("cannot recover optimizer \"", id->name, "\" of uid ", id->uid,
+                            ", whose memory and name stay taken: ", adopted.message()));
     }
   }
 }
@@ -328,8 +333,8 @@ bool Daemon::EndService() {
 }
 
 Daemon::~Daemon() {
+  service_manager_.Stopping();
   if (server_ != nullptr) {
-    service_manager_.Stopping();
     watchdog_.reset();
     server_->GetHealthCheckService()->SetServingStatus(false);
     optimizer_service_->CancelCheckpoints();

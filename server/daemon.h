@@ -93,6 +93,8 @@ class Daemon {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::unique_ptr<Watchdog> watchdog_;
+  // Of unknown names; kept as the store keeps them.
+  std::vector<memory::FileDescriptor> unknown_;
 };
 
 }  // namespace superoffload

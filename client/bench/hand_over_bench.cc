@@ -181,9 +181,9 @@ Percentiles MeasureStep(int rounds, Client& client, int buckets) {
   if (!client.CreateOptimizer(request).ok()) std::abort();
   v1::AttachOptimizerRequest attach;
   attach.set_name(request.name());
-  attach.set_sync(v1::SYNC_PULL);
+  attach.set_sync(v1::SYNC_PUSH);
   const auto trainer = client.Attach(attach);
-  if (!trainer.ok()) std::abort();
+  if (!trainer.ok() || !(*trainer)->PushParameters().ok()) std::abort();
   return Measure(rounds, [&] {
     bool ok = (*trainer)->BeginStep().ok();
     for (int i = 0; i < buckets; ++i) ok = ok && (*trainer)->GradientReady(i).ok();

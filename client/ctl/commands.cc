@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/text.h"
 
 namespace superoffload::ctl {
@@ -106,18 +107,32 @@ absl::Status Restore(Client& client, const Arguments& arguments) {
 
 constexpr size_t kMany = 1 << 20;
 
-constexpr Command kCommands[] = {{"info", "", 0, 0, &Info},
-                                 {"list", "", 0, 0, &List},
-                                 {"describe", "NAME", 1, 1, &Describe},
-                                 {"watch", "[NAME]", 0, 1, &Watch},
-                                 {"settle", "NAME", 1, 1, &Settle},
-                                 {"checkpoint", "NAME DIRECTORY", 2, 2, &Checkpoint},
-                                 {"restore", "NAME DIRECTORY...", 2, kMany, &Restore},
-                                 {"delete", "NAME", 1, 1, &Delete},
-                                 {"topology", "", 0, 0, &Topology},
-                                 {"pin", "-- COMMAND...", 1, kMany, &Pin}};
+constexpr Command kCommands[] = {{"info", "", 0, 0, false, &Info},
+                                 {"list", "", 0, 0, false, &List},
+                                 {"describe", "NAME", 1, 1, true, &Describe},
+                                 {"watch", "[NAME]", 0, 1, true, &Watch},
+                                 {"settle", "NAME", 1, 1, true, &Settle},
+                                 {"checkpoint", "NAME DIRECTORY", 2, 2, true, &Checkpoint},
+                                 {"restore", "NAME DIRECTORY...", 2, kMany, true, &Restore},
+                                 {"delete", "NAME", 1, 1, true, &Delete},
+                                 {"topology", "", 0, 0, false, &Topology},
+                                 {"pin", "-- COMMAND...", 1, kMany, false, &Pin}};
 
 }  // namespace
+
+absl::StatusOr<std::string> NameWithOwner(Client& client, const std::string& name, std::optional<uint32_t> uid) {
+  if (uid) return absl::StrCat(*uid, "/", name);
+  absl::StatusOr<std::vector<v1::Optimizer>> optimizers = client.ListOptimizers();
+  if (!optimizers.ok()) return optimizers.status();
+  std::vector<uint32_t> owners;
+  for (const v1::Optimizer& optimizer : *optimizers) {
+    if (optimizer.name() == name) owners.push_back(optimizer.uid());
+  }
+  if (owners.empty()) return name;
+  if (owners.size() == 1) return absl::StrCat(owners.front(), "/", name);
+  return absl::FailedPreconditionError(
+      absl::StrCat("the users ", absl::StrJoin(owners, ", "), " have an optimizer \"", name, "\"; say whose with --uid"));
+}
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "superoffload/client.hpp"
 
 namespace superoffload::ctl {
@@ -18,7 +20,7 @@ struct Arguments {
   bool json = false;
   uint64_t count = 0;  // watch: steps after which it stops; 0 goes on
 
-  // The first operand, of an optimizer; empty when it was not given.
+  // The first operand of a command about one optimizer, as the daemon takes it; empty when it was not given.
   std::string name() const { return operands.empty() ? "" : operands.front(); }
 };
 
@@ -27,8 +29,13 @@ struct Command {
   std::string_view operands;  // as the usage shows them
   size_t min_operands;
   size_t max_operands;
+  bool names_optimizer;  // the first operand is an optimizer's name
   absl::Status (*run)(Client& client, const Arguments& arguments);
 };
+
+// The name with its owner, UID/NAME: `uid`, if it is given, else the only one who has an optimizer of that name.
+// FAILED_PRECONDITION: several users have. A name of nobody's stays as it is.
+absl::StatusOr<std::string> NameWithOwner(Client& client, const std::string& name, std::optional<uint32_t> uid);
 
 // Null when there is none of that name.
 const Command* FindCommand(std::string_view name);

@@ -1,6 +1,7 @@
 // superoffloadctl: an operator's view of a daemon.
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ ABSL_FLAG(std::string, tls_certificate, "", "likewise: your certificate");
 ABSL_FLAG(std::string, tls_key, "", "likewise: its key");
 ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
 ABSL_FLAG(std::string, root, "", "doctor: look at the machine whose files are below this directory");
+ABSL_FLAG(int64_t, uid, -1, "the owner of the optimizer that is named, for operators; default: whoever alone has one");
 ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
 
 namespace superoffload::ctl {
@@ -45,9 +47,9 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
   superoffloadctl doctor           what makes a daemon slow or unsafe on this machine, each with its remedy
   superoffloadctl bench [--output=FILE] [FLAG...]
                                    this machine's best number of workers and prefetch distance (adam_bench --tune)
-  superoffloadctl delete NAME      free an optimizer that no trainer is attached to
+  superoffloadctl delete NAME      free an optimizer that no trainer is attached to, or one that is damaged
 
-Flags: --endpoint=unix:/path/control.sock --json --count=N (watch); --endpoint=HOST:PORT with --tls_authority,
+Flags: --endpoint=unix:/path/control.sock --json --count=N (watch) --uid=UID (whose NAME); --endpoint=HOST:PORT with --tls_authority,
 --tls_certificate and --tls_key for a daemon on another machine. Exit status: 0, 1 when the daemon refuses or cannot
 be reached, 2 when the command line is wrong.)";
 
@@ -75,11 +77,17 @@ int Run(const std::vector<std::string>& words) {
   absl::StatusOr<std::unique_ptr<Client>> client =
       tls.certificate.empty() ? Client::Connect(endpoint) : Client::ConnectRemote(endpoint, tls);
   absl::Status status = client.status();
-  if (status.ok()) {
-    status = command->run(**client, {.operands = {words.begin() + 1, words.end()},
-                                     .json = absl::GetFlag(FLAGS_json),
-                                     .count = absl::GetFlag(FLAGS_count)});
+  Arguments arguments{.operands = {words.begin() + 1, words.end()},
+                      .json = absl::GetFlag(FLAGS_json),
+                      .count = absl::GetFlag(FLAGS_count)};
+  if (status.ok() && command->names_optimizer && !arguments.operands.empty()) {
+    const int64_t uid = absl::GetFlag(FLAGS_uid);
+    absl::StatusOr<std::string> name =
+        NameWithOwner(**client, arguments.operands.front(), uid < 0 ? std::nullopt : std::optional<uint32_t>(uid));
+    status = name.status();
+    if (name.ok()) arguments.operands.front() = *name;
   }
+  if (status.ok()) status = command->run(**client, arguments);
   if (status.ok()) return 0;
   std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
                Printable(std::string(status.message())).c_str());

@@ -47,6 +47,10 @@ std::string TrainerText(const v1::Optimizer& optimizer) {
   return optimizer.attached() ? absl::StrCat("pid ", optimizer.trainer_pid()) : "none";
 }
 
+std::string StateText(const v1::Optimizer& optimizer) {
+  return Word(v1::OptimizerState_Name(optimizer.state()), "OPTIMIZER_STATE_");
+}
+
 std::string TimeText(const google::protobuf::Timestamp& time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixSeconds(time.seconds()), absl::UTCTimeZone());
 }
@@ -188,9 +192,14 @@ std::string InfoText(const v1::ServerInfo& info) {
 }
 
 std::string ListText(const v1::ListOptimizersResponse& response) {
-  std::vector<Row> rows{{"NAME", "UID", "ALGORITHM", "ELEMENTS", "MEMORY", "STEP", "COMMITTED", "TRAINER"}};
+  std::vector<Row> rows{{"NAME", "UID", "STATE", "ALGORITHM", "ELEMENTS", "MEMORY", "STEP", "COMMITTED", "TRAINER"}};
   for (const v1::Optimizer& o : response.optimizers()) {
-    rows.push_back({o.name(), absl::StrCat(o.uid()), Word(v1::Algorithm_Name(o.algorithm()), "ALGORITHM_"),
+    if (o.state() == v1::OPTIMIZER_STATE_DAMAGED) {
+      rows.push_back({o.name(), absl::StrCat(o.uid()), StateText(o), "?", "?", BytesText(o.memory_bytes()), "?", "?",
+                      "none"});
+      continue;
+    }
+    rows.push_back({o.name(), absl::StrCat(o.uid()), StateText(o), Word(v1::Algorithm_Name(o.algorithm()), "ALGORITHM_"),
                     absl::StrCat(o.element_count()), BytesText(o.memory_bytes()), absl::StrCat(o.step()),
                     absl::StrCat(o.committed_steps()), TrainerText(o)});
   }
@@ -202,6 +211,9 @@ std::string DescriptionText(const v1::Optimizer& o) {
                         {"uid", absl::StrCat(o.uid())},
                         {"algorithm", Word(v1::Algorithm_Name(o.algorithm()), "ALGORITHM_")},
                         {"created", TimeText(o.create_time())},
+                        {"state", o.state() == v1::OPTIMIZER_STATE_READY
+                                      ? StateText(o)
+                                      : absl::StrCat(StateText(o), ": ", o.state_reason())},
                         {"trainer", TrainerText(o)},
                         {"speculation", Word(v1::Speculation_Name(o.policies().speculation()), "SPECULATION_")},
                         {"checkpoints", ScheduleText(o.policies())},

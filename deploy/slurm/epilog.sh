@@ -8,6 +8,6 @@ for socket in ${SUPEROFFLOAD_SOCKETS:-/run/superoffloadd-*/control.sock}; do
     awk -v prefix="slurm-$SLURM_JOB_ID-" -v uid="$SLURM_JOB_UID" \
       'NR > 1 && index($1, prefix) == 1 && $2 == uid && $NF == "none" {print $1}' |
     while read -r name; do
-      superoffloadctl --endpoint="unix:$socket" delete "$name" || true
+      superoffloadctl --endpoint="unix:$socket" --uid="$SLURM_JOB_UID" delete "$name" || true
     done
 done

@@ -16,7 +16,10 @@ struct Record::Header {
   uint32_t crc32;  // of what is above
   uint32_t incomplete;
   uint64_t committed;
-  uint64_t reserved[3];
+  uint64_t trainer_start_time;
+  uint64_t run;
+  uint32_t trainer_pid;
+  uint32_t reserved;
 };
 
 namespace {
@@ -76,10 +79,36 @@ absl::Status Record::Check() const {
 
 uint64_t Record::committed() const { return header_->committed; }
 
-bool Record::complete() const { return header_->incomplete == 0; }
+Record::Trainer Record::trainer() const { return {header_->trainer_pid, header_->trainer_start_time}; }
+
+void Record::SetTrainer(const Trainer& trainer) {
+  header_->trainer_pid = 0;
+  kernels::KeepOrder();
+  header_->trainer_start_time = trainer.start_time;
+  kernels::KeepOrder();
+  header_->trainer_pid = trainer.pid;
+}
+
+uint64_t Record::run() const { return header_->run; }
+
+void Record::SetRun(uint64_t run) { header_->run = run; }
+
+Incompleteness Record::incompleteness() const { return static_cast<Incompleteness>(header_->incomplete); }
+
+void Record::MarkNeverFilled() { header_->incomplete = static_cast<uint32_t>(Incompleteness::kNeverFilled); }
+
+void Record::BeginPush() {
+  header_->incomplete = static_cast<uint32_t>(Incompleteness::kPushing);
+  kernels::KeepOrder();
+}
+
+void Record::EndPush() {
+  kernels::KeepOrder();
+  header_->incomplete = 0;
+}
 
 void Record::BeginRestore() {
-  header_->incomplete = 1;
+  header_->incomplete = static_cast<uint32_t>(Incompleteness::kRestoring);
   kernels::KeepOrder();
 }
 

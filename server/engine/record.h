@@ -10,7 +10,8 @@
 // before in the other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left
 // to do for a chunk is to absorb the gradients of steps k+1 to t, whose constants are here.
 //
-// The header's fixed fields carry a CRC-32. `incomplete` is set while a checkpoint is loaded into the state.
+// The header's fixed fields carry a CRC-32. `incomplete` says why the masters are not whole, if they are not
+// (Incompleteness); zero in records of daemons that knew of fewer reasons, which are those numbers all the same.
 //
 // A chunk is updated under an undo slot (kernels/adam/undo_slot.h) that names the chunk and the step; `absorbed` is set
 // when the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after
@@ -31,6 +32,14 @@ namespace superoffload::engine {
 // Also the most threads that a WorkerPool may have.
 inline constexpr size_t kMaxWorkers = 1024;
 
+// Why an optimizer cannot train yet: masters or moments are none that a step, a push or a restore has left. Stored.
+enum class Incompleteness : uint32_t {
+  kNone = 0,
+  kRestoring = 1,    // a restore failed or was cut off; another restore completes it
+  kNeverFilled = 2,  // created; the first push or restore completes it
+  kPushing = 3,      // a push was cut off; it is finished from the parameter memory, which still has all of it
+};
+
 // The view of a record; does not own it.
 class Record {
  public:
@@ -45,8 +54,23 @@ class Record {
 
   uint64_t committed() const;
 
-  // False from BeginRestore to EndRestore: the state is none that a step has left.
-  bool complete() const;
+  // The process whose trainer is attached, as optimizer/process.h has it; zeros for none.
+  struct Trainer {
+    uint32_t pid = 0;
+    uint64_t start_time = 0;
+  };
+  Trainer trainer() const;
+  void SetTrainer(const Trainer& trainer);
+
+  // Names the training run that checkpoints are of; 0 in records of daemons that did not know runs.
+  uint64_t run() const;
+  void SetRun(uint64_t run);
+
+  Incompleteness incompleteness() const;
+  bool complete() const { return incompleteness() == Incompleteness::kNone; }
+  void MarkNeverFilled();
+  void BeginPush();
+  void EndPush();
   void BeginRestore();
   void EndRestore(uint64_t committed);
 

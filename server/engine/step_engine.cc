@@ -24,9 +24,14 @@ constexpr double kMaxNorm = 0x1p63;
 // torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
-absl::Status Incomplete() {
+absl::Status Incomplete(Incompleteness why) {
+  if (why == Incompleteness::kNeverFilled) {
+    return absl::DataLossError(
+        "the optimizer is incomplete: its trainer ended before the first push_params or restore was whole; attach with "
+        "push_params (the trainer's parameters win), restore a checkpoint, or delete the optimizer");
+  }
   return absl::DataLossError(
-      "restoring a checkpoint into the optimizer failed or was cut off; restore one, or delete the optimizer");
+      "the optimizer is incomplete: restoring a checkpoint failed or was cut off; restore one, or delete the optimizer");
 }
 
 absl::Status CheckScale(double gradient_scale) {
@@ -55,7 +60,7 @@ StepEngine::StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparam
         std::make_unique<BucketPass>(i, *layout_, memory_, &record_, [this](uint32_t index) { OnPassDone(index); });
   }
   absl::MutexLock lock(&mu_);
-  if (record_.committed() > 0 && record_.complete()) Recover();
+  Recover();
 }
 
 StepEngine::~StepEngine() { Detach(); }
@@ -99,6 +104,7 @@ absl::Status StepEngine::BeginStep(uint64_t step, double gradient_scale) {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(this, &StepEngine::MayBegin));
   if (absl::Status status = CheckNoStepOpen("BEGIN_STEP"); !status.ok()) return status;
+  if (absl::Status status = Completeness(/*before_push=*/false); !status.ok()) return status;
   if (step != statistics_.step + 1) {
     return absl::FailedPreconditionError(absl::StrCat("BEGIN_STEP of step ", step, " but the next step is ",
                                                       statistics_.step + 1, "; attach again to learn the step"));
@@ -171,14 +177,28 @@ absl::Status StepEngine::WaitSettled() { return Maintain("settling", std::nullop
 
 absl::Status StepEngine::WaitPushed() { return Maintain("pushing parameters", PassKind::kAdopt); }
 
+// What was settled has nothing left to absorb, so that only the push itself is to be finished after a death.
+void StepEngine::Push() {
+  record_.BeginPush();
+  RunMaintenance(PassKind::kAdopt);
+  record_.EndPush();
+}
+
 absl::Status StepEngine::WaitPulled() { return Maintain("pulling parameters", PassKind::kRestore); }
 
 absl::Status StepEngine::Maintain(const char* call, std::optional<PassKind> then) {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(this, &StepEngine::NotMaintained));
   if (absl::Status status = CheckNoStepOpen(call); !status.ok()) return status;
+  if (then) {
+    if (absl::Status status = Completeness(*then == PassKind::kAdopt); !status.ok()) return status;
+  }
   RunMaintenance(PassKind::kSettle);
-  if (then) RunMaintenance(*then);
+  if (then == PassKind::kAdopt) {
+    Push();
+  } else if (then) {
+    RunMaintenance(*then);
+  }
   maintenance_.reset();
   return absl::OkStatus();
 }
@@ -198,7 +218,7 @@ absl::StatusOr<StepEngine::Moment> StepEngine::WaitSnapshot(uint64_t committed_s
   if (gate_.closed() || snapshot_due_) {
     return absl::FailedPreconditionError("another checkpoint of the optimizer is being taken; wait for its end");
   }
-  if (!record_.complete()) return Incomplete();
+  if (absl::Status status = Completeness(/*before_push=*/false); !status.ok()) return status;
   snapshot_due_ = committed_steps;
   const auto due = [this, &cancelled] {
     mu_.AssertHeld();
@@ -257,9 +277,25 @@ absl::Status StepEngine::WaitRestored(const Moment& moment, const std::function<
   return status;
 }
 
-absl::Status StepEngine::CheckComplete() const {
+void StepEngine::AwaitFirstFill() {
   absl::MutexLock lock(&mu_);
-  return record_.complete() ? absl::OkStatus() : Incomplete();
+  record_.MarkNeverFilled();
+}
+
+absl::Status StepEngine::CheckComplete(bool before_push) const {
+  absl::MutexLock lock(&mu_);
+  return Completeness(before_push);
+}
+
+absl::Status StepEngine::Completeness(bool before_push) const {
+  const Incompleteness why = record_.incompleteness();
+  const bool pushable = why == Incompleteness::kNeverFilled || why == Incompleteness::kPushing;
+  return record_.complete() || (before_push && pushable) ? absl::OkStatus() : Incomplete(why);
+}
+
+Incompleteness StepEngine::incompleteness() const {
+  absl::MutexLock lock(&mu_);
+  return record_.incompleteness();
 }
 
 void StepEngine::SetPolicy(SpeculationPolicy policy) {
@@ -326,9 +362,9 @@ PendingGradient StepEngine::Committed(uint32_t bucket) const {
 }
 
 void StepEngine::Recover() {
-  AbsorbCommitted(*layout_, memory_, record_, *pool_);
   statistics_.step = statistics_.committed_steps = record_.committed();
-  RunMaintenance(PassKind::kRestore);
+  if (record_.complete() && record_.committed() > 0) AbsorbCommitted(*layout_, memory_, record_, *pool_);
+  if (record_.incompleteness() == Incompleteness::kPushing) Push();
   maintenance_.reset();
 }
 

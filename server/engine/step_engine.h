@@ -63,7 +63,8 @@ struct StepStatistics {
 
 // Thread-safe. `layout`, `pool` and `observer` must outlive it; so must the memory, which nobody else writes but for
 // the gradient slot of the open step. Memory that an engine of the same layout left behind, however its process ended,
-// is brought to its last committed step first: state settled, parameters published.
+// is brought to its last committed step first: state settled, a push that was cut off finished. Parameters are not
+// published: a trainer that outlived that process may have changed them since.
 class StepEngine final : public transport::StepHandler {
  public:
   StepEngine(const Layout* layout, std::vector<kernels::AdamHyperparameters> groups, const OptimizerMemory& memory,
@@ -90,10 +91,12 @@ class StepEngine final : public transport::StepHandler {
   // step is open.
   absl::Status WaitSettled();
 
-  // Settles, then takes the published parameters as masters; those that narrow to theirs stay. FAILED_PRECONDITION while a step is open.
+  // Settles, then takes the parameters in memory as masters, but for those that masters narrow to: all of them, even if
+  // the process ends in it. It completes an optimizer that was never filled. FAILED_PRECONDITION while a step is open.
+  // DATA_LOSS: a restore was cut off.
   absl::Status WaitPushed();
 
-  // Settles, then publishes the masters. FAILED_PRECONDITION while a step is open.
+  // Settles, then publishes the masters. FAILED_PRECONDITION while a step is open. DATA_LOSS: incomplete.
   absl::Status WaitPulled();
 
   // A snapshot: waits for the first moment between steps with at least `committed_steps` committed, settles there, and
@@ -115,8 +118,12 @@ class StepEngine final : public transport::StepHandler {
   // snapshot.
   absl::Status WaitRestored(const Moment& moment, const std::function<absl::Status()>& load);
 
-  // DATA_LOSS when a restore was cut off.
-  absl::Status CheckComplete() const;
+  // No step begins before the first push or restore. Only right after the creation.
+  void AwaitFirstFill();
+
+  // DATA_LOSS with the remedies when masters and moments are not whole. `before_push`: would a push complete them?
+  absl::Status CheckComplete(bool before_push = false) const;
+  Incompleteness incompleteness() const;
 
   void SetPolicy(SpeculationPolicy policy);
   SpeculationPolicy policy() const;
@@ -176,6 +183,8 @@ class StepEngine final : public transport::StepHandler {
   std::vector<kernels::AdamStep> StepConstants(double gradient_scale) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Push() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Completeness(bool before_push) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   PendingGradient Committed(uint32_t bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

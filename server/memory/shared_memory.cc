@@ -165,7 +165,7 @@ absl::Status SharedMemory::Map(const std::string& name, size_t bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDescriptor fd) {
+absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDescriptor& fd) {
   constexpr absl::string_view kPrefix = "/memfd:";
   constexpr absl::string_view kSuffix = " (deleted)";
   char link[256];
@@ -179,10 +179,17 @@ absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDesc
   SharedMemory memory;
   memory.fd_ = std::move(fd);
   if (absl::Status status = memory.Map(std::string(name), static_cast<size_t>(file.st_size)); !status.ok()) {
+    fd = memory.Release();
     return status;
   }
   memory.bytes_by_node_ = BytesByNode(memory.data_, memory.bytes_);
   return std::pair(std::string(name), std::move(memory));
+}
+
+FileDescriptor SharedMemory::Release() {
+  FileDescriptor fd = std::move(fd_);
+  *this = SharedMemory();
+  return fd;
 }
 
 absl::StatusOr<FileDescriptor> SharedMemory::OpenReadOnly() const {

@@ -39,8 +39,11 @@ class SharedMemory {
   static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes, const Placement& placement = {});
 
   // Maps what another process created, and returns its name with it. DATA_LOSS when the descriptor is of no sealed
-  // memfd.
-  static absl::StatusOr<std::pair<std::string, SharedMemory>> Open(FileDescriptor fd);
+  // memfd. After an error `fd` is still the caller's.
+  static absl::StatusOr<std::pair<std::string, SharedMemory>> Open(FileDescriptor& fd);
+
+  // Unmaps it and gives its descriptor away.
+  FileDescriptor Release();
 
   SharedMemory() = default;
   SharedMemory(SharedMemory&& other) noexcept;

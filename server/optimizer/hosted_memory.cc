@@ -84,21 +84,37 @@ absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, 
   return hosted;
 }
 
-absl::StatusOr<HostedMemory> HostedMemory::Open(std::vector<memory::FileDescriptor> fds) {
-  HostedMemory hosted;
+absl::StatusOr<HostedMemory> HostedMemory::Open(std::vector<memory::FileDescriptor>& fds) {
+  std::map<std::string, memory::SharedMemory> opened;
+  absl::Status status;
   for (memory::FileDescriptor& fd : fds) {
-    absl::StatusOr<std::pair<std::string, memory::SharedMemory>> opened = memory::SharedMemory::Open(std::move(fd));
-    if (!opened.ok()) return opened.status();
-    for (const Part& part : kParts) {
-      if (opened->first == part.name) hosted.*part.memory = std::move(opened->second);
+    absl::StatusOr<std::pair<std::string, memory::SharedMemory>> memory = memory::SharedMemory::Open(fd);
+    if (!memory.ok()) {
+      status = memory.status();
+    } else if (opened.contains(memory->first)) {
+      fd = memory->second.Release();
+      status = absl::DataLossError(absl::StrCat(memory->first, " is there twice"));
+    } else {
+      opened.insert(*std::move(memory));
     }
   }
   for (const Part& part : kParts) {
-    if ((hosted.*part.memory).data() == nullptr) {
-      return absl::DataLossError(absl::StrCat("the memory ", part.name, " is missing"));
-    }
+    if (!opened.contains(part.name)) status.Update(absl::DataLossError(absl::StrCat(part.name, " is missing")));
   }
-  return hosted;
+  if (status.ok()) {
+    HostedMemory hosted;
+    for (const Part& part : kParts) hosted.*part.memory = std::move(opened[part.name]);
+    return hosted;
+  }
+  std::erase_if(fds, [](const memory::FileDescriptor& fd) { return !fd.valid(); });
+  for (auto& [name, memory] : opened) fds.push_back(memory.Release());
+  return status;
+}
+
+std::vector<memory::FileDescriptor> HostedMemory::Release() {
+  std::vector<memory::FileDescriptor> fds;
+  for (const Part& part : kParts) fds.push_back((this->*part.memory).Release());
+  return fds;
 }
 
 absl::StatusOr<std::string> HostedMemory::Description() const {

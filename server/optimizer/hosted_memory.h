@@ -29,8 +29,12 @@ struct HostedMemory {
   static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, size_t groups,
                                              const std::string& description, const memory::Placement& placement);
 
-  // Recognises the parts by their names. DATA_LOSS: one is missing or damaged.
-  static absl::StatusOr<HostedMemory> Open(std::vector<memory::FileDescriptor> fds);
+  // Recognises the parts by their names. DATA_LOSS: one is missing or damaged. After an error `fds` are still the
+  // caller's.
+  static absl::StatusOr<HostedMemory> Open(std::vector<memory::FileDescriptor>& fds);
+
+  // Gives the descriptors away.
+  std::vector<memory::FileDescriptor> Release();
 
   // DATA_LOSS: damaged.
   absl::StatusOr<std::string> Description() const;

@@ -12,6 +12,12 @@
 namespace superoffload::optimizer {
 namespace {
 
+// What a trainer whose process is not known has to come back in after the daemon's restart.
+constexpr std::chrono::minutes kReturnTime{10};
+
+// In a record: of a process that this PID name space does not see.
+constexpr uint32_t kUnknownPid = 0xffffffff;
+
 absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& memory) {
   memory::FileDescriptor fd(::fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "duplicating a descriptor");
@@ -25,21 +31,32 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
     const memory::Placement& placement, memory::MemoryBudget* budget, engine::WorkerPool* pool,
     OptimizerObserver* observer) {
   const size_t groups = spec.groups.size();
-  return Build(
+  absl::StatusOr<std::unique_ptr<HostedOptimizer>> created = Build(
       std::move(id), std::move(spec), policy,
       [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description, placement); },
       budget, pool, observer);
+  if (created.ok()) (*created)->engine_->AwaitFirstFill();
+  return created;
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
-    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory memory,
+    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory& memory,
     memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
   const size_t groups = spec.groups.size();
   const auto checked = [&](const engine::Layout& layout) -> absl::StatusOr<HostedMemory> {
     if (absl::Status status = memory.Check(layout, groups); !status.ok()) return status;
     return std::move(memory);
   };
-  return Build(std::move(id), std::move(spec), policy, checked, budget, pool, observer);
+  absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
+      Build(std::move(id), std::move(spec), policy, checked, budget, pool, observer);
+  if (!adopted.ok()) return adopted;
+  HostedOptimizer& hosted = **adopted;
+  if (const engine::Record::Trainer trainer = hosted.record_.trainer(); trainer.pid != 0) {
+    absl::MutexLock lock(&hosted.mu_);
+    hosted.expected_ = trainer.pid == kUnknownPid ? Process{} : Process{static_cast<pid_t>(trainer.pid), trainer.start_time};
+    hosted.expected_until_ = std::chrono::steady_clock::now() + kReturnTime;
+  }
+  return adopted;
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
@@ -73,7 +90,8 @@ HostedOptimizer::HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, eng
       reservation_(std::move(reservation)),
       create_time_(absl::Now()),
       observer_(observer),
-      memory_(std::move(memory)) {}
+      memory_(std::move(memory)),
+      record_(memory_.record.data(), spec_.groups.size(), layout_.chunks) {}
 
 HostedOptimizer::~HostedOptimizer() {
   const uint64_t epoch = attachment().epoch;
@@ -89,7 +107,9 @@ HostedOptimizer::~HostedOptimizer() {
 absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
                                      const std::vector<uint32_t>& parameter_crc32,
                                      std::function<void(const absl::Status&)> on_end) {
-  if (absl::Status status = engine_->CheckComplete(); !status.ok()) return status;
+  if (absl::Status status = engine_->CheckComplete(/*before_push=*/sync == Sync::kPush); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("optimizer \"", id_.name, "\": ", status.message()));
+  }
   if (absl::Status status = Claim(info); !status.ok()) return status;
   absl::Status status = Synchronize(sync, parameter_crc32);
   absl::StatusOr<transport::RingMemory> ring =
@@ -102,7 +122,7 @@ absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
   auto transport = std::make_shared<transport::HostTransport>(
       *std::move(ring), info.epoch, engine_.get(), [this, on_end = std::move(on_end)](const absl::Status& reason) {
         engine_->Detach();
-        Release();
+        Release(/*comes_back=*/absl::IsUnavailable(reason));  // the daemon is being restarted
         on_end(reason);
       });
   engine_->Attach(transport.get());
@@ -131,20 +151,39 @@ absl::Status HostedOptimizer::Restore(const AttachmentInfo& info, const engine::
 absl::Status HostedOptimizer::Claim(const AttachmentInfo& info) {
   std::shared_ptr<transport::HostTransport> last;  // its thread is joined after the lock is released
   absl::MutexLock lock(&mu_);
-  if (attachment_.epoch != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id_.name, "\" is attached to process ",
-                                                      attachment_.peer.pid,
-                                                      "; end that trainer or close its optimizer first"));
-  }
+  if (expected_ && info.peer.pid == expected_->pid) expected_.reset();  // here it is
+  if (absl::Status status = Unused(); !status.ok()) return status;
   attachment_ = info;
+  const Process process = FindProcess(info.peer.pid);
+  record_.SetTrainer({process.pid == 0 ? kUnknownPid : static_cast<uint32_t>(process.pid), process.start_time});
   early_detach_ = absl::OkStatus();
   last = std::move(transport_);
   return absl::OkStatus();
 }
 
-void HostedOptimizer::Release() {
+void HostedOptimizer::Release(bool comes_back) {
   absl::MutexLock lock(&mu_);
   attachment_ = AttachmentInfo{};
+  if (!comes_back) record_.SetTrainer({});
+}
+
+absl::Status HostedOptimizer::CheckUnused() const {
+  absl::MutexLock lock(&mu_);
+  return Unused();
+}
+
+absl::Status HostedOptimizer::Unused() const {
+  if (attachment_.epoch != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id_.name, "\" is attached to process ",
+                                                      attachment_.peer.pid,
+                                                      "; end that trainer or close its optimizer first"));
+  }
+  if (expected_ && MayRun(*expected_) && (expected_->pid != 0 || std::chrono::steady_clock::now() < expected_until_)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("optimizer \"", id_.name, "\" belongs to the trainer in process ", expected_->pid,
+                     ", which was attached when the daemon was restarted; end that trainer first"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status HostedOptimizer::Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32) {

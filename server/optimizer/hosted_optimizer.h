@@ -2,6 +2,7 @@
 #ifndef SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_OPTIMIZER_H_
 #define SUPEROFFLOAD_SERVER_OPTIMIZER_HOSTED_OPTIMIZER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine/layout.h"
+#include "server/engine/record.h"
 #include "server/engine/spec.h"
 #include "server/engine/step_engine.h"
 #include "server/memory/memory_budget.h"
@@ -22,6 +24,7 @@
 #include "server/optimizer/gpu_use.h"
 #include "server/optimizer/hosted_memory.h"
 #include "server/optimizer/optimizer_observer.h"
+#include "server/optimizer/process.h"
 #include "server/transport/descriptor_server.h"
 #include "server/transport/host_transport.h"
 
@@ -49,9 +52,11 @@ class HostedOptimizer final : private engine::StepObserver {
                                                                  OptimizerObserver* observer);
 
   // The same with the memory of an optimizer of this spec that another daemon hosted: it is brought to its last
-  // committed step. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec, and stays as it is.
+  // committed step. A trainer that was attached to it has it for itself until it attaches anew or its process ends; one
+  // whose process is not known, for some minutes. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec, stays as it is, and is still
+  // the caller's, as after any error.
   static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Adopt(OptimizerId id, engine::OptimizerSpec spec,
-                                                                engine::SpeculationPolicy policy, HostedMemory memory,
+                                                                engine::SpeculationPolicy policy, HostedMemory& memory,
                                                                 memory::MemoryBudget* budget, engine::WorkerPool* pool,
                                                                 OptimizerObserver* observer);
 
@@ -60,8 +65,8 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // Attaches the peer. After OK, `on_end(status)` is called once by another thread, possibly before Attach has
   // returned, when the attachment is over and its open step was abandoned or finished. FAILED_PRECONDITION: attached
-  // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'. DATA_LOSS: a
-  // restore was cut off.
+  // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'. DATA_LOSS: the
+  // optimizer is incomplete, and kPush would not complete it.
   absl::Status Attach(const AttachmentInfo& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
                       std::function<void(const absl::Status&)> on_end);
 
@@ -85,6 +90,9 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // The present attachment; epoch 0 when there is none.
   AttachmentInfo attachment() const;
+
+  // FAILED_PRECONDITION while a trainer is attached, or is expected back after the daemon's restart.
+  absl::Status CheckUnused() const;
 
   // Of the present attachment.
   void SetGpuUse(GpuUse use);
@@ -123,7 +131,8 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Status Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32);
   absl::Status CheckParameters(const std::vector<uint32_t>& parameter_crc32) const;
   absl::Status Claim(const AttachmentInfo& info);
-  void Release();
+  void Release(bool comes_back = false);
+  absl::Status Unused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const OptimizerId id_;
   const engine::OptimizerSpec spec_;
@@ -132,11 +141,14 @@ class HostedOptimizer final : private engine::StepObserver {
   const absl::Time create_time_;
   OptimizerObserver* const observer_;
   const HostedMemory memory_;
+  engine::Record record_;  // the engine's; here for what concerns attachments
   std::unique_ptr<engine::StepEngine> engine_;
 
   mutable absl::Mutex mu_;
   absl::Duration lease_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   AttachmentInfo attachment_ ABSL_GUARDED_BY(mu_);
+  std::optional<Process> expected_ ABSL_GUARDED_BY(mu_);  // was attached when the last daemon died
+  std::chrono::steady_clock::time_point expected_until_ ABSL_GUARDED_BY(mu_);  // when it is not known
   absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not
   // hold the lock while it wakes the transport.

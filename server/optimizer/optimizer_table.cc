@@ -1,10 +1,19 @@
 #include "server/optimizer/optimizer_table.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace superoffload::optimizer {
 namespace {
@@ -20,7 +29,14 @@ absl::Status ValidateName(const std::string& name) {
       absl::StrCat("name: an optimizer's name has 1 to ", kMaxNameBytes, " characters out of A-Z a-z 0-9 . _ -"));
 }
 
-std::string StoreName(const OptimizerId& id) { return absl::StrCat("optimizer-", id.uid, "-", id.name); }
+constexpr char kStorePrefix[] = "optimizer-";
+
+std::string StoreName(const OptimizerId& id) { return absl::StrCat(kStorePrefix, id.uid, "-", id.name); }
+
+absl::Status DamagedError(const OptimizerId& id, const absl::Status& reason) {
+  return absl::DataLossError(absl::StrCat("the memory of optimizer \"", id.name, "\" cannot be used: ",
+                                          reason.message(), "; superoffloadctl delete frees it and its name"));
+}
 
 absl::Status ShuttingDown() {
   return absl::UnavailableError("the daemon is shutting down; connect again once it is back");
@@ -41,7 +57,7 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
       return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", max_per_user_,
                                                        " optimizers; delete one or raise max_optimizers_per_user"));
     }
-    if (!optimizers_.try_emplace(id, nullptr).second) {
+    if (damaged_.contains(id) || !optimizers_.try_emplace(id, nullptr).second) {
       return absl::AlreadyExistsError(
           absl::StrCat("optimizer \"", name, "\" exists; attach to it, delete it or choose another name"));
     }
@@ -71,31 +87,83 @@ void OptimizerTable::Expire(const OptimizerId& id) {
     if (shutting_down_ || found == optimizers_.end()) return;
     optimizer = found->second;
   }
-  // Fails when a trainer has attached at the last moment, as it should.
-  if (optimizer != nullptr) Erase(optimizer).IgnoreError();
+  if (optimizer == nullptr || Erase(optimizer).ok()) return;
+  // A trainer has attached at the last moment, or one that the daemon's restart has detached lives.
+  if (optimizer->attachment().epoch == 0) leases_.Start(id, optimizer->lease());
 }
 
 absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
-                                                   engine::SpeculationPolicy policy, HostedMemory memory) {
+                                                   engine::SpeculationPolicy policy, HostedMemory& memory) {
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
-      HostedOptimizer::Adopt(id, std::move(spec), policy, std::move(memory), budget_, pool_, observer_);
+      HostedOptimizer::Adopt(id, std::move(spec), policy, memory, budget_, pool_, observer_);
   if (!adopted.ok()) return adopted.status();
   absl::MutexLock lock(&mu_);
   return optimizers_[id] = *std::move(adopted);
+}
+
+void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reason,
+                                 std::vector<memory::FileDescriptor> fds) {
+  DamagedMemory damaged{reason, std::move(fds), {}, 0};
+  for (const memory::FileDescriptor& fd : damaged.fds) {
+    struct stat file {};
+    if (::fstat(fd.get(), &file) == 0) damaged.bytes += static_cast<uint64_t>(file.st_size);
+  }
+  const memory::MemoryUse use{.state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0};
+  absl::StatusOr<memory::MemoryReservation> reservation =
+      budget_->Reserve(absl::StrCat("optimizer \"", id.name, "\""), id.uid, use);
+  if (reservation.ok()) damaged.reservation = *std::move(reservation);
+  absl::MutexLock lock(&mu_);
+  damaged_.insert_or_assign(id, std::move(damaged));
+}
+
+absl::StatusOr<OptimizerId> OptimizerTable::IdInStore(const std::string& store_name) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(absl::StripPrefix(store_name, kStorePrefix), absl::MaxSplits('-', 1));
+  OptimizerId id{0, std::string(parts.second)};
+  if (absl::StartsWith(store_name, kStorePrefix) && absl::SimpleAtoi(parts.first, &id.uid) &&
+      ValidateName(id.name).ok()) {
+    return id;
+  }
+  return absl::NotFoundError(absl::StrCat("\"", absl::CHexEscape(store_name), "\" is the name of no optimizer's memory"));
 }
 
 bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
   return peer.is_operator || peer.uid == id.uid;
 }
 
-absl::StatusOr<OptimizerPtr> OptimizerTable::Get(const transport::Peer& peer, const std::string& name) const {
-  OptimizerPtr found;
-  for (const OptimizerPtr& optimizer : List(peer)) {
-    if (optimizer->id().name != name) continue;
-    if (found == nullptr || optimizer->id().uid == peer.uid) found = optimizer;  // one's own first
+absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, const std::string& name) const {
+  OptimizerId id{peer.uid, name};
+  const size_t slash = name.find('/');
+  const bool other = slash != std::string::npos && absl::SimpleAtoi(name.substr(0, slash), &id.uid);
+  if (other) id.name = name.substr(slash + 1);
+  const auto known = [this](const OptimizerId& wanted) {
+    mu_.AssertHeld();
+    const auto found = optimizers_.find(wanted);
+    return damaged_.contains(wanted) || (found != optimizers_.end() && found->second != nullptr);
+  };
+  if (MaySee(peer, id) && known(id)) return id;
+  std::set<uid_t> owners;
+  for (const auto& [candidate, optimizer] : optimizers_) {
+    if (!other && candidate.name == name && MaySee(peer, candidate) && known(candidate)) owners.insert(candidate.uid);
   }
-  if (found != nullptr) return found;
-  return absl::NotFoundError(absl::StrCat("you have no optimizer \"", name, "\"; list shows those that exist"));
+  for (const auto& [candidate, memory] : damaged_) {
+    if (!other && candidate.name == name && MaySee(peer, candidate)) owners.insert(candidate.uid);
+  }
+  if (owners.size() == 1) return OptimizerId{*owners.begin(), name};
+  if (owners.empty()) {
+    return absl::NotFoundError(absl::StrCat("you have no optimizer \"", name, "\"; list shows those that exist"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("the users ", absl::StrJoin(owners, ", "),
+                                                    " have an optimizer \"", name,
+                                                    "\"; say whose it is, with --uid or as UID/", name));
+}
+
+absl::StatusOr<OptimizerPtr> OptimizerTable::Get(const transport::Peer& peer, const std::string& name) const {
+  absl::MutexLock lock(&mu_);
+  absl::StatusOr<OptimizerId> id = Find(peer, name);
+  if (!id.ok()) return id.status();
+  if (const auto found = damaged_.find(*id); found != damaged_.end()) return DamagedError(*id, found->second.reason);
+  return optimizers_.at(*id);
 }
 
 std::vector<OptimizerPtr> OptimizerTable::List(const transport::Peer& peer) const {
@@ -104,19 +172,38 @@ std::vector<OptimizerPtr> OptimizerTable::List(const transport::Peer& peer) cons
   return visible;
 }
 
+std::vector<OptimizerTable::Damaged> OptimizerTable::ListDamaged(const transport::Peer& peer) const {
+  absl::MutexLock lock(&mu_);
+  std::vector<Damaged> visible;
+  for (const auto& [id, memory] : damaged_) {
+    if (MaySee(peer, id)) visible.push_back({id, DamagedError(id, memory.reason), memory.bytes});
+  }
+  return visible;
+}
+
 absl::Status OptimizerTable::Delete(const transport::Peer& peer, const std::string& name) {
-  absl::StatusOr<OptimizerPtr> optimizer = Get(peer, name);
-  if (!optimizer.ok()) return optimizer.status();
-  return Erase(*optimizer);
+  OptimizerPtr optimizer;
+  {
+    absl::MutexLock lock(&mu_);
+    absl::StatusOr<OptimizerId> id = Find(peer, name);
+    if (!id.ok()) return id.status();
+    if (damaged_.contains(*id)) {
+      store_->Drop(StoreName(*id));
+      damaged_.erase(*id);
+      return absl::OkStatus();
+    }
+    optimizer = optimizers_.at(*id);
+  }
+  return Erase(optimizer);
 }
 
 absl::Status OptimizerTable::Erase(const OptimizerPtr& optimizer) {
   const OptimizerId& id = optimizer->id();
   {
     absl::MutexLock lock(&mu_);
-    if (const AttachmentInfo attachment = optimizer->attachment(); attachment.epoch != 0) {
-      return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id.name, "\" is attached to process ",
-                                                        attachment.peer.pid, "; end that trainer first"));
+    if (absl::Status status = optimizer->CheckUnused(); !status.ok()) return status;
+    if (const auto found = optimizers_.find(id); found == optimizers_.end() || found->second != optimizer) {
+      return absl::NotFoundError(absl::StrCat("optimizer \"", id.name, "\" was deleted meanwhile"));
     }
     store_->Drop(StoreName(id));
     optimizers_.erase(id);

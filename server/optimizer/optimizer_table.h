@@ -47,15 +47,29 @@ class OptimizerTable {
 
   // Hosts an optimizer whose memory a predecessor left in the descriptor store. See HostedOptimizer::Adopt.
   absl::StatusOr<OptimizerPtr> Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
-                                     engine::SpeculationPolicy policy, HostedMemory memory);
+                                     engine::SpeculationPolicy policy, HostedMemory& memory);
 
-  // NOT_FOUND.
+  // Memory of an optimizer that this daemon cannot host. It stays in the descriptor store, and its name taken, until
+  // somebody deletes it or a daemon that can host it comes.
+  struct Damaged {
+    OptimizerId id;
+    absl::Status reason;
+    uint64_t memory_bytes = 0;
+  };
+  void HoldDamaged(const OptimizerId& id, const absl::Status& reason, std::vector<memory::FileDescriptor> fds);
+
+  // The optimizer that the descriptor store knows by this name. NOT_FOUND: it is no optimizer's.
+  static absl::StatusOr<OptimizerId> IdInStore(const std::string& store_name);
+
+  // A peer's own comes first; UID/NAME is that of another user. NOT_FOUND. FAILED_PRECONDITION: only others have one, and
+  // several. DATA_LOSS: it is damaged.
   absl::StatusOr<OptimizerPtr> Get(const transport::Peer& peer, const std::string& name) const;
 
   std::vector<OptimizerPtr> List(const transport::Peer& peer) const;
+  std::vector<Damaged> ListDamaged(const transport::Peer& peer) const;
   static bool MaySee(const transport::Peer& peer, const OptimizerId& id);
 
-  // NOT_FOUND; FAILED_PRECONDITION while attached.
+  // NOT_FOUND, FAILED_PRECONDITION as of Get, and while a trainer uses it.
   absl::Status Delete(const transport::Peer& peer, const std::string& name);
 
   // Attaches under a fresh epoch, which it returns. See HostedOptimizer::Attach.
@@ -90,6 +104,15 @@ class OptimizerTable {
   // The optimizer with that attachment of the peer's. NOT_FOUND.
   absl::StatusOr<OptimizerPtr> Attached(const transport::Peer& peer, uint64_t epoch) const;
 
+  struct DamagedMemory {
+    absl::Status reason;
+    std::vector<memory::FileDescriptor> fds;
+    memory::MemoryReservation reservation;  // where the budget has room
+    uint64_t bytes = 0;
+  };
+
+  absl::StatusOr<OptimizerId> Find(const transport::Peer& peer, const std::string& name) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<OptimizerPtr> All() const;
   void Expire(const OptimizerId& id);
   absl::Status Erase(const OptimizerPtr& optimizer);
@@ -102,6 +125,7 @@ class OptimizerTable {
   DescriptorStore* const store_;
   mutable absl::Mutex mu_;
   std::map<OptimizerId, OptimizerPtr> optimizers_ ABSL_GUARDED_BY(mu_);  // null while being created
+  std::map<OptimizerId, DamagedMemory> damaged_ ABSL_GUARDED_BY(mu_);
   uint64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   bool shutting_down_ ABSL_GUARDED_BY(mu_) = false;
   LeaseKeeper leases_;  // the last one: its thread uses the others

@@ -300,10 +300,23 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpo
   uint64_t elements = 0;
   for (const engine::ParameterSpec& parameter : optimizer.spec().parameters) elements += ElementCount(parameter);
   proto.set_element_count(elements);
+  const absl::Status complete = optimizer.engine().CheckComplete();
+  proto.set_state(complete.ok() ? v1::OPTIMIZER_STATE_READY : v1::OPTIMIZER_STATE_INCOMPLETE);
+  proto.set_state_reason(std::string(complete.message()));
   if (details) {
     SetParameters(optimizer.spec(), &proto);
     SetLayout(optimizer.layout(), proto.mutable_layout());
   }
+  return proto;
+}
+
+v1::Optimizer ToProto(const optimizer::OptimizerTable::Damaged& damaged) {
+  v1::Optimizer proto;
+  proto.set_name(damaged.id.name);
+  proto.set_uid(damaged.id.uid);
+  proto.set_state(v1::OPTIMIZER_STATE_DAMAGED);
+  proto.set_state_reason(std::string(damaged.reason.message()));
+  proto.set_memory_bytes(damaged.memory_bytes);
   return proto;
 }
 

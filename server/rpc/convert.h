@@ -11,6 +11,7 @@
 #include "server/engine/spec.h"
 #include "server/engine/speculation.h"
 #include "server/optimizer/hosted_optimizer.h"
+#include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
 #include "server/topology/topology.h"
 #include "superoffload/v1/optimizer.pb.h"
@@ -29,6 +30,7 @@ absl::StatusOr<optimizer::GpuUse> ToGpuUse(const v1::GpuUse& use);  // INVALID_A
 
 // With `details`, parameters and layout too.
 v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details);
+v1::Optimizer ToProto(const optimizer::OptimizerTable::Damaged& damaged);
 v1::StepReport ToProto(const optimizer::WatchedStep& step);
 v1::Topology ToProto(const topology::Topology& topology);
 

@@ -46,22 +46,37 @@ absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const
   return optimizer.memory().Describe(durable->SerializeAsString());
 }
 
-absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
-                                  std::vector<memory::FileDescriptor> fds) {
-  absl::StatusOr<optimizer::HostedMemory> memory = optimizer::HostedMemory::Open(std::move(fds));
-  if (!memory.ok()) return memory.status();
-  absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(*memory);
+namespace {
+
+// After an error the memory is still the caller's.
+absl::Status Host(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler, const optimizer::OptimizerId& id,
+                  optimizer::HostedMemory& memory) {
+  absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(memory);
   if (!durable.ok()) return durable.status();
   absl::StatusOr<engine::OptimizerSpec> spec = ToSpec(durable->request());
   if (!spec.ok()) return spec.status();
   absl::StatusOr<Policies> policies = ToPolicies(durable->request().policies());
   if (!policies.ok()) return policies.status();
-  const optimizer::OptimizerId id{durable->uid(), durable->request().name()};
+  if (id != optimizer::OptimizerId{durable->uid(), durable->request().name()}) {
+    return absl::DataLossError("the description is that of another optimizer");
+  }
   absl::StatusOr<optimizer::OptimizerPtr> adopted =
-      table.Adopt(id, *std::move(spec), policies->speculation, *std::move(memory));
+      table.Adopt(id, *std::move(spec), policies->speculation, memory);
   if (!adopted.ok()) return adopted.status();
   ApplyPolicies(table, scheduler, *adopted, *policies);
-  return id.name;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler, const optimizer::OptimizerId& id,
+                   std::vector<memory::FileDescriptor> fds) {
+  absl::StatusOr<optimizer::HostedMemory> memory = optimizer::HostedMemory::Open(fds);
+  absl::Status status = memory.status();
+  if (memory.ok()) status = Host(table, scheduler, id, *memory);
+  if (status.ok()) return status;
+  table.HoldDamaged(id, status, memory.ok() ? memory->Release() : std::move(fds));
+  return status;
 }
 
 }  // namespace superoffload::rpc

@@ -38,10 +38,10 @@ void ApplyPolicies(optimizer::OptimizerTable& table, checkpoint::Scheduler& sche
 // Has a successor know the optimizer with these policies. RESOURCE_EXHAUSTED: they are too long.
 absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const v1::Policies& policies);
 
-// Hosts the optimizer whose memory `fds` are, and returns its name. DATA_LOSS, FAILED_PRECONDITION: the memory is
-// damaged or of another version, and stays as it is.
-absl::StatusOr<std::string> Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
-                                  std::vector<memory::FileDescriptor> fds);
+// Hosts the optimizer `id` whose memory `fds` are. After an error, as of memory that is damaged or of another version,
+// it stays as it is, and the table holds it as damaged.
+absl::Status Adopt(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler, const optimizer::OptimizerId& id,
+                   std::vector<memory::FileDescriptor> fds);
 
 }  // namespace superoffload::rpc
 

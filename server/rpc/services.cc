@@ -2,6 +2,7 @@
 
 #include <grpc/grpc_security_constants.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -113,6 +114,9 @@ grpc::Status OptimizerServiceImpl::ListOptimizers(grpc::ServerContext* context, 
   if (!peer.ok()) return ToGrpc(peer.status());
   for (const optimizer::OptimizerPtr& optimizer : table_->List(*peer)) {
     *response->add_optimizers() = Show(*optimizer, /*details=*/false);
+  }
+  for (const optimizer::OptimizerTable::Damaged& damaged : table_->ListDamaged(*peer)) {
+    *response->add_optimizers() = ToProto(damaged);
   }
   return grpc::Status::OK;
 }
@@ -254,13 +258,14 @@ grpc::ServerWriteReactor<v1::StepReport>* OptimizerServiceImpl::WatchSteps(grpc:
                                                                            const v1::WatchStepsRequest* request) {
   absl::StatusOr<transport::Peer> peer = Authenticate(*context);
   if (!peer.ok()) return new FailedStream<v1::StepReport>(peer.status());
+  std::optional<optimizer::OptimizerId> only;
   if (!request->name().empty()) {
-    if (absl::StatusOr<optimizer::OptimizerPtr> found = table_->Get(*peer, request->name()); !found.ok()) {
-      return new FailedStream<v1::StepReport>(found.status());
-    }
+    absl::StatusOr<optimizer::OptimizerPtr> found = table_->Get(*peer, request->name());
+    if (!found.ok()) return new FailedStream<v1::StepReport>(found.status());
+    only = (*found)->id();
   }
-  return WatchReactor::Start(hub_, [peer = *peer, name = request->name()](const optimizer::OptimizerId& id) {
-    return optimizer::OptimizerTable::MaySee(peer, id) && (name.empty() || name == id.name);
+  return WatchReactor::Start(hub_, [peer = *peer, only](const optimizer::OptimizerId& id) {
+    return optimizer::OptimizerTable::MaySee(peer, id) && (!only || *only == id);
   });
 }
 

@@ -64,6 +64,16 @@ v1::CreateOptimizerRequest Plan() {
   return request;
 }
 
+// An optimizer whose parameters are zeros.
+void Create(Client& client) {
+  v1::AttachOptimizerRequest request;
+  request.set_name(kName);
+  request.set_sync(v1::SYNC_PUSH);
+  if (!client.CreateOptimizer(Plan()).ok()) std::abort();
+  const auto attachment = client.Attach(request);
+  if (!attachment.ok() || !(*attachment)->PushParameters().ok()) std::abort();
+}
+
 std::string ReadText() {
   std::ifstream file(absl::GetFlag(FLAGS_text), std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -176,7 +186,7 @@ Trained Result(const std::string& endpoint) {
 
 Trained TrainUndisturbed(uint64_t steps) {
   test::DaemonProcess daemon;
-  if (!ConnectPatiently(daemon.endpoint())->CreateOptimizer(Plan()).ok()) std::abort();
+  Create(*ConnectPatiently(daemon.endpoint()));
   int status = 0;
   ::waitpid(StartTrainer(daemon.endpoint(), steps), &status, 0);
   return Result(daemon.endpoint());
@@ -185,7 +195,7 @@ Trained TrainUndisturbed(uint64_t steps) {
 Trained TrainUnderFire(uint32_t kills, std::mt19937_64& random) {
   constexpr uint64_t kNoEnd = uint64_t{1} << 40;
   test::DaemonProcess daemon({"--keeper"});
-  if (!ConnectPatiently(daemon.endpoint())->CreateOptimizer(Plan()).ok()) std::abort();
+  Create(*ConnectPatiently(daemon.endpoint()));
   pid_t trainer = StartTrainer(daemon.endpoint(), kNoEnd);
   const auto end_trainer = [&] {
     ::kill(trainer, SIGKILL);

@@ -1,5 +1,6 @@
 """The keeper loses no optimizer: under few descriptors, when the daemon cannot start, stopped, killed itself."""
 
+import contextlib
 import os
 import pathlib
 import resource
@@ -54,6 +55,14 @@ def threads_children(pid):
     """Of all its threads: the daemon starts a keeper in one of them."""
     tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def open_files(pid):
+    files = []
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files.append(os.readlink(fd))
+    return files
 
 
 @pytest.fixture
@@ -148,11 +157,7 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     os.kill(kept.process.pid, signal.SIGCONT)
     create(connection, "last")
 
-    def holds_all():
-        fds = pathlib.Path(f"/proc/{kept.process.pid}/fd").iterdir()
-        return sum("memfd:superoffload" in os.readlink(fd) for fd in fds) == 5 * len(many)
-
-    wait_until(holds_all)
+    wait_until(lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * len(many))
     os.kill(daemon, signal.SIGKILL)
     assert names(reconnected(kept)) == many - {"run-7"} | {"last"}
     assert kept.stop() == 0, kept.log
@@ -162,7 +167,7 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
 def test_the_keeper_has_no_address_that_another_user_could_take():
     kept = Daemon("--keeper", OFF)
     (daemon,) = children(kept.process.pid)
-    own = {os.readlink(fd) for pid in (kept.process.pid, daemon) for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+    own = {*open_files(kept.process.pid), *open_files(daemon)}
     named = [
         words[7]
         for words in map(str.split, pathlib.Path("/proc/net/unix").read_text().splitlines()[1:])

@@ -48,13 +48,14 @@ class CppClientTest : public ::testing::Test {
  protected:
   CppClientTest() : client_(std::move(*Client::Connect(daemon_.endpoint()))) {
     EXPECT_TRUE(client_->CreateOptimizer(Plan("o")).ok());
-    trainer_ = Attach();
+    trainer_ = Attach(v1::SYNC_PUSH);
+    EXPECT_TRUE(trainer_->PushParameters().ok());  // zeros
   }
 
-  std::unique_ptr<Attachment> Attach() {
+  std::unique_ptr<Attachment> Attach(v1::Sync sync = v1::SYNC_PULL) {
     v1::AttachOptimizerRequest request;
     request.set_name("o");
-    request.set_sync(v1::SYNC_PULL);
+    request.set_sync(sync);
     auto attachment = client_->Attach(request);
     EXPECT_TRUE(attachment.ok()) << attachment.status();
     return attachment.ok() ? *std::move(attachment) : nullptr;

@@ -321,8 +321,9 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     ASSERT_TRUE(client->CreateOptimizer(request).ok());
     v1::AttachOptimizerRequest attach;
     attach.set_name(request.name());
-    attach.set_sync(v1::SYNC_PULL);
+    attach.set_sync(v1::SYNC_PUSH);
     std::unique_ptr<Attachment> attachment = *client->Attach(attach);
+    ASSERT_TRUE(attachment->PushParameters().ok());  // zeros
     ASSERT_TRUE(attachment->AttachGpu(0, 1, SUPEROFFLOAD_MOVER_TRAINER).ok()) << superoffload_last_error();
     superoffload_attachment* const handle = attachment->handle();
     ASSERT_EQ(superoffload_gpu_pull(handle), 0);

@@ -54,10 +54,11 @@ class RawTrainer:
         request.parameters.add(name="w", shape=[BUCKETS * bucket_elements], dtype=pb.DATA_TYPE_FLOAT32)
         self.stub.CreateOptimizer(request, metadata=self.metadata)
         self.name = name
-        self.attach()
+        self.attach(pb.SYNC_PUSH)
+        self.stub.PushParameters(pb.PushParametersRequest(name=name), metadata=self.metadata)  # zeros
 
-    def attach(self) -> None:
-        request = pb.AttachOptimizerRequest(name=self.name, sync=pb.SYNC_PULL)
+    def attach(self, sync: int = pb.SYNC_PULL) -> None:
+        request = pb.AttachOptimizerRequest(name=self.name, sync=sync)
         self.stream = self.stub.AttachOptimizer(request, metadata=self.metadata)
         response = next(self.stream)
         self.epoch, self.step = response.attachment_epoch, response.optimizer.step

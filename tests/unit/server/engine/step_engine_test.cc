@@ -539,6 +539,49 @@ TEST_F(StepEngineTest, AfterTheVerdictTheLastBucketsComeFirst) {
   EXPECT_EQ(sink_.TakeFinals(), descending);
 }
 
+TEST_F(StepEngineTest, NothingButAPushOrARestoreFillsANewOptimizer) {
+  const std::atomic<bool> cancelled{false};
+  engine_.AwaitFirstFill();
+  ExpectError(engine_.CheckComplete(), absl::StatusCode::kDataLoss, "push_params");
+  ExpectError(engine_.BeginStep(1, 1), absl::StatusCode::kDataLoss, "push_params");
+  ExpectError(engine_.WaitPulled(), absl::StatusCode::kDataLoss, "push_params");
+  ExpectError(engine_.WaitSnapshot(0, cancelled).status(), absl::StatusCode::kDataLoss, "push_params");
+  {
+    StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+    ExpectError(successor.BeginStep(1, 1), absl::StatusCode::kDataLoss, "push_params");
+  }
+  EXPECT_TRUE(engine_.CheckComplete(/*before_push=*/true).ok());
+  EXPECT_TRUE(engine_.WaitPushed().ok());
+  EXPECT_TRUE(engine_.BeginStep(1, 1).ok());
+}
+
+TEST_F(StepEngineTest, APushThatWasCutOffIsFinishedAndChangesNoParameter) {
+  std::fill(memory_.parameters.begin(), memory_.parameters.end(), std::byte{0x3f});
+  ASSERT_TRUE(engine_.WaitPushed().ok());
+  engine_.Detach();
+  float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[0]);
+  const std::vector<float> pushed(masters, masters + layout_.state_elements);
+  std::fill_n(masters, layout_.state_elements / 2, 0.0f);  // those that the push had not come to
+  Record(memory_.view().record, spec_.groups.size(), layout_.chunks).BeginPush();
+  StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+  EXPECT_TRUE(successor.CheckComplete().ok());
+  EXPECT_TRUE(std::equal(pushed.begin(), pushed.end(), masters));
+  EXPECT_TRUE(std::all_of(memory_.parameters.begin(), memory_.parameters.end(),
+                          [](std::byte b) { return b == std::byte{0x3f}; }));
+}
+
+TEST_F(StepEngineTest, ASuccessorLeavesParametersToTheTrainer) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  HandOverAll(1);
+  ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
+  engine_.Detach();
+  std::fill(memory_.parameters.begin(), memory_.parameters.end(), std::byte{0x3f});  // an edit that is not yet pushed
+  StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+  EXPECT_EQ(successor.statistics().committed_steps, 1u);
+  EXPECT_TRUE(std::all_of(memory_.parameters.begin(), memory_.parameters.end(),
+                          [](std::byte b) { return b == std::byte{0x3f}; }));
+}
+
 TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {
   const std::vector<std::byte> before = memory_.parameters;
   std::fill(memory_.gradients.begin(), memory_.gradients.end(), std::byte{0x3f});

@@ -1,0 +1,187 @@
+"""What a daemon's death leaves: nothing half filled is trained, nothing in use is deleted, nothing vanishes."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+import torch
+from tests.conftest import Daemon
+from tests.fault.test_keeper import OFF, children, create, names, reconnected, wait_until
+
+import superoffload.torch
+from superoffload._control import Connection
+from superoffload._error import Error
+from superoffload.v1 import optimizer_pb2 as pb
+
+CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+
+
+@pytest.fixture
+def kept():
+    started = Daemon("--keeper", OFF)
+    yield started
+    assert started.stop() == 0, started.log
+
+
+def ctl(daemon, *words):
+    return subprocess.run([CTL, f"--endpoint={daemon.endpoint}", *words], capture_output=True, text=True)
+
+
+def kill_daemon(daemon):
+    (victim,) = children(daemon.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: children(daemon.process.pid) not in ([], [victim]))
+    reconnected(daemon).close()
+
+
+def model(value=1.0):
+    return torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.full((300,), value))})
+
+
+def optimizer_of(daemon, trained, name="run", **arguments):
+    return superoffload.torch.AdamW(trained.named_parameters(), 1e-2, endpoint=daemon.endpoint, name=name, **arguments)
+
+
+def step(trained, optimizer):
+    trained["weight"].square().sum().backward()
+    optimizer.step()
+
+
+def leave_unfilled(daemon, name="run"):
+    """As a trainer that was killed in its constructor does."""
+    connection = Connection(daemon.endpoint)
+    request = pb.CreateOptimizerRequest(name=name, groups=[pb.ParameterGroup(lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8)])
+    request.parameters.add(name="weight", shape=[300], dtype=pb.DATA_TYPE_FLOAT32)
+    connection.call("CreateOptimizer", request)
+    connection.close()
+
+
+@pytest.mark.parametrize("sync", ["check", "pull_params"])
+def test_an_optimizer_that_was_never_filled_is_refused_with_the_remedies(kept, sync):
+    leave_unfilled(kept)
+    kill_daemon(kept)
+    with pytest.raises(Error, match='"run".*push_params.*restore.*delete') as raised:
+        optimizer_of(kept, model(), sync=sync)
+    assert raised.value.code == grpc.StatusCode.DATA_LOSS
+    assert "incomplete" in ctl(kept, "list").stdout
+
+
+def test_an_optimizer_that_was_never_filled_takes_a_push_or_a_restore(kept, tmp_path):
+    leave_unfilled(kept)
+    trained = model(3.0)
+    pushed = optimizer_of(kept, trained, sync="push_params")
+    step(trained, pushed)
+    pushed.save_checkpoint(tmp_path / "saved")
+    expected = pushed.state_tensors()["weight"]["master"]
+    leave_unfilled(kept, "other")
+    restored = optimizer_of(kept, model(), "other", restore=tmp_path / "saved")
+    assert torch.equal(restored.state_tensors()["weight"]["master"], expected)
+
+
+def test_every_call_comes_back_after_a_death_between_steps(kept, tmp_path):
+    trained = model()
+    optimizer = optimizer_of(kept, trained)
+    step(trained, optimizer)
+    expected = trained["weight"].detach().clone()
+    kill_daemon(kept)
+    assert torch.equal(optimizer.state_tensors()["weight"]["master"], expected)
+    kill_daemon(kept)
+    assert optimizer.save_checkpoint(tmp_path / "saved") == 1
+    kill_daemon(kept)
+    optimizer.pull_params()
+    assert torch.equal(trained["weight"].detach(), expected)
+    kill_daemon(kept)
+    optimizer.restore_checkpoint(tmp_path / "saved")
+    assert torch.equal(trained["weight"].detach(), expected)
+    step(trained, optimizer)
+    assert optimizer.last_result.committed_steps == 2
+
+
+def test_an_edit_outlives_the_daemon_and_can_be_pushed(kept):
+    trained = model()
+    optimizer = optimizer_of(kept, trained)
+    step(trained, optimizer)
+    with torch.no_grad():
+        trained["weight"].fill_(7.0)
+    kill_daemon(kept)
+    optimizer.state_tensors()  # comes back, and leaves the edit alone
+    assert torch.equal(trained["weight"].detach(), torch.full((300,), 7.0))
+    kill_daemon(kept)
+    optimizer.push_params()
+    assert torch.equal(optimizer.state_tensors()["weight"]["master"], torch.full((300,), 7.0))
+
+
+TRAINER = """
+import sys, torch, superoffload.torch
+parameter = torch.nn.Parameter(torch.ones(300))
+optimizer = superoffload.torch.AdamW([("weight", parameter)], endpoint=sys.argv[1], name="run")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_recovered_optimizer_belongs_to_its_trainer_as_long_as_that_lives(kept):
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, kept.endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout.readline() == "ready\n"
+    kill_daemon(kept)
+    refused = ctl(kept, "delete", "run")
+    assert refused.returncode == 1
+    assert f"process {trainer.pid}" in refused.stderr
+    with pytest.raises(Error, match=f"process {trainer.pid}"):
+        optimizer_of(kept, model(), sync="pull_params")
+    trainer.kill()
+    trainer.wait()
+    assert ctl(kept, "delete", "run").returncode == 0
+
+
+def test_memory_that_cannot_be_hosted_keeps_its_name_and_comes_back(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text('metrics_address: "off"')
+    kept = Daemon("--keeper", f"--config={config}")
+    trained = model()
+    optimizer = optimizer_of(kept, trained)
+    step(trained, optimizer)
+    expected = trained["weight"].detach().clone()
+    optimizer.close()
+    config.write_text('metrics_address: "off" per_user_memory_bytes: 1000')
+    kill_daemon(kept)
+    assert "damaged" in ctl(kept, "list").stdout
+    with pytest.raises(Error, match='"run".*per_user_memory_bytes.*delete') as raised:
+        optimizer_of(kept, model())
+    assert raised.value.code == grpc.StatusCode.DATA_LOSS
+    config.write_text('metrics_address: "off"')
+    kill_daemon(kept)
+    again = optimizer_of(kept, model(), sync="pull_params")
+    assert torch.equal(again.hosted_parameters()[0].detach(), expected)
+    assert kept.stop() == 0, kept.log
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes to a daemon's memory")
+def test_a_damaged_record_is_listed_and_can_be_deleted(kept):
+    connection = Connection(kept.endpoint)
+    create(connection, "run", "whole")
+    (daemon,) = children(kept.process.pid)
+    for fd in pathlib.Path(f"/proc/{daemon}/fd").iterdir():
+        if "superoffload-record" in os.readlink(fd):
+            with open(fd, "r+b") as record:
+                record.seek(8)
+                record.write(b"\x63")  # the format's version
+            break
+    kill_daemon(kept)
+    assert "damaged" in ctl(kept, "list").stdout
+    connection = Connection(kept.endpoint)
+    assert names(connection) == {"run", "whole"}
+    (bad,) = [o for o in connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers if o.state == 3]
+    assert "version 99" in bad.state_reason
+    with pytest.raises(Error, match="exists"):
+        create(connection, bad.name)
+    assert ctl(kept, "delete", bad.name).returncode == 0
+    create(connection, bad.name)
+    kill_daemon(kept)
+    assert names(Connection(kept.endpoint)) == {"run", "whole"}
