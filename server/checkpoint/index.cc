@@ -66,6 +66,8 @@ std::string EncodeIndex(const Index& index) {
                       {{"format", kFormat},
                        {"version", kVersion},
                        {"optimizer", index.optimizer},
+                       {"run", index.run},
+                       {"sequence", index.sequence},
                        {"step", index.step},
                        {"committed_steps", index.committed_steps},
                        {"total_size", index.total_bytes}}},
@@ -94,6 +96,8 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
   }
   Index index;
   if (metadata.contains("optimizer") && metadata["optimizer"].is_string()) index.optimizer = metadata["optimizer"];
+  index.run = Unsigned(metadata, "run");
+  index.sequence = Unsigned(metadata, "sequence");
   index.step = Unsigned(metadata, "step");
   index.committed_steps = Unsigned(metadata, "committed_steps");
   index.total_bytes = Unsigned(metadata, "total_size");

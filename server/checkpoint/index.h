@@ -5,7 +5,7 @@
 //   model.safetensors.index.json                                    this index
 //
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and
-// beside them what restoring needs: the format's version, steps, algorithm, the hyper-parameters of each parameter
+// beside them what restoring needs: the format's version, the run, steps, algorithm, the hyper-parameters of each parameter
 // group, each parameter's group, and the CRC-32 of each file.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
@@ -30,6 +30,8 @@ inline constexpr std::array<const char*, 3> kArrays = {"model", "exp_avg", "exp_
 
 struct Index {
   std::string optimizer;
+  uint64_t run = 0;       // names the training run; 0 in checkpoints that do not know it
+  uint64_t sequence = 0;  // of a scheduled one: it was written as the n-th of its run in its directory; else 0
   uint64_t step = 0;
   uint64_t committed_steps = 0;
   std::vector<kernels::AdamHyperparameters> groups;

@@ -128,6 +128,12 @@ class Reader {
 
   const engine::StepEngine::Moment& moment() const { return moment_; }
 
+  // Of the checkpoint of an optimizer of this name; 0 when there is none, or it does not know.
+  uint64_t RunOf(const std::string& optimizer) const {
+    const auto found = runs_.find(optimizer);
+    return found == runs_.end() ? 0 : found->second;
+  }
+
  private:
   absl::Status OpenDirectory(const fs::path& directory) {
     if (!directory.is_absolute()) {
@@ -145,6 +151,7 @@ class Reader {
                                                      committed_steps, "; name checkpoints of one step"));
     }
     committed_steps = index->committed_steps;
+    runs_[index->optimizer] = index->run;
     for (const auto& [parameter, group] : index->parameter_groups) groups_[parameter] = index->groups[group];
     for (const auto& [tensor, file] : index->tensor_files) {
       if (absl::Status status = OpenFile(directory / file); !status.ok()) return status;
@@ -180,6 +187,7 @@ class Reader {
   }
 
   engine::StepEngine::Moment moment_;
+  std::map<std::string, uint64_t> runs_;                            // by optimizer
   std::map<std::string, std::unique_ptr<File>> files_;              // by path
   std::map<std::string, uint32_t> crc32_;                           // by path
   std::map<std::string, Source> tensors_;                           // by name
@@ -189,13 +197,21 @@ class Reader {
 
 }  // namespace
 
+absl::StatusOr<Index> ReadIndex(const std::string& directory) {
+  absl::StatusOr<std::string> text = ReadText(absl::StrCat(directory, "/", kIndexFile), kMaxIndexBytes);
+  if (!text.ok()) return text.status();
+  return ParseIndex(*text);
+}
+
 absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachmentInfo& restorer,
                                const std::vector<std::string>& directories) {
   Reader reader;
   if (absl::Status status = reader.Open(directories); !status.ok()) return status;
   if (absl::Status status = reader.Match(optimizer.spec()); !status.ok()) return status;
   if (absl::Status status = reader.Verify(); !status.ok()) return status;
-  return optimizer.Restore(restorer, reader.moment(), [&] { return reader.Load(optimizer); });
+  const absl::Status status = optimizer.Restore(restorer, reader.moment(), [&] { return reader.Load(optimizer); });
+  if (const uint64_t run = reader.RunOf(optimizer.id().name); status.ok() && run != 0) optimizer.set_run(run);
+  return status;
 }
 
 }  // namespace superoffload::checkpoint

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/checkpoint/index.h"
 #include "server/optimizer/hosted_optimizer.h"
 
 namespace superoffload::checkpoint {
@@ -20,6 +22,9 @@ namespace superoffload::checkpoint {
 // system says.
 absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachmentInfo& restorer,
                                const std::vector<std::string>& directories);
+
+// The index of the checkpoint in `directory`.
+absl::StatusOr<Index> ReadIndex(const std::string& directory);
 
 }  // namespace superoffload::checkpoint
 

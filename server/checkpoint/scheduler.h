@@ -1,4 +1,6 @@
-// Takes checkpoints every so many steps, and removes old ones.
+// Takes checkpoints every so many steps, and removes old ones: those of the same run of the same optimizer that were
+// written before the newest. The number of steps says nothing about age, since a run may go back, and what another run
+// or optimizer has written is nobody else's to remove. A name that is taken gets a number: step-00001000-2.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_SCHEDULER_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_SCHEDULER_H_
 
@@ -37,6 +39,9 @@ class Scheduler {
 
   // Ends every schedule; cancels what is being written, and waits.
   void Shutdown();
+
+  // INVALID_ARGUMENT: the directory is that of another optimizer's schedule.
+  absl::Status CheckDirectory(const optimizer::OptimizerId& id, const Schedule& schedule) const;
 
   // Replaces the optimizer's schedule.
   void Set(const optimizer::OptimizerPtr& optimizer, const Schedule& schedule);

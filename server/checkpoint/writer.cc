@@ -105,11 +105,12 @@ class SnapshotScope {
 class Writer {
  public:
   Writer(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment, const PartialDirectory& to,
-         bool as_user, const std::atomic<bool>& cancelled, Progress* progress)
+         bool as_user, uint64_t sequence, const std::atomic<bool>& cancelled, Progress* progress)
       : optimizer_(optimizer),
         moment_(moment),
         directory_(to),
         as_user_(as_user),
+        sequence_(sequence),
         cancelled_(cancelled),
         progress_(progress) {}
 
@@ -151,6 +152,8 @@ class Writer {
 
   absl::Status Finish() {
     Index index{.optimizer = optimizer_.id().name,
+                .run = optimizer_.run(),
+                .sequence = sequence_,
                 .step = moment_.statistics.step,
                 .committed_steps = moment_.statistics.committed_steps,
                 .groups = moment_.groups,
@@ -243,6 +246,7 @@ class Writer {
   const engine::StepEngine::Moment& moment_;
   const PartialDirectory& directory_;
   const bool as_user_;
+  const uint64_t sequence_;
   const std::atomic<bool>& cancelled_;
   Progress* const progress_;
   ShardPlan plan_;
@@ -253,11 +257,12 @@ class Writer {
 };
 
 absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
-                   const std::string& target, bool as_user, const std::atomic<bool>& cancelled, Progress* progress) {
+                   const std::string& target, const WriteOptions& options, const std::atomic<bool>& cancelled,
+                   Progress* progress) {
   SnapshotScope snapshot(optimizer.engine());
   absl::StatusOr<std::unique_ptr<PartialDirectory>> directory = PartialDirectory::Create(target);
   if (!directory.ok()) return directory.status();
-  Writer writer(optimizer, moment, **directory, as_user, cancelled, progress);
+  Writer writer(optimizer, moment, **directory, options.as_user, options.sequence(), cancelled, progress);
   if (absl::Status status = writer.Prepare(); !status.ok()) return status;
   if (absl::Status status = writer.WriteBuckets(); !status.ok()) return status;
   snapshot.End();  // syncing takes long and concerns no step
@@ -279,7 +284,7 @@ optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimize
   const absl::Time start = absl::Now();
   report.committed_steps = progress->committed_steps = moment->statistics.committed_steps;
   report.directory = options.directory(report.committed_steps);
-  report.status = Write(optimizer, *moment, report.directory, options.as_user, cancelled, progress);
+  report.status = Write(optimizer, *moment, report.directory, options, cancelled, progress);
   report.bytes = progress->bytes_written;
   report.duration = absl::Now() - start;
   return report;

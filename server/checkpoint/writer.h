@@ -21,6 +21,7 @@ struct Progress {
 struct WriteOptions {
   // Taken at the first moment between steps with at least so many committed.
   uint64_t committed_steps = 0;
+  std::function<uint64_t()> sequence = [] { return 0; };  // see Index
   // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.
   std::function<std::string(uint64_t committed_steps)> directory;
   // With the rights of the optimizer's user, whom the calling thread must act as (act_as.h); else with the daemon's.

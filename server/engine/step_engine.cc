@@ -215,18 +215,23 @@ void StepEngine::RunMaintenance(PassKind kind) {
 absl::StatusOr<StepEngine::Moment> StepEngine::WaitSnapshot(uint64_t committed_steps,
                                                             const std::atomic<bool>& cancelled) {
   absl::MutexLock lock(&mu_);
-  if (gate_.closed() || snapshot_due_) {
-    return absl::FailedPreconditionError("another checkpoint of the optimizer is being taken; wait for its end");
+  if (statistics_.committed_steps >= committed_steps) {
+    if (gate_.closed()) {
+      return absl::FailedPreconditionError("another checkpoint of the optimizer is being taken; wait for its end");
+    }
+    if (absl::Status status = Completeness(/*before_push=*/false); !status.ok()) return status;
   }
-  if (absl::Status status = Completeness(/*before_push=*/false); !status.ok()) return status;
-  snapshot_due_ = committed_steps;
-  const auto due = [this, &cancelled] {
+  const auto waiting = snapshots_due_.insert(committed_steps);
+  const auto due = [this, &cancelled, committed_steps, restores = restores_] {
     mu_.AssertHeld();
-    return cancelled || (SnapshotDue() && BetweenSteps());
+    return cancelled || restores_ != restores ||
+           (statistics_.committed_steps >= committed_steps && !gate_.closed() && record_.complete() && BetweenSteps());
   };
+  const uint64_t restores = restores_;
   mu_.Await(absl::Condition(&due));
-  snapshot_due_.reset();
+  snapshots_due_.erase(waiting);
   if (cancelled) return absl::CancelledError("the checkpoint was cancelled");
+  if (restores_ != restores) return absl::AbortedError("the optimizer was restored; take the checkpoint again");
   RunMaintenance(PassKind::kSettle);
   maintenance_.reset();
   gate_.Close(static_cast<uint32_t>(buckets_.size()));
@@ -271,6 +276,7 @@ absl::Status StepEngine::WaitRestored(const Moment& moment, const std::function<
     groups_ = moment.groups;
     statistics_ = {};
     statistics_.step = statistics_.committed_steps = moment.statistics.committed_steps;
+    ++restores_;
     RunMaintenance(PassKind::kRestore);
   }
   maintenance_.reset();

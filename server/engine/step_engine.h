@@ -28,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -101,8 +102,9 @@ class StepEngine final : public transport::StepHandler {
 
   // A snapshot: waits for the first moment between steps with at least `committed_steps` committed, settles there, and
   // returns what the engine then was. Steps go on, but no bucket's state is written before BucketSaved; until
-  // EndSnapshot, which must follow, there is one snapshot at a time. FAILED_PRECONDITION: there is one. CANCELLED:
-  // `cancelled` was set; call WakeSnapshot after setting it. DATA_LOSS: the state is incomplete.
+  // EndSnapshot, which must follow, there is one snapshot at a time; whoever still waits for its moment holds nothing up.
+  // FAILED_PRECONDITION, DATA_LOSS: the moment is now, and there is one, or the state is incomplete. ABORTED: a restore
+  // has changed the number of steps meanwhile. CANCELLED: `cancelled` was set; call WakeSnapshot after setting it.
   struct Moment {
     StepStatistics statistics;
     std::vector<kernels::AdamHyperparameters> groups;
@@ -214,7 +216,7 @@ class StepEngine final : public transport::StepHandler {
   bool BetweenSteps() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !open_ && !maintenance_ && Idle(); }
   bool NotMaintained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !maintenance_; }
   bool SnapshotDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return snapshot_due_ && statistics_.committed_steps >= *snapshot_due_;
+    return !gate_.closed() && !snapshots_due_.empty() && statistics_.committed_steps >= *snapshots_due_.begin();
   }
   bool MayBegin() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !maintenance_ && !SnapshotDue(); }
 
@@ -233,7 +235,8 @@ class StepEngine final : public transport::StepHandler {
   uint32_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<Step> open_ ABSL_GUARDED_BY(mu_);
   std::optional<PassKind> maintenance_ ABSL_GUARDED_BY(mu_);   // what runs between steps; steps wait for its end
-  std::optional<uint64_t> snapshot_due_ ABSL_GUARDED_BY(mu_);  // committed steps that a snapshot waits for
+  std::multiset<uint64_t> snapshots_due_ ABSL_GUARDED_BY(mu_);  // committed steps that snapshots wait for
+  uint64_t restores_ ABSL_GUARDED_BY(mu_) = 0;
   SnapshotGate gate_ ABSL_GUARDED_BY(mu_);
   StepStatistics statistics_ ABSL_GUARDED_BY(mu_);
 };

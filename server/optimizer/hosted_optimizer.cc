@@ -1,6 +1,7 @@
 #include "server/optimizer/hosted_optimizer.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 
 #include <cerrno>
 #include <utility>
@@ -17,6 +18,14 @@ constexpr std::chrono::minutes kReturnTime{10};
 
 // In a record: of a process that this PID name space does not see.
 constexpr uint32_t kUnknownPid = 0xffffffff;
+
+uint64_t NewRun() {
+  uint64_t run = 0;
+  while (run == 0) {
+    if (::getrandom(&run, sizeof(run), 0) != sizeof(run)) run = 0;
+  }
+  return run;
+}
 
 absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& memory) {
   memory::FileDescriptor fd(::fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0));
@@ -35,7 +44,10 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
       std::move(id), std::move(spec), policy,
       [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description, placement); },
       budget, pool, observer);
-  if (created.ok()) (*created)->engine_->AwaitFirstFill();
+  if (created.ok()) {
+    (*created)->engine_->AwaitFirstFill();
+    (*created)->set_run(NewRun());
+  }
   return created;
 }
 
@@ -51,6 +63,7 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
       Build(std::move(id), std::move(spec), policy, checked, budget, pool, observer);
   if (!adopted.ok()) return adopted;
   HostedOptimizer& hosted = **adopted;
+  if (hosted.run() == 0) hosted.set_run(NewRun());
   if (const engine::Record::Trainer trainer = hosted.record_.trainer(); trainer.pid != 0) {
     absl::MutexLock lock(&hosted.mu_);
     hosted.expected_ = trainer.pid == kUnknownPid ? Process{} : Process{static_cast<pid_t>(trainer.pid), trainer.start_time};

@@ -101,6 +101,11 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Duration lease() const;
   void set_lease(absl::Duration lease);
 
+  // Names the training run that checkpoints are of: drawn when the optimizer is created, and taken over from a
+  // checkpoint of an optimizer of this name.
+  uint64_t run() const { return record_.run(); }
+  void set_run(uint64_t run) { record_.SetRun(run); }
+
   engine::StepEngine& engine() { return *engine_; }
   const engine::StepEngine& engine() const { return *engine_; }
   const OptimizerId& id() const { return id_; }

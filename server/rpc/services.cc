@@ -92,6 +92,9 @@ grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
   if (!spec.ok()) return ToGrpc(spec.status());
   absl::StatusOr<Policies> policies = ToPolicies(request->policies());
   if (!policies.ok()) return ToGrpc(policies.status());
+  if (absl::Status status = scheduler_->CheckDirectory({peer->uid, request->name()}, policies->schedule); !status.ok()) {
+    return ToGrpc(status);
+  }
   absl::StatusOr<optimizer::OptimizerPtr> optimizer =
       table_->Create(*peer, request->name(), *std::move(spec), policies->speculation, Describe(peer->uid, *request));
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
@@ -169,6 +172,9 @@ grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   absl::StatusOr<Policies> policies = ToPolicies(request->policies());
   if (!policies.ok()) return ToGrpc(policies.status());
+  if (absl::Status status = scheduler_->CheckDirectory((*optimizer)->id(), policies->schedule); !status.ok()) {
+    return ToGrpc(status);
+  }
   if (absl::Status status = RememberPolicies(**optimizer, request->policies()); !status.ok()) return ToGrpc(status);
   (*optimizer)->engine().SetPolicy(policies->speculation);
   ApplyPolicies(*table_, *scheduler_, *optimizer, *policies);
