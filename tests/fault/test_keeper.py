@@ -81,7 +81,10 @@ def test_a_soft_limit_of_1024_descriptors_costs_no_optimizer(few_descriptors):
         (victim,) = children(kept.process.pid)
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda killed=victim: children(kept.process.pid) not in ([], [killed]))
-        assert names(reconnected(kept)) == many
+        connection = reconnected(kept)
+        assert names(connection) == many
+    for name in many:  # a stop has a line in the log for each, and nobody reads it meanwhile
+        connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=name))
     assert kept.stop() == 0, kept.log
 
 
@@ -173,5 +176,5 @@ def test_the_keeper_has_no_address_that_another_user_could_take():
         for words in map(str.split, pathlib.Path("/proc/net/unix").read_text().splitlines()[1:])
         if len(words) > 7 and f"socket:[{words[6]}]" in own
     ]
-    assert all(name.startswith(kept.directory.name) for name in named), named
+    assert not [name for name in named if name.startswith("@")]
     assert kept.stop() == 0
