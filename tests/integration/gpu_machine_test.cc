@@ -119,7 +119,7 @@ TEST_F(GpuMachineTest, NoAllocationThatFailsLeavesAnythingBehind) {
     ASSERT_LT(allocation, 100);
     v1::AttachOptimizerRequest request;
     request.set_name("exact");
-    request.set_sync(v1::SYNC_PULL);
+    request.set_sync(v1::SYNC_PUSH);
     auto attached = client_->Attach(request);
     ASSERT_TRUE(attached.ok()) << attached.status();
     attachment_ = *std::move(attached);
