@@ -158,11 +158,11 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
             create(connection, name)
     connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="run-7"), timeout_seconds=30)
     os.kill(kept.process.pid, signal.SIGCONT)
-    create(connection, "last")
+    create(connection, "last", "very-last")
 
-    wait_until(lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * len(many))
+    wait_until(lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * (len(many) + 1))
     os.kill(daemon, signal.SIGKILL)
-    assert names(reconnected(kept)) == many - {"run-7"} | {"last"}
+    assert names(reconnected(kept)) == many - {"run-7"} | {"last", "very-last"}
     assert kept.stop() == 0, kept.log
     assert "the keeper reads no messages" in kept.log
 
