@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/adam/adam.h"
 #include "server/engine/record.h"
+#include "server/memory/memory_limit.h"
 
 namespace superoffload {
 namespace {
@@ -46,10 +47,6 @@ std::string DefaultRuntimeDirectory() {
 uint32_t AvailableCores() {
   cpu_set_t set;
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
-}
-
-uint64_t MachineMemoryBytes() {
-  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace
@@ -91,7 +88,7 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config) {
   if (config.metrics_address().empty()) config.set_metrics_address("127.0.0.1:9470");
   // A Superchip has one worker per core of the optimizer's share.
   if (config.worker_threads() == 0 && !config.has_superchip()) config.set_worker_threads(AvailableCores());
-  if (config.memory_budget_bytes() == 0) config.set_memory_budget_bytes(MachineMemoryBytes() / 10 * 8);
+  config.set_memory_budget_bytes(memory::BudgetBytes(config.memory_budget_bytes(), memory::MemoryLimitBytes()));
   if (config.per_user_memory_bytes() == 0) config.set_per_user_memory_bytes(config.memory_budget_bytes());
   if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(256);
   if (config.control_calls_per_second() == 0) config.set_control_calls_per_second(500);
