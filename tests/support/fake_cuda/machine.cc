@@ -53,7 +53,7 @@ int SettingOf(const char* variable, const char* key) {
   const char* const value = std::getenv(variable);
   if (value == nullptr) return 0;
   const std::string text = std::string(",") + value;
-  const size_t at = text.find("," + std::string(key) + "=");
+  const size_t at = text.find(std::string(",").append(key).append("="));
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + std::strlen(key) + 2);
 }
 
