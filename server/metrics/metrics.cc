@@ -43,6 +43,10 @@ const char* VerdictName(transport::Verdict verdict) {
   return "unknown";
 }
 
+// A connection takes a thread until its request is whole or the time is over: those that say nothing must not take all.
+constexpr char kHttpThreads[] = "16";
+constexpr char kHttpTimeoutMs[] = "3000";
+
 // 10 us to about 84 s in steps of two.
 Histogram::BucketBoundaries SecondsBoundaries() {
   Histogram::BucketBoundaries boundaries;
@@ -249,7 +253,8 @@ Metrics::~Metrics() { Close(); }
 absl::StatusOr<std::string> Metrics::Expose(const std::string& address, std::function<DaemonGauges()> gauges) {
   gauge_collector_ = std::make_shared<GaugeCollector>(std::move(gauges));
   try {  // civetweb's wrapper throws
-    exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/2);
+    exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", kHttpThreads, "request_timeout_ms", kHttpTimeoutMs});
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("cannot serve metrics on \"", address, "\" (", error.what(),
                                                "); give metrics_address a free IPv4 host:port, or \"off\""));

@@ -1,5 +1,6 @@
 """The daemon as a foreign gRPC client, Prometheus and an operator see it."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -185,3 +186,21 @@ def test_any_import_order(order):
     code += "print(o.last_result.kind.name, jax.numpy.ones(3).sum())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.stdout.strip() == "COMMIT 3.0", run.stderr
+
+
+def test_clients_that_say_nothing_do_not_silence_the_metrics(metered_daemon):
+    host, port = metered_daemon.info.metrics_address.rsplit(":", 1)
+    silent = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for client in silent:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n")
+    urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics", timeout=60).read()
+    still_open = 0
+    for client in silent:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            client.recv(1)
+            continue
+        still_open += 1
+    assert still_open == len(silent), "the scrape was answered only when connections before it had timed out"
+    for client in silent:
+        client.close()
