@@ -135,7 +135,7 @@ struct TlsFiles {
 // Calls of one daemon. Thread-safe. Must outlive its attachments.
 class Client {
  public:
-  // See ResolveEndpoint. UNAVAILABLE: nobody listens there.
+  // See ResolveEndpoint. Waits $SUPEROFFLOAD_CONNECT_SECONDS (30). UNAVAILABLE: nobody listens there.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& endpoint = "");
 
   // Over TCP with mutual TLS, "host:port"; everything but creating and attaching. NOT_FOUND: a file cannot be read.

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from superoffload import _library
-from superoffload._control import GONE, RECONNECT_SECONDS, Connection
+from superoffload._control import GONE, Connection
 from superoffload._error import Error
 from superoffload.v1 import optimizer_pb2
 
@@ -63,10 +63,8 @@ class Attachment:
         self,
         connection: Connection,
         request: optimizer_pb2.AttachOptimizerRequest,
-        reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
         self._connection = connection
-        self._reconnect_seconds = reconnect_seconds
         self._sync_again = optimizer_pb2.SYNC_PULL  # with a successor
         self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
         self._submitted: list[tuple[Any, ...]] = []  # since the last step was over: function and arguments
@@ -137,7 +135,7 @@ class Attachment:
         if error.code not in GONE:
             raise error
         while True:
-            self._connection.wait_reopened(self._reconnect_seconds)
+            self._connection.wait_reopened()
             request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=self._sync_again)
             try:
                 self._attach(request)
@@ -172,7 +170,7 @@ class Attachment:
                 except Error as error:
                     if error.code not in GONE:
                         raise
-                    self._connection.wait_reopened(self._reconnect_seconds)
+                    self._connection.wait_reopened()
             self._submitted.clear()
             self.committed_steps = self.optimizer.committed_steps
 

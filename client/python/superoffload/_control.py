@@ -12,14 +12,26 @@ from superoffload._daemon import death_of
 from superoffload._error import Error, from_rpc
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
-RECONNECT_SECONDS = 300.0  # a daemon that recovers large optimizers takes its time
+
+def _seconds(variable: str, default: float) -> float:
+    """How long the environment wants a client to wait."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_SECONDS:
+        raise ValueError(f"${variable} is {text!r}, but must be seconds, 0 to {_LONGEST_SECONDS}")
+    return seconds
+
+
+_LONGEST_SECONDS = 86400
 
 # What calls of a daemon that died meet: nobody, or a successor that does not know their token.
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
 _TOKEN_KEY = "superoffload-token"
 _RETRY_SECONDS = 0.02
-_SOCKET_SECONDS = 1.0  # a successor makes its socket within this time after the old one is gone
 
 # Plans of hundreds of thousands of parameters exceed gRPC's default of 4 MiB.
 _CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -31,14 +43,14 @@ class Connection:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._old_handles: list[ctypes.c_void_p] = []
-        self._open()
+        self._open(_seconds("SUPEROFFLOAD_CONNECT_SECONDS", 30))
 
-    def _open(self) -> None:
+    def _open(self, timeout_seconds: float) -> None:
         channel = grpc.insecure_channel(self.endpoint, options=_CHANNEL_OPTIONS)
         handle = ctypes.c_void_p()
         try:
             self.server_info = optimizer_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
-                optimizer_pb2.GetServerInfoRequest(), timeout=30
+                optimizer_pb2.GetServerInfoRequest(), timeout=timeout_seconds
             )
             _library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
         except grpc.RpcError as error:
@@ -51,13 +63,16 @@ class Connection:
         self._stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
         self._metadata = [(_TOKEN_KEY, _library.function("token")(handle).decode())]
 
-    def wait_reopened(self, timeout_seconds: float) -> None:
+    def wait_reopened(self) -> None:
         """Connects anew to a daemon that died, once its successor listens; raises Error when none does.
 
-        A daemon that was stopped on purpose takes its socket away, and nobody waits for it.
+        That takes $SUPEROFFLOAD_RECONNECT_SECONDS at most (300: the recovery of large optimizers takes its time). A
+        daemon that was stopped on purpose takes its socket away; without one, the client waits for
+        $SUPEROFFLOAD_SOCKET_SECONDS (10).
         """
-        deadline = time.monotonic() + timeout_seconds
-        socket_deadline = time.monotonic() + _SOCKET_SECONDS
+        socket_seconds = _seconds("SUPEROFFLOAD_SOCKET_SECONDS", 10)
+        deadline = time.monotonic() + _seconds("SUPEROFFLOAD_RECONNECT_SECONDS", 300)
+        socket_deadline = time.monotonic() + socket_seconds
         old_channel, old_handle = self._channel, self.handle
         while True:
             if (death := death_of(self.endpoint)) is not None:
@@ -67,14 +82,14 @@ class Connection:
                     "this optimizer and build another, which starts another daemon, from a checkpoint or a state_dict",
                 )
             try:
-                self._open()
+                self._open(max(1, deadline - time.monotonic()))
                 old_channel.close()
                 self._old_handles.append(old_handle)  # attachments that were made through it still have their mappings
                 return
             except Error as error:
                 now = time.monotonic()
                 if self.alive():
-                    socket_deadline = now + _SOCKET_SECONDS
+                    socket_deadline = now + socket_seconds
                 if error.code != grpc.StatusCode.UNAVAILABLE or now > min(deadline, socket_deadline):
                     raise
             time.sleep(_RETRY_SECONDS)
@@ -94,7 +109,7 @@ class Connection:
             except Error as error:
                 if error.code not in GONE:
                     raise
-                self.wait_reopened(RECONNECT_SECONDS)
+                self.wait_reopened()
 
     def stream(self, method: str, request: Any) -> Any:
         """A call that answers with a stream; returns its last message; raises Error."""

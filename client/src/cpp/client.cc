@@ -4,10 +4,12 @@
 #include <grpcpp/security/credentials.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/src/cpp/attachment_stream.h"
 #include "client/src/cpp/calls.h"
@@ -17,7 +19,12 @@ namespace {
 
 using Stub = v1::OptimizerService::Stub;
 
-constexpr std::chrono::seconds kConnectTimeout{10};
+// $SUPEROFFLOAD_CONNECT_SECONDS, else 30.
+std::chrono::seconds ConnectTimeout() {
+  const char* text = std::getenv("SUPEROFFLOAD_CONNECT_SECONDS");
+  uint32_t seconds = 0;
+  return std::chrono::seconds(text != nullptr && absl::SimpleAtoi(text, &seconds) ? seconds : 30);
+}
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
@@ -84,7 +91,7 @@ absl::StatusOr<v1::Topology> Client::GetTopology() {
 
 absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kConnectTimeout);
+  context.set_deadline(std::chrono::system_clock::now() + ConnectTimeout());
   v1::ServerInfo info;
   if (grpc::Status status = server_->GetServerInfo(&context, {}, &info); !status.ok()) return FromGrpc(status);
   return info;
