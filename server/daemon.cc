@@ -28,8 +28,8 @@
 namespace superoffload {
 namespace {
 
-// A plan of 2^20 parameters fits.
-constexpr int kMaxMessageBytes = 256 << 20;
+// A plan of 2^20 parameters fits, with names of a hundred bytes.
+constexpr int kMaxMessageBytes = 128 << 20;
 
 // For the recovery of one optimizer.
 constexpr absl::Duration kAdoptTime = absl::Minutes(10);

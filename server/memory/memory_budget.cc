@@ -42,6 +42,7 @@ absl::StatusOr<MemoryReservation> MemoryBudget::Reserve(const std::string& purpo
   used_.state_bytes += use.state_bytes;
   used_.gradients_bytes += use.gradients_bytes;
   used_.parameters_bytes += use.parameters_bytes;
+  used_.metadata_bytes += use.metadata_bytes;
   return MemoryReservation(this, uid, use);
 }
 
@@ -56,6 +57,7 @@ void MemoryBudget::Release(uid_t uid, const MemoryUse& use) {
   used_.state_bytes -= use.state_bytes;
   used_.gradients_bytes -= use.gradients_bytes;
   used_.parameters_bytes -= use.parameters_bytes;
+  used_.metadata_bytes -= use.metadata_bytes;
 }
 
 }  // namespace superoffload::memory

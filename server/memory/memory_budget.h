@@ -20,8 +20,9 @@ struct MemoryUse {
   uint64_t state_bytes = 0;       // master weights and moments
   uint64_t gradients_bytes = 0;   // both slots, one of them pending
   uint64_t parameters_bytes = 0;  // published parameters
+  uint64_t metadata_bytes = 0;    // names, shapes, plans
 
-  uint64_t total_bytes() const { return state_bytes + gradients_bytes + parameters_bytes; }
+  uint64_t total_bytes() const { return state_bytes + gradients_bytes + parameters_bytes + metadata_bytes; }
 };
 
 class MemoryBudget;

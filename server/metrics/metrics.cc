@@ -151,7 +151,8 @@ class Metrics::GaugeCollector final : public prometheus::Collectable {
         Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.", "use",
              {{"state", static_cast<double>(now.memory.state_bytes)},
               {"gradients", static_cast<double>(now.memory.gradients_bytes)},
-              {"parameters", static_cast<double>(now.memory.parameters_bytes)}})};
+              {"parameters", static_cast<double>(now.memory.parameters_bytes)},
+              {"metadata", static_cast<double>(now.memory.metadata_bytes)}})};
     std::map<std::string, Values> by_counter;
     for (const partition::Reading& reading : now.partition) {
       by_counter[reading.counter].emplace_back(reading.group, static_cast<double>(reading.value));

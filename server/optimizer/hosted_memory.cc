@@ -59,12 +59,29 @@ Copy Newest(const memory::SharedMemory& description) {
   return !first.whole || (second.whole && second.header.sequence > first.header.sequence) ? second : first;
 }
 
+// Of messages, a parameter or bucket takes about this much beside its name and shape.
+constexpr uint64_t kMessageBytes = 256;
+
+// The spec, the plan, the description in two copies, and the answer to a trainer that attaches.
+uint64_t MetadataBytes(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
+  constexpr uint64_t kCopies = 4;
+  uint64_t bytes = kCopies * spec.groups.size() * sizeof(spec.groups[0]);
+  bytes += layout.buckets.size() * (sizeof(layout.buckets[0]) + kMessageBytes);
+  bytes += layout.placements.size() * (sizeof(layout.placements[0]) + kMessageBytes);
+  for (const engine::ParameterSpec& parameter : spec.parameters) {
+    bytes += sizeof(parameter) + kMessageBytes;
+    bytes += kCopies * (parameter.name.size() + parameter.shape.size() * sizeof(parameter.shape[0]));
+  }
+  return bytes;
+}
+
 }  // namespace
 
-memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, size_t groups) {
-  return {.state_bytes = layout.state_bytes + engine::Record::Bytes(groups, layout.chunks),
+memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
+  return {.state_bytes = layout.state_bytes + engine::Record::Bytes(spec.groups.size(), layout.chunks),
           .gradients_bytes = layout.gradients_bytes,
-          .parameters_bytes = layout.parameters_bytes};
+          .parameters_bytes = layout.parameters_bytes,
+          .metadata_bytes = MetadataBytes(layout, spec)};
 }
 
 absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, size_t groups,

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
+#include "server/engine/spec.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
 
@@ -22,8 +23,8 @@ struct HostedMemory {
   memory::SharedMemory record;
   memory::SharedMemory description;  // an opaque string, in two copies of which the newer whole one counts
 
-  // What a layout needs, without the description.
-  static memory::MemoryUse Use(const engine::Layout& layout, size_t groups);
+  // What an optimizer needs; what the daemon keeps beside the layout's memory is estimated.
+  static memory::MemoryUse Use(const engine::Layout& layout, const engine::OptimizerSpec& spec);
 
   // RESOURCE_EXHAUSTED.
   static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, size_t groups,

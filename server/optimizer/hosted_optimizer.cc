@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
   if (!layout.ok()) return layout.status();
   absl::StatusOr<memory::MemoryReservation> reservation = budget->Reserve(
-      absl::StrCat("optimizer \"", id.name, "\""), id.uid, HostedMemory::Use(*layout, spec.groups.size()));
+      absl::StrCat("optimizer \"", id.name, "\""), id.uid, HostedMemory::Use(*layout, spec));
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<HostedMemory> memory = provide(*layout);
   if (!memory.ok()) return memory.status();

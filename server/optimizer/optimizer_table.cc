@@ -108,7 +108,7 @@ void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reas
     struct stat file {};
     if (::fstat(fd.get(), &file) == 0) damaged.bytes += static_cast<uint64_t>(file.st_size);
   }
-  const memory::MemoryUse use{.state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0};
+  const memory::MemoryUse use{.state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0};
   absl::StatusOr<memory::MemoryReservation> reservation =
       budget_->Reserve(absl::StrCat("optimizer \"", id.name, "\""), id.uid, use);
   if (reservation.ok()) damaged.reservation = *std::move(reservation);

@@ -105,6 +105,20 @@ def test_a_user_has_a_share_of_memory_optimizers_and_calls(tmp_path):
     assert daemon.stop() == 0
 
 
+def test_names_are_charged_to_the_budget(daemon):
+    connection = Connection(daemon.endpoint)
+    charged = {}
+    for width in (8, 508):
+        wanted = request(f"names-of-{width}")
+        first = wanted.parameters[0]
+        del wanted.parameters[:]
+        for index in range(2000):
+            wanted.parameters.add(name=f"{index:0{width}}", shape=[1], dtype=first.dtype)
+        charged[width] = connection.call("CreateOptimizer", wanted).memory_bytes
+    assert charged[508] - charged[8] >= 2000 * 500
+    connection.close()
+
+
 def test_a_user_has_so_many_connections(daemon):
     connections = [Connection(daemon.endpoint)]
     with pytest.raises(Error) as raised:
