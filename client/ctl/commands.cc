@@ -41,7 +41,7 @@ absl::Status List(Client& client, const Arguments& arguments) {
 }
 
 absl::Status Describe(Client& client, const Arguments& arguments) {
-  return PrintAnswer(client.GetOptimizer(arguments.name()), arguments.json, &DescriptionText);
+  return PrintAnswer(client.GetOptimizer(arguments.name(), v1::OPTIMIZER_VIEW_FULL), arguments.json, &DescriptionText);
 }
 
 absl::Status Watch(Client& client, const Arguments& arguments) {

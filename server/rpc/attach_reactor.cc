@@ -14,7 +14,7 @@ AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const checkpoint:
     return;
   }
   response_.set_attachment_epoch(epoch_);
-  *response_.mutable_optimizer() = ToProto(*optimizer_, scheduler->Get(optimizer_->id()), /*details=*/true);
+  *response_.mutable_optimizer() = ToProto(*optimizer_, scheduler->Get(optimizer_->id()), Details::kFull);
   response_.set_next_slot(optimizer_->engine().statistics().next_slot());
   StartWrite(&response_);
 }

@@ -267,12 +267,14 @@ v1::GpuUse ToProto(const optimizer::GpuUse& use) {
 
 }  // namespace
 
-v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details) {
+v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule,
+                      Details details) {
   v1::Optimizer proto;
   proto.set_name(optimizer.id().name);
   proto.set_uid(optimizer.id().uid);
   for (const kernels::AdamHyperparameters& group : optimizer.engine().groups()) {
     proto.set_algorithm(group.decay_form == WeightDecay::kL2 ? v1::ALGORITHM_ADAM : v1::ALGORITHM_ADAMW);
+    if (details == Details::kListed) break;
     v1::ParameterGroup* out = proto.add_groups();
     out->set_lr(group.lr);
     out->set_beta1(group.beta1);
@@ -303,7 +305,9 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpo
   const absl::Status complete = optimizer.engine().CheckComplete();
   proto.set_state(complete.ok() ? v1::OPTIMIZER_STATE_READY : v1::OPTIMIZER_STATE_INCOMPLETE);
   proto.set_state_reason(std::string(complete.message()));
-  if (details) {
+  proto.set_parameter_count(static_cast<uint32_t>(optimizer.spec().parameters.size()));
+  proto.set_bucket_count(static_cast<uint32_t>(optimizer.layout().buckets.size()));
+  if (details == Details::kFull) {
     SetParameters(optimizer.spec(), &proto);
     SetLayout(optimizer.layout(), proto.mutable_layout());
   }

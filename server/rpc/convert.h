@@ -28,8 +28,14 @@ absl::StatusOr<absl::Duration> ToLease(const v1::Policies& policies);  // infini
 absl::StatusOr<optimizer::Sync> ToSync(v1::Sync sync);
 absl::StatusOr<optimizer::GpuUse> ToGpuUse(const v1::GpuUse& use);  // INVALID_ARGUMENT: too long
 
-// With `details`, parameters and layout too.
-v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule, bool details);
+enum class Details {
+  kListed,  // without groups
+  kBasic,
+  kFull,  // with parameters and layout
+};
+
+v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpoint::Schedule& schedule,
+                      Details details);
 v1::Optimizer ToProto(const optimizer::OptimizerTable::Damaged& damaged);
 v1::StepReport ToProto(const optimizer::WatchedStep& step);
 v1::Topology ToProto(const topology::Topology& topology);

@@ -3,11 +3,16 @@
 #include <grpc/grpc_security_constants.h>
 
 #include <optional>
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -41,6 +46,36 @@ class FailedStream final : public grpc::ServerWriteReactor<Response> {
  public:
   explicit FailedStream(const absl::Status& status) { this->Finish(ToGrpc(status)); }
   void OnDone() override { delete this; }
+};
+
+constexpr int kDefaultPageSize = 256;
+constexpr uint32_t kMaxPageSize = 1000;
+
+// Names the last optimizer of a page.
+std::string PageToken(const optimizer::OptimizerId& last) { return absl::StrCat(last.uid, "/", last.name); }
+
+absl::StatusOr<optimizer::OptimizerId> FromPageToken(const std::string& token) {
+  const size_t slash = token.find('/');
+  optimizer::OptimizerId last;
+  if (slash != std::string::npos && absl::SimpleAtoi(token.substr(0, slash), &last.uid)) {
+    last.name = token.substr(slash + 1);
+    return last;
+  }
+  return absl::InvalidArgumentError("page_token is not that of a page; leave it out for the first page");
+}
+
+// An answer that may be large. It has its place until it is sent: a trainer that reads slowly has no more of them.
+class Answer final : public grpc::ServerUnaryReactor {
+ public:
+  absl::Status Take(BoundedCalls& calls, uid_t uid) {
+    absl::StatusOr<std::unique_ptr<BoundedCalls::Place>> place = calls.Begin(uid);
+    if (place.ok()) place_ = *std::move(place);
+    return place.status();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  std::unique_ptr<BoundedCalls::Place> place_;
 };
 
 }  // namespace
@@ -99,28 +134,50 @@ grpc::Status OptimizerServiceImpl::CreateOptimizer(grpc::ServerContext* context,
       table_->Create(*peer, request->name(), *std::move(spec), policies->speculation, Describe(peer->uid, *request));
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   ApplyPolicies(*table_, *scheduler_, *optimizer, *policies);
-  *response = Show(**optimizer, /*details=*/true);
+  *response = Show(**optimizer, Details::kBasic);
   return grpc::Status::OK;
 }
 
-grpc::Status OptimizerServiceImpl::GetOptimizer(grpc::ServerContext* context, const v1::GetOptimizerRequest* request,
-                                                v1::Optimizer* response) {
-  absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
-  if (!optimizer.ok()) return ToGrpc(optimizer.status());
-  *response = Show(**optimizer, /*details=*/true);
-  return grpc::Status::OK;
+grpc::ServerUnaryReactor* OptimizerServiceImpl::GetOptimizer(grpc::CallbackServerContext* context,
+                                                             const v1::GetOptimizerRequest* request,
+                                                             v1::Optimizer* response) {
+  auto* const answer = new Answer;
+  absl::StatusOr<transport::Peer> peer = Authenticate(*context);
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer =
+      peer.ok() ? table_->Get(*peer, request->name()) : absl::StatusOr<optimizer::OptimizerPtr>(peer.status());
+  absl::Status status = optimizer.status();
+  const bool full = request->view() == v1::OPTIMIZER_VIEW_FULL;
+  if (status.ok() && full) status = answer->Take(large_answers_, peer->uid);
+  if (status.ok()) *response = Show(**optimizer, full ? Details::kFull : Details::kBasic);
+  answer->Finish(ToGrpc(status));
+  return answer;
 }
 
-grpc::Status OptimizerServiceImpl::ListOptimizers(grpc::ServerContext* context, const v1::ListOptimizersRequest*,
+grpc::Status OptimizerServiceImpl::ListOptimizers(grpc::ServerContext* context,
+                                                  const v1::ListOptimizersRequest* request,
                                                   v1::ListOptimizersResponse* response) {
   absl::StatusOr<transport::Peer> peer = Authenticate(*context);
   if (!peer.ok()) return ToGrpc(peer.status());
+  std::map<optimizer::OptimizerId, std::function<v1::Optimizer()>> visible;
   for (const optimizer::OptimizerPtr& optimizer : table_->List(*peer)) {
-    *response->add_optimizers() = Show(*optimizer, /*details=*/false);
+    visible[optimizer->id()] = [this, optimizer] { return Show(*optimizer, Details::kListed); };
   }
   for (const optimizer::OptimizerTable::Damaged& damaged : table_->ListDamaged(*peer)) {
-    *response->add_optimizers() = ToProto(damaged);
+    visible[damaged.id] = [damaged] { return ToProto(damaged); };
   }
+  auto next = visible.begin();
+  if (!request->page_token().empty()) {
+    absl::StatusOr<optimizer::OptimizerId> last = FromPageToken(request->page_token());
+    if (!last.ok()) return ToGrpc(last.status());
+    next = visible.upper_bound(*last);
+  }
+  const int page_size = request->page_size() == 0
+                            ? kDefaultPageSize
+                            : static_cast<int>(std::min<uint32_t>(request->page_size(), kMaxPageSize));
+  for (; next != visible.end() && response->optimizers_size() < page_size; ++next) {
+    *response->add_optimizers() = next->second();
+  }
+  if (next != visible.end()) response->set_next_page_token(PageToken(std::prev(next)->first));
   return grpc::Status::OK;
 }
 
@@ -162,7 +219,7 @@ grpc::Status OptimizerServiceImpl::SettleOptimizer(grpc::ServerContext* context,
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   if (absl::Status status = (*optimizer)->engine().WaitSettled(); !status.ok()) return ToGrpc(status);
-  *response = Show(**optimizer, /*details=*/false);
+  *response = Show(**optimizer, Details::kBasic);
   return grpc::Status::OK;
 }
 
@@ -178,7 +235,7 @@ grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
   if (absl::Status status = RememberPolicies(**optimizer, request->policies()); !status.ok()) return ToGrpc(status);
   (*optimizer)->engine().SetPolicy(policies->speculation);
   ApplyPolicies(*table_, *scheduler_, *optimizer, *policies);
-  *response = Show(**optimizer, /*details=*/false);
+  *response = Show(**optimizer, Details::kBasic);
   return grpc::Status::OK;
 }
 
@@ -249,7 +306,7 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
     return checkpoint::RestoreCheckpoint(**optimizer, {*epoch, *peer, std::nullopt}, directories);
   });
   if (!restored.ok()) return ToGrpc(restored);
-  *response = Show(**optimizer, /*details=*/false);
+  *response = Show(**optimizer, Details::kBasic);
   return grpc::Status::OK;
 }
 

@@ -8,9 +8,9 @@
 #include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
+#include "server/rpc/bounded_calls.h"
 #include "server/rpc/call_quota.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/file_operations.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
 namespace superoffload::rpc {
@@ -38,9 +38,10 @@ class ServerServiceImpl final : public v1::ServerService::Service {
 };
 
 // Unary calls are synchronous, since some wait for the kernels; streams are reactors, since they live as long as a
-// trainer.
+// trainer, and so is GetOptimizer, which learns that way when a large answer has been sent.
 using OptimizerServiceBase = v1::OptimizerService::WithCallbackMethod_AttachOptimizer<
-    v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>;
+    v1::OptimizerService::WithCallbackMethod_GetOptimizer<
+        v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>>;
 
 class OptimizerServiceImpl final : public OptimizerServiceBase {
  public:
@@ -61,7 +62,8 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   void CancelCheckpoints() { stopping_ = true; }
 
   grpc::Status CreateOptimizer(grpc::ServerContext*, const v1::CreateOptimizerRequest*, v1::Optimizer*) override;
-  grpc::Status GetOptimizer(grpc::ServerContext*, const v1::GetOptimizerRequest*, v1::Optimizer*) override;
+  grpc::ServerUnaryReactor* GetOptimizer(grpc::CallbackServerContext*, const v1::GetOptimizerRequest*,
+                                         v1::Optimizer*) override;
   grpc::Status ListOptimizers(grpc::ServerContext*, const v1::ListOptimizersRequest*,
                               v1::ListOptimizersResponse*) override;
   grpc::Status DeleteOptimizer(grpc::ServerContext*, const v1::DeleteOptimizerRequest*,
@@ -94,7 +96,7 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   absl::StatusOr<optimizer::OptimizerPtr> FindAttached(const grpc::ServerContextBase& context,
                                                        const std::string& name) const;
 
-  v1::Optimizer Show(const optimizer::HostedOptimizer& optimizer, bool details) const {
+  v1::Optimizer Show(const optimizer::HostedOptimizer& optimizer, Details details) const {
     return ToProto(optimizer, scheduler_->Get(optimizer.id()), details);
   }
 
@@ -104,7 +106,8 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   optimizer::OptimizerObserver* const observer_;
   const transport::DescriptorServer* const descriptors_;
   mutable CallQuota quota_;
-  FileOperations file_operations_;
+  BoundedCalls file_operations_{8, 32, "calls that read or write files"};
+  BoundedCalls large_answers_{2, 64, "answers with all parameters of an optimizer"};
   std::atomic<bool> stopping_{false};
 };
 

@@ -147,7 +147,8 @@ class Client {
   absl::StatusOr<v1::ServerInfo> GetServerInfo();
   absl::StatusOr<v1::Topology> GetTopology();
   absl::StatusOr<v1::Optimizer> CreateOptimizer(const v1::CreateOptimizerRequest& request);
-  absl::StatusOr<v1::Optimizer> GetOptimizer(const std::string& name);
+  absl::StatusOr<v1::Optimizer> GetOptimizer(const std::string& name,
+                                             v1::OptimizerView view = v1::OPTIMIZER_VIEW_BASIC);
   absl::StatusOr<std::vector<v1::Optimizer>> ListOptimizers();
   absl::Status DeleteOptimizer(const std::string& name);
   absl::StatusOr<v1::Optimizer> SettleOptimizer(const std::string& name);

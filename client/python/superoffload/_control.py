@@ -111,6 +111,18 @@ class Connection:
                     raise
                 self.wait_reopened()
 
+    def get_whole(self, name: str) -> optimizer_pb2.Optimizer:
+        """An optimizer with its parameters: waits while other trainers of the user are given theirs; raises Error."""
+        request = optimizer_pb2.GetOptimizerRequest(name=name, view=optimizer_pb2.OPTIMIZER_VIEW_FULL)
+        deadline = time.monotonic() + _seconds("SUPEROFFLOAD_RECONNECT_SECONDS", 300)
+        while True:
+            try:
+                return self.call("GetOptimizer", request)
+            except Error as error:
+                if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
     def stream(self, method: str, request: Any) -> Any:
         """A call that answers with a stream; returns its last message; raises Error."""
         try:

@@ -251,7 +251,7 @@ class AdamW(StateOwner):
         )
         existing = None
         if not created:
-            existing = self._connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=self.name))
+            existing = self._connection.get_whole(self.name)
             _torch_options.check_algorithm(existing, self._algorithm)
             _torch_parameters.check_same(self._hosted, existing, any_gradient_dtype=self._gpu is not None)
         if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):

@@ -101,15 +101,22 @@ absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerR
   return Call(*optimizers_, &Stub::CreateOptimizer, token_, request);
 }
 
-absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name) {
-  return Call(*optimizers_, &Stub::GetOptimizer, token_, Named<v1::GetOptimizerRequest>(name));
+absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name, v1::OptimizerView view) {
+  auto request = Named<v1::GetOptimizerRequest>(name);
+  request.set_view(view);
+  return Call(*optimizers_, &Stub::GetOptimizer, token_, request);
 }
 
 absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
-  absl::StatusOr<v1::ListOptimizersResponse> response =
-      Call(*optimizers_, &Stub::ListOptimizers, token_, v1::ListOptimizersRequest());
-  if (!response.ok()) return response.status();
-  return std::vector<v1::Optimizer>(response->optimizers().begin(), response->optimizers().end());
+  std::vector<v1::Optimizer> all;
+  v1::ListOptimizersRequest request;
+  do {
+    absl::StatusOr<v1::ListOptimizersResponse> page = Call(*optimizers_, &Stub::ListOptimizers, token_, request);
+    if (!page.ok()) return page.status();
+    all.insert(all.end(), page->optimizers().begin(), page->optimizers().end());
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  return all;
 }
 
 absl::Status Client::DeleteOptimizer(const std::string& name) {
