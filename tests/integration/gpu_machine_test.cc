@@ -50,6 +50,7 @@ TEST_F(GpuMachineTest, HandingOverNeverWaitsForACopy) {
       ::setenv("FAKE_CUDA_FAIL", failure, 1);
       ASSERT_NO_FATAL_FAILURE(AttachTo(SUPEROFFLOAD_MOVER_TRAINER));
       if (IsSkipped()) return;
+      ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
       auto* const stall = OfDriver<void(const char*)>("fakeCudaStall");
       if (stall == nullptr) GTEST_SKIP() << "a real driver cannot be told to wait";
       const bool staged = std::string(failure) != "";
@@ -76,6 +77,7 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
   for (const superoffload_mover mover : {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER}) {
     ASSERT_NO_FATAL_FAILURE(AttachTo(mover));
     if (IsSkipped()) return;
+    ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
     std::shared_ptr<const kernels::GpuDevice> device;
     Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
     Tensor::Require(device->driver().CtxSetCurrent(device->context()));
