@@ -235,7 +235,10 @@ Status Attachment::AwaitParameters(uint32_t bucket, const Deadline& deadline, ke
   if (Status status = gpu_->CheckStream(stream); !status.ok()) return status;
   if (const uint64_t step = ended_step_.load(std::memory_order_acquire); step != last_step_) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto ready = [this, bucket] { return gpu_->resident(bucket) ? verdict_.has_value() : Final(bucket); };
+    // The next step may be open and have completions of its own: it began when this one was over.
+    const auto ready = [this, bucket, step] {
+      return completing_step_ > step || (gpu_->resident(bucket) ? verdict_.has_value() : Final(bucket));
+    };
     if (Status status = WaitUntil(step, deadline, ready); !status.ok()) return status;
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     stall_seconds_ = stall_seconds_ + waited.count();

@@ -214,6 +214,27 @@ TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
   attachment_.reset();
 }
 
+// A loop that reads parameters only after it has handed gradients of the next step over must not wait for ever.
+TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, nullptr), 0) << superoffload_last_error();
+  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_EQ(superoffload_measure_norm(handle(), 1), 0) << superoffload_last_error();
+  ASSERT_EQ(superoffload_wait_norm(handle(), -1, nullptr), 0) << superoffload_last_error();  // completions have come
+  constexpr int kHangMilliseconds = 60'000;
+  for (uint32_t i = 0; i < static_cast<uint32_t>(layout().buckets_size()); ++i) {
+    ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, kHangMilliseconds, stream()), 0)
+        << superoffload_last_error();
+  }
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  ASSERT_NO_FATAL_FAILURE(AwaitAll());
+  EXPECT_TRUE(LiveIsHosts());
+  attachment_.reset();
+}
+
 std::string NameOf(const ::testing::TestParamInfo<StepCase>& info) {
   constexpr const char* kNames[] = {"", "Daemon", "Trainer", "Direct"};
   return std::string(kNames[info.param.mover]) + (info.param.residents > 0 ? "Resident" : "");
