@@ -74,8 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   NullStore store;
   checkpoint::Scheduler scheduler(&observer);
   optimizer::OptimizerTable table(16, {}, &budget, &pool, &observer, &store);
-  const absl::StatusOr<std::string> adopted = rpc::Adopt(table, scheduler, std::move(fds));
-  if (!adopted.ok() && adopted.status().message().empty()) std::abort();
+  const absl::Status adopted = rpc::Adopt(table, scheduler, {1000, "fuzzed"}, std::move(fds));
+  if (!adopted.ok() && adopted.message().empty()) std::abort();
   scheduler.Shutdown();
   return 0;
 }
