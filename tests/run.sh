@@ -53,7 +53,7 @@ done
 printf '== [%2d:%02d] done\n' $((SECONDS / 60)) $((SECONDS % 60))
 
 expected=(ctest.xml pytest.xml)
-((quick)) || expected+=(arm64-sve16.xml arm64-sve32.xml arm64-sve256.xml arm64-daemon.xml arm64-gpu.xml
+((quick)) || expected+=(arm64-sve{16,32,256}-{0,1,2,3}.xml arm64-daemon.xml arm64-gpu.xml
   asan.xml asan-pytest.xml tsan.xml tsan-pytest.xml)
 "$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'
 import pathlib, sys, xml.etree.ElementTree as xml
