@@ -8,6 +8,7 @@ preset="$1" python="$2" results="$3"
 build="$PWD/build/$preset"
 
 export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1" UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
+export LSAN_OPTIONS="use_tls=0"  # clang 14's leak checker may crash over the TLS of threads that end with the process
 export TSAN_OPTIONS="halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$PWD/tests/support/tsan.supp"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 

@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <random>
 #include <set>
+#include <span>
 #include <vector>
 
 namespace superoffload::kernels {
@@ -24,7 +25,7 @@ TEST(DigestTest, CopiesAndGivesTheSameNumber) {
     const std::vector<std::byte> from = Random(size, 1);
     std::vector<std::byte> to(size + 1, std::byte{7});
     EXPECT_EQ(CopyAndDigest(from, to.data(), 3), Digest(from, 3)) << size;
-    EXPECT_TRUE(std::memcmp(from.data(), to.data(), size) == 0 && to[size] == std::byte{7}) << size;
+    EXPECT_TRUE(std::ranges::equal(from, std::span(to).first(size)) && to[size] == std::byte{7}) << size;
   }
 }
 
