@@ -12,8 +12,8 @@ quick=0
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("3 dependencies" "4 build" "2 cpp_tests" "5 arm64" "7 asan" "6 python_tests" "7 tsan")
-((quick)) && steps=("3 dependencies" "4 build" "1 cpp_tests" "5 python_tests")
+steps=("2 dependencies" "4 build" "2 cpp_tests" "6 arm64" "8 asan" "6 python_tests" "12 tsan")
+((quick)) && steps=("2 dependencies" "4 build" "1 cpp_tests" "5 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
 
