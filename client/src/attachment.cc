@@ -182,6 +182,7 @@ superoffload_ring_entry Attachment::Entry(superoffload_submission opcode, uint32
 
 Status Attachment::Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload) {
   const superoffload_ring_entry entry = Entry(opcode, index, payload);
+  submissions_.fetch_add(1, std::memory_order_release);
   return gpu_ != nullptr ? gpu_->Submit(entry) : rings_.WaitSubmit(entry);
 }
 
@@ -296,6 +297,7 @@ void Attachment::TakeCompletions() {
     Status status = rings_.WaitCompletion(std::chrono::steady_clock::now() + kSlice, &entry);
     const bool taken = status.ok();
     if (taken) {
+      (void)submissions_.load(std::memory_order_acquire);
       status = gpu_->OnCompletion(entry);
     } else if (status.code == Code::kDeadlineExceeded) {
       status = gpu_->failure();

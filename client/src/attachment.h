@@ -101,6 +101,10 @@ class Attachment {
   std::vector<bool> handed_over_;
   uint32_t handed_over_count_ = 0;
 
+  // Orders what was done before a submission before what is done with the daemon's answer to it: an order that runs through
+  // another process is none to C++.
+  std::atomic<uint64_t> submissions_{0};
+
   // What the waiting thread waits for.
   std::atomic<uint64_t> ended_step_;
   std::atomic<uint64_t> measured_step_ = 0;
