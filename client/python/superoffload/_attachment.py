@@ -163,14 +163,7 @@ class Attachment:
             yield
         finally:
             request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL)
-            while True:
-                try:
-                    self._attach(request)
-                    break
-                except Error as error:
-                    if error.code not in GONE:
-                        raise
-                    self._connection.wait_reopened()
+            self._connection.again(lambda: self._attach(request))
             self._submitted.clear()
             self.committed_steps = self.optimizer.committed_steps
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -103,9 +104,13 @@ class Connection:
 
     def call_again(self, method: str, request: Any) -> Any:
         """A call that needs no attachment, again on the successor of a daemon that died."""
+        return self.again(lambda: self.call(method, request))
+
+    def again(self, call: Callable[[], Any]) -> Any:
+        """Makes the call, and makes it again with the successor of a daemon that died."""
         while True:
             try:
-                return self.call(method, request)
+                return call()
             except Error as error:
                 if error.code not in GONE:
                     raise
