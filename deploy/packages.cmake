@@ -14,6 +14,8 @@ install(FILES systemd/superoffloadd.tmpfiles DESTINATION lib/tmpfiles.d RENAME s
 install(FILES systemd/superoffloadd.default DESTINATION /etc/default RENAME superoffloadd)
 install(FILES systemd/superoffloadd.textproto DESTINATION /etc/superoffloadd)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES client/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/client)
+install(FILES deploy/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/deploy)
 
 install(PROGRAMS deploy/slurm/prolog.sh deploy/slurm/epilog.sh DESTINATION share/superoffload)
 install(FILES deploy/prometheus/rules.yml deploy/prometheus/scrape.yml deploy/grafana/dashboard.json
@@ -45,6 +47,7 @@ if(SUPEROFFLOAD_PYTHON)
     COMMAND ${CMAKE_COMMAND} -E rm -rf ${wheel_source}
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/client/python ${wheel_source}/client/python
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/proto ${wheel_source}/proto
+    COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/CMakeLists.txt ${wheel_source}
     COMMAND ${SUPEROFFLOAD_PYTHON} -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir
             ${CMAKE_BINARY_DIR}/wheel ${wheel_source}/client/python
     VERBATIM)

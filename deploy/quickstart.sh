@@ -1,30 +1,41 @@
 #!/usr/bin/env bash
-# From a clone to a fine-tuned model: installs what is missing, builds a release, starts a daemon, trains a small Llama
-# with superoffload and with torch.optim.AdamW, and compares. Arguments go to client/examples/finetune_llama.py.
+# Shows in a few minutes what superoffload does: trains a transformer of 57 million parameters with torch.optim.AdamW and
+# with superoffload, kills the daemon in the middle of it, and ends with a table and a picture of both loss curves.
+# Usage: deploy/quickstart.sh [--steps=N]
+# It takes the wheel in build/wheels where there is one (deploy/wheel.sh makes it) and builds a release where there is none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
+venv="$PWD/build/quickstart" picture="$PWD/build/quickstart.svg" log="$PWD/build/quickstart.log"
+mkdir -p build/wheels
 
-deploy/install-dependencies.sh --python
-"$venv/bin/python" -c 'import matplotlib, tqdm' 2>/dev/null || "$venv/bin/pip" install -q matplotlib tqdm
-echo "== building a release (about 3 minutes from nothing on 2 cores)"
-cmake -S . -B build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF >/dev/null
-ninja -C build/release --quiet
+quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2 && echo "the quick start stops here; all of it: $log" >&2 && exit 1; }; }
 
-runtime="$(mktemp -d)"
-build/release/server/superoffloadd --runtime_directory="$runtime" --metrics_address=127.0.0.1:0 &
-daemon=$!
-trap 'kill "$daemon" 2>/dev/null; wait "$daemon" || true; rm -rf "$runtime"' EXIT
-for _ in $(seq 100); do [[ -S "$runtime/control.sock" ]] && break; sleep 0.1; done
+wheel="$(find build/wheels -name "superoffload-*_$(uname -m).whl" | sort | tail -n 1)"
+if [[ -z "$wheel" ]]; then
+  echo "== installing compilers and libraries (Debian packages; a minute where none are there)"
+  quietly deploy/install-dependencies.sh
+fi
+if [[ ! -x "$venv/bin/python" ]] || ! "$venv/bin/python" -c 'import torch, grpc, grpc_tools' 2>/dev/null; then
+  echo "== installing PyTorch into build/quickstart (half a minute to two, by the network)"
+  quietly python3 -m venv "$venv"
+  quietly "$venv/bin/python" -m pip install torch numpy safetensors grpcio protobuf grpcio-tools setuptools wheel
+fi
+if [[ -n "$wheel" ]]; then
+  echo "== installing $wheel"
+  quietly "$venv/bin/python" -m pip install --force-reinstall --no-deps "$wheel"
+  daemon="$venv/bin/superoffloadd" ctl="$venv/bin/superoffloadctl"
+else
+  echo "== building a release (about 3 minutes from nothing on 2 cores)"
+  quietly cmake -S . -B build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF
+  quietly ninja -C build/release superoffloadd superoffloadctl superoffload_client
+  quietly "$venv/bin/python" -m pip install --no-build-isolation --no-deps ./client/python
+  daemon="$PWD/build/release/server/superoffloadd" ctl="$PWD/build/release/client/superoffloadctl"
+  export SUPEROFFLOAD_LIBRARY="$PWD/build/release/client/libsuperoffload.so.0"
+fi
 
-export SUPEROFFLOAD_LIBRARY="$PWD/build/release/client/libsuperoffload.so.0"
-"$venv/bin/python" client/examples/finetune_llama.py --endpoint "unix:$runtime/control.sock" "$@"
+"$venv/bin/python" deploy/quickstart/compare.py "$daemon" "$picture" "$@"
 cat <<NEXT
-
-Look further:
-  build/release/server/superoffloadd                       # a daemon that stays
-  SUPEROFFLOAD_LIBRARY=$SUPEROFFLOAD_LIBRARY \\
-    $venv/bin/python client/examples/finetune_llama.py --endpoint unix:/run/superoffloadd/control.sock
-  build/release/client/superoffloadctl watch               # its steps, live; also info, list, describe NAME
-  curl -s 127.0.0.1:9470/metrics                           # its metrics
+In your script:    optimizer = superoffload.torch.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
+Watch a trainer:   $ctl watch
+Install for good:  deploy/wheel.sh; pip install build/wheels/superoffload-*_$(uname -m).whl; superoffloadctl install-service
 NEXT

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -17,13 +18,16 @@
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/str_cat.h"
-#include "server/config.h"
-#include "server/daemon.h"
-#include "server/descriptor_limit.h"
-#include "server/keeper.h"
-#include "server/log.h"
+#include "server/checkpoint/command.h"
+#include "server/engine/record.h"
+#include "server/host/config.h"
+#include "server/host/daemon.h"
+#include "server/host/descriptor_limit.h"
+#include "server/host/keeper.h"
+#include "server/host/log.h"
+#include "server/host/seat.h"
 #include "server/partition/partition.h"
-#include "server/seat.h"
+#include "server/plan/command.h"
 
 ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
 ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets");
@@ -34,12 +38,17 @@ ABSL_FLAG(int, superchip, -1, "the Superchip that the daemon belongs to, counted
 ABSL_FLAG(bool, prepare_partition, false,
           "as root: make the resctrl groups that a daemon of another user joins, and exit");
 ABSL_FLAG(bool, remove_partition, false, "as root: remove them, and exit");
+ABSL_FLAG(bool, record_versions, false,
+          "print the oldest and the newest format of optimizers' memory that this daemon recovers, and exit");
+ABSL_FLAG(bool, plan, false,
+          "read a PlanRequest (plan.proto) from standard input, write a PlanResponse to standard output, and exit; "
+          "superoffloadctl plan asks so");
 ABSL_FLAG(bool, keeper, false,
           "start the daemon as a child, keep its optimizers' memory while it is dead and start it again; for places "
           "without systemd");
 ABSL_FLAG(bool, exit_on_stdin_eof, false, "stop when standard input ends, as a trainer's private daemon does");
 
-namespace superoffload {
+namespace superoffload::host {
 namespace {
 
 absl::StatusOr<v1::DaemonConfig> LoadConfig() {
@@ -54,7 +63,8 @@ absl::StatusOr<v1::DaemonConfig> LoadConfig() {
   if (uint32_t value = absl::GetFlag(FLAGS_worker_threads); value != 0) config.set_worker_threads(value);
   if (std::string value = absl::GetFlag(FLAGS_metrics_address); !value.empty()) config.set_metrics_address(value);
   if (int value = absl::GetFlag(FLAGS_superchip); value >= 0) config.set_superchip(static_cast<uint32_t>(value));
-  return CompleteConfig(std::move(config));
+  const uint64_t memory_bytes = SeatMemoryBytes(config);
+  return CompleteConfig(std::move(config), memory_bytes);
 }
 
 // Ends the process the way an operator would once whoever holds the other end of standard input is gone.
@@ -135,7 +145,7 @@ int Run() {
 }
 
 }  // namespace
-}  // namespace superoffload
+}  // namespace superoffload::host
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("owns optimizer state in host memory and runs optimizer steps for trainers");
@@ -146,14 +156,20 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "superoffloadd takes flags only, not \"%s\"; see --help\n", rest[1]);
     return 2;
   }
-  if (absl::GetFlag(FLAGS_prepare_partition)) return superoffload::RunPartition(/*prepare=*/true);
-  if (absl::GetFlag(FLAGS_remove_partition)) return superoffload::RunPartition(/*prepare=*/false);
-  superoffload::RaiseDescriptorLimit();
+  if (absl::GetFlag(FLAGS_record_versions)) {
+    std::printf("%u %u\n", superoffload::engine::Record::kOldestVersion, superoffload::engine::Record::kVersion);
+    return 0;
+  }
+  if (const std::optional<int> status = superoffload::checkpoint::RunCheckpointCommand()) return *status;
+  if (absl::GetFlag(FLAGS_plan)) return superoffload::plan::RunPlan(STDIN_FILENO, STDOUT_FILENO);
+  if (absl::GetFlag(FLAGS_prepare_partition)) return superoffload::host::RunPartition(/*prepare=*/true);
+  if (absl::GetFlag(FLAGS_remove_partition)) return superoffload::host::RunPartition(/*prepare=*/false);
+  superoffload::host::RaiseDescriptorLimit();
   if (absl::GetFlag(FLAGS_keeper)) {
     std::vector<std::string> command{"/proc/self/exe"};
     for (int i = 1; i < argc; ++i) command.push_back(argv[i]);
     command.push_back("--nokeeper");  // the last word wins
-    return superoffload::RunKeeper(command);
+    return superoffload::host::RunKeeper(command);
   }
-  return superoffload::Run();
+  return superoffload::host::Run();
 }

@@ -57,6 +57,20 @@ def _run(started: Daemon):
         assert started.stop() == 0, started.log
 
 
+def several(count: int):
+    """Daemons that stop without an error at the end."""
+    started = [Daemon("--metrics_address=off") for _ in range(count)]
+    yield started
+    for each in started:
+        assert each.stop() == 0, each.log
+
+
+@pytest.fixture(scope="module")
+def daemons():
+    """Of two Superchips."""
+    yield from several(2)
+
+
 @pytest.fixture
 def daemon():
     """Without metrics: its HTTP server takes two seconds to stop."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds with a sanitizer and runs the tests that fit into CI's time: everything in C++ but for most of the long exactness
-# runs, and the Python integration tests against a daemon built that way. The asan build has the fuzzers, too.
+# runs, and the Python integration tests of which the daemon is a part, with one built that way. The asan build has the
+# fuzzers, too.
 # Usage: tests/sanitizers.sh asan|tsan PYTHON RESULTS_DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,14 +9,27 @@ preset="$1" python="$2" results="$3"
 build="$PWD/build/$preset"
 
 export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1" UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1"
-export LSAN_OPTIONS="use_tls=0"  # clang 14's leak checker may crash over the TLS of threads that end with the process
+# clang 14's leak checker may crash over the TLS of threads that end with the process.
+export LSAN_OPTIONS="use_tls=0:suppressions=$PWD/tests/support/lsan.supp:print_suppressions=0"
 export TSAN_OPTIONS="halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$PWD/tests/support/tsan.supp"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 
 cmake --preset "$preset" >/dev/null
 ninja -C "$build" --quiet
-# Of the exactness runs those with three worker threads.
+# Of the long exactness runs those with three worker threads and the policy that takes every path; nothing that simulates
+# whole tables of a README, in one thread.
+left_out='TablesTest|TuningTest|/ExactnessTest.*(_[124]Threads|/(Always|Never)_)|KilledAgainAndAgainTrains.*_1Threads'
+left_out+='|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32'
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$results/$preset.xml" \
-  --exclude-regex '/ExactnessTest.*_[124]Threads|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32' \
-  | grep -v ' Passed \|Start ' || true
-"$python" -m pytest -q --import-mode=importlib -n $(($(nproc) + 1)) --dist loadfile tests/integration --junitxml "$results/$preset-pytest.xml"
+  --exclude-regex "$left_out" | grep -v ' Passed \|Start ' || true
+# Not what JAX, ranks and Python do with the client library, which is not built that way, nor files of an installation,
+# imports in any order, and models as transformers makes them.
+without='import_order or known_model'
+# Every message of 40,000 parameters that passes from gRPC's threads to ours is a race to ThreadSanitizer, which takes a
+# minute to see that all of them are suppressed.
+[[ "$preset" == tsan ]] && without+=' or of_many_parameters_comes_and_goes'
+"$python" -m pytest -q --import-mode=importlib -n $(($(nproc) + 1)) --dist loadfile tests/integration \
+  --ignore-glob '*/test_jax_*' --ignore-glob '*/test_fsdp2*' --ignore-glob '*/test_replicas.py' --ignore-glob '*/test_ulysses.py' \
+  --ignore-glob '*_ranks.py' --ignore-glob '*/test_models.py' \
+  --ignore-glob '*/test_interrupts.py' --ignore-glob '*/test_install_service.py' -k "not ($without)" \
+  --durations 10 --junitxml "$results/$preset-pytest.xml"

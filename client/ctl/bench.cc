@@ -24,7 +24,7 @@ int RunBench(int argc, char** argv) {
     ::execv(place.c_str(), words.data());
   }
   ::execvp(name.c_str(), words.data());
-  std::fprintf(stderr, "superoffloadctl: cannot run adam_bench: %s; install it beside superoffloadctl\n",
+  std::fprintf(stderr, "superoffloadctl: cannot run adam_bench: %s; it is in the Debian package and not in the wheel\n",
                std::strerror(errno));
   return 1;
 }

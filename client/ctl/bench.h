@@ -1,4 +1,4 @@
-// superoffloadctl bench: hands over to adam_bench.
+// superoffloadctl bench: becomes adam_bench.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_BENCH_H_
 #define SUPEROFFLOAD_CLIENT_CTL_BENCH_H_
 

@@ -6,12 +6,16 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <iterator>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/ctl/json.h"
+#include "client/ctl/list.h"
+#include "client/ctl/optimizer_text.h"
+#include "client/ctl/run.h"
 #include "client/ctl/text.h"
+#include "client/ctl/upgrade.h"
 
 namespace superoffload::ctl {
 namespace {
@@ -30,14 +34,6 @@ absl::Status PrintAnswer(const absl::StatusOr<Message>& answer, bool json, std::
 
 absl::Status Info(Client& client, const Arguments& arguments) {
   return PrintAnswer(client.GetServerInfo(), arguments.json, &InfoText);
-}
-
-absl::Status List(Client& client, const Arguments& arguments) {
-  absl::StatusOr<std::vector<v1::Optimizer>> optimizers = client.ListOptimizers();
-  if (!optimizers.ok()) return optimizers.status();
-  v1::ListOptimizersResponse response;
-  response.mutable_optimizers()->Assign(optimizers->begin(), optimizers->end());
-  return PrintAnswer<v1::ListOptimizersResponse>(response, arguments.json, &ListText);
 }
 
 absl::Status Describe(Client& client, const Arguments& arguments) {
@@ -89,20 +85,44 @@ std::string Absolute(const std::string& path) {
 }
 
 absl::Status Checkpoint(Client& client, const Arguments& arguments) {
+  absl::StatusOr<v1::Optimizer> optimizer = client.GetOptimizer(arguments.name());
+  if (!optimizer.ok()) return optimizer.status();
+  if (optimizer->has_member() && arguments.step == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer \"", optimizer->name(), "\" is rank ", optimizer->member().rank(), " of ",
+                     optimizer->member().ranks(), " of run \"", optimizer->member().run(), "\", at step ",
+                     optimizer->committed_steps(), "; give --step=N, a later one, and the same directory on all ranks"));
+  }
   const bool live = !arguments.json && ::isatty(STDERR_FILENO) != 0;
   absl::StatusOr<v1::CheckpointProgress> progress = client.CheckpointOptimizer(
       arguments.name(), Absolute(arguments.operands[1]), [live](const v1::CheckpointProgress& now) {
         if (live) std::fprintf(stderr, "\r%s", ProgressText(now).c_str());
         return true;
-      });
+      },
+      arguments.step == 0 ? std::nullopt : std::optional<uint64_t>(arguments.step));
   if (live) std::fprintf(stderr, "\n");
   return PrintAnswer(progress, arguments.json, &CheckpointText);
+}
+
+absl::Status Export(Client& client, const Arguments& arguments) {
+  return PrintAnswer(client.ExportOptimizer(arguments.name(), Absolute(arguments.operands[1])), arguments.json,
+                     &ExportText);
 }
 
 absl::Status Restore(Client& client, const Arguments& arguments) {
   std::vector<std::string> directories;
   for (size_t i = 1; i < arguments.operands.size(); ++i) directories.push_back(Absolute(arguments.operands[i]));
   return PrintAnswer(client.RestoreOptimizer(arguments.name(), directories), arguments.json, &RestoredText);
+}
+
+absl::Status CheckUpgradeOf(Client& client, const Arguments& arguments) {
+  absl::StatusOr<v1::ServerInfo> running = client.GetServerInfo();
+  if (!running.ok()) return running.status();
+  const absl::StatusOr<std::string> text =
+      CheckUpgrade(*running, arguments.operands.empty() ? InstalledDaemon() : Absolute(arguments.operands.front()));
+  if (!text.ok()) return text.status();
+  Print(*text);
+  return absl::OkStatus();
 }
 
 constexpr size_t kMany = 1 << 20;
@@ -113,9 +133,13 @@ constexpr Command kCommands[] = {{"info", "", 0, 0, false, &Info},
                                  {"watch", "[NAME]", 0, 1, true, &Watch},
                                  {"settle", "NAME", 1, 1, true, &Settle},
                                  {"checkpoint", "NAME DIRECTORY", 2, 2, true, &Checkpoint},
+                                 {"export", "NAME DIRECTORY", 2, 2, true, &Export},
                                  {"restore", "NAME DIRECTORY...", 2, kMany, true, &Restore},
                                  {"delete", "NAME", 1, 1, true, &Delete},
+                                 {"report", "NAME", 1, 1, true, &Report},
+                                 {"resolve", "NAME abandon|commit SUM SCALE THRESHOLD", 2, 5, true, &Resolve},
                                  {"topology", "", 0, 0, false, &Topology},
+                                 {"check-upgrade", "[PROGRAM]", 0, 1, false, &CheckUpgradeOf},
                                  {"pin", "-- COMMAND...", 1, kMany, false, &Pin}};
 
 }  // namespace

@@ -19,6 +19,7 @@ struct Arguments {
   std::vector<std::string> operands;
   bool json = false;
   uint64_t count = 0;  // watch: steps after which it stops; 0 goes on
+  uint64_t step = 0;  // of a run's checkpoint; 0: none
 
   // The first operand of a command about one optimizer, as the daemon takes it; empty when it was not given.
   std::string name() const { return operands.empty() ? "" : operands.front(); }

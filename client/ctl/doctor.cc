@@ -17,10 +17,11 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/ctl/service_files.h"
 #include "superoffload/client.hpp"
+#include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::ctl {
 namespace {
@@ -68,17 +69,55 @@ class Machine {
 
 Finding Ok(std::string check, std::string what) { return {std::move(check), Severity::kOk, std::move(what), ""}; }
 
-Finding CheckDaemon(const absl::StatusOr<v1::ServerInfo>& daemon) {
-  if (!daemon.ok()) {
-    return {"daemon", Severity::kWarning, std::string(daemon.status().message()),
-            "start it: systemctl enable --now superoffloadd@0.socket, or superoffloadd"};
+bool InstalledByPackage(const Machine& machine) {
+  return machine.Exists(absl::StrCat("/usr/lib/systemd/system/", kUnit)) ||
+         machine.Exists(absl::StrCat("/lib/systemd/system/", kUnit));
+}
+
+bool SystemdRuns(const Machine& machine) { return machine.Exists("/run/systemd/system"); }
+
+std::string HowToStart(const Machine& machine) {
+  if (!SystemdRuns(machine)) return "start it: superoffloadd --keeper";
+  if (InstalledByPackage(machine) || machine.Exists(absl::StrCat("/etc/systemd/system/", kUnit))) {
+    return "start it: systemctl enable --now superoffloadd@0.socket";
   }
-  if (daemon->version() != SUPEROFFLOAD_VERSION) {
+  return "start it: superoffloadctl install-service, or superoffloadd --keeper";
+}
+
+Finding CheckDaemon(const absl::StatusOr<v1::ServerInfo>& daemon, const Machine& machine) {
+  if (!daemon.ok()) {
+    return {"daemon", Severity::kWarning, std::string(daemon.status().message()), HowToStart(machine)};
+  }
+  if (daemon->wire_version() != SUPEROFFLOAD_WIRE_VERSION) {
     return {"daemon", Severity::kFailure,
-            absl::StrCat("it is version ", daemon->version(), ", this is ", SUPEROFFLOAD_VERSION),
+            absl::StrCat("it is version ", daemon->version(), " with wire version ", daemon->wire_version(), ", this is ",
+                         SUPEROFFLOAD_VERSION, " with ", SUPEROFFLOAD_WIRE_VERSION, ": trainers cannot use it"),
             "restart the daemon after an upgrade: systemctl restart 'superoffloadd@*'; optimizers stay"};
   }
+  if (daemon->version() != SUPEROFFLOAD_VERSION) {
+    return {"daemon", Severity::kNote,
+            absl::StrCat("it is version ", daemon->version(), ", this is ", SUPEROFFLOAD_VERSION,
+                         "; they work together, as their wire versions are equal"),
+            "after an upgrade: systemctl restart 'superoffloadd@*'; optimizers stay"};
+  }
   return Ok("daemon", absl::StrCat("version ", daemon->version(), ", ", daemon->kernel_target(), " kernels"));
+}
+
+Finding CheckService(const Machine& machine) {
+  if (InstalledByPackage(machine)) return Ok("service", "installed by the Debian package");
+  const std::string unit = machine.Read(absl::StrCat("/etc/systemd/system/", kUnit));
+  if (!unit.empty()) {
+    if (machine.Exists(absl::StrCat(kServiceHome, "/superoffload/bin/superoffloadd"))) {
+      return Ok("service", absl::StrCat("installed by install-service in ", kServiceHome));
+    }
+    return {"service", Severity::kFailure, absl::StrCat("its unit is there and its program is not, in ", kServiceHome),
+            "superoffloadctl install-service"};
+  }
+  if (!SystemdRuns(machine)) {
+    return {"service", Severity::kNote, "no systemd runs here", "superoffloadd --keeper keeps optimizers as well"};
+  }
+  return {"service", Severity::kNote, "not installed: private daemons end with their trainers",
+          "superoffloadctl install-service, from a wheel, or the Debian package"};
 }
 
 Finding CheckDescriptorStore(const absl::StatusOr<v1::ServerInfo>& daemon) {
@@ -91,12 +130,14 @@ Finding CheckDescriptorStore(const absl::StatusOr<v1::ServerInfo>& daemon) {
 }
 
 Finding CheckPidNamespace(const absl::StatusOr<v1::ServerInfo>& daemon, bool same) {
-  if (!daemon.ok()) return {"CUDA IPC", Severity::kNote, "unknown without a daemon", ""};
+  if (!daemon.ok()) return {"PID namespace", Severity::kNote, "unknown without a daemon", ""};
   if (!same) {
-    return {"CUDA IPC", Severity::kWarning, "the daemon runs in another PID namespace: legacy IPC handles do not work",
+    return {"PID namespace", Severity::kWarning,
+            "the daemon runs in another one: once restarted, it cannot see which trainers have died meanwhile, and keeps "
+            "their optimizers taken for ten minutes",
             "share the host's PID namespace with the container (hostPID, --pid=host)"};
   }
-  return Ok("CUDA IPC", "the daemon is in this PID namespace");
+  return Ok("PID namespace", "the daemon is in this one");
 }
 
 Finding CheckResctrl(const Machine& machine) {
@@ -213,7 +254,8 @@ bool SharesPidNamespace(const std::string& endpoint) {
 std::vector<Finding> Examine(const std::string& root, const absl::StatusOr<v1::ServerInfo>& daemon,
                              bool same_pid_namespace) {
   const Machine machine(root);
-  return {CheckDaemon(daemon),
+  return {CheckDaemon(daemon, machine),
+          CheckService(machine),
           CheckDescriptorStore(daemon),
           CheckPidNamespace(daemon, same_pid_namespace),
           CheckResctrl(machine),

@@ -12,8 +12,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/bench.h"
+#include "client/ctl/checkpoint.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/doctor.h"
+#include "client/ctl/json.h"
+#include "client/ctl/keeper.h"
+#include "client/ctl/list.h"
+#include "client/ctl/optimizer_text.h"
+#include "client/ctl/plan.h"
+#include "client/ctl/service.h"
+#include "client/ctl/version.h"
 #include "superoffload/client.hpp"
 #include "superoffload/v1/printable.h"
 
@@ -23,8 +31,19 @@ ABSL_FLAG(std::string, tls_authority, "", "for a daemon at host:port: certificat
 ABSL_FLAG(std::string, tls_certificate, "", "likewise: your certificate");
 ABSL_FLAG(std::string, tls_key, "", "likewise: its key");
 ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
-ABSL_FLAG(std::string, root, "", "doctor: look at the machine whose files are below this directory");
+ABSL_FLAG(bool, all, false, "list: of all daemons of this machine, or of those that --endpoint names, with commas between");
+ABSL_FLAG(std::string, root, "",
+          "doctor: look at the machine whose files are below this directory; install-service: write there, run nothing");
+ABSL_FLAG(uint32_t, superchip, 0, "install-service: the Superchip whose daemon is enabled, counted from 0");
+ABSL_FLAG(bool, yes, false, "install-service, uninstall-service: do not ask");
 ABSL_FLAG(int64_t, uid, -1, "the owner of the optimizer that is named, for operators; default: whoever alone has one");
+ABSL_FLAG(uint64_t, step, 0, "checkpoint of a rank of a run: after how many committed steps; the same on all ranks");
+ABSL_FLAG(bool, verify, false, "inspect: read all files and compare their checksums");
+ABSL_FLAG(std::string, source, "",
+          "export: the Hugging Face model directory that was trained; its other files, and tensors that were not trained, "
+          "are copied");
+ABSL_FLAG(std::string, dtype, "bf16", "export: of the weights, bf16 or fp32");
+ABSL_FLAG(uint64_t, shard_bytes, uint64_t{5} << 30, "export: most bytes of a file of weights");
 ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
 
 namespace superoffload::ctl {
@@ -33,25 +52,71 @@ namespace {
 constexpr char kUsage[] = R"(looks into a running superoffloadd
 
   superoffloadctl info             the daemon: version, limits, use
-  superoffloadctl list             its optimizers
+  superoffloadctl list [--all]     its optimizers; --all: those of all daemons of this machine, or of --endpoint=A,B,
+                                   ranks of a run together, with their daemons
   superoffloadctl describe NAME    one optimizer: groups, buckets, parameters, statistics
   superoffloadctl watch [NAME]     one line per step, live
   superoffloadctl settle NAME      absorb pending gradients: masters and moments are those of the last step
   superoffloadctl checkpoint NAME DIRECTORY
-                                   write a checkpoint (safetensors) while its trainer goes on
+                                   write a checkpoint (safetensors) while its trainer goes on; of a run's ranks with
+                                   --step=N, the same on all, into one directory
   superoffloadctl restore NAME DIRECTORY...
-                                   load checkpoints, several for the ranks of a run, before a trainer attaches
+                                   load a checkpoint, also that of a run of any number of ranks, before a trainer attaches
+  superoffloadctl inspect PATH [--verify]
+                                   what is in a checkpoint, and whether it is whole; needs no daemon
+  superoffloadctl export PATH DIRECTORY [--source=MODEL] [--dtype=bf16|fp32] [--shard_bytes=N]
+                                   write a checkpoint's weights as a Hugging Face model directory; needs no daemon
+  superoffloadctl export NAME DIRECTORY
+                                   write what is whole of a damaged optimizer, and say what is not guaranteed
+  superoffloadctl report NAME      of a rank of a run: what it has committed, and what is prepared and waits for its run
+  superoffloadctl resolve NAME abandon
+                                   end what is prepared where no trainer of the run comes back: no rank has committed it
+  superoffloadctl resolve NAME commit SUM SCALE THRESHOLD
+                                   likewise where some rank has: as its report says
   superoffloadctl topology         the machine: memory nodes, cores and GPUs, and what of it the daemon uses
   superoffloadctl pin -- COMMAND...
                                    run a trainer on the cores that the daemon leaves to trainers
   superoffloadctl doctor           what makes a daemon slow or unsafe on this machine, each with its remedy
   superoffloadctl bench [--output=FILE] [FLAG...]
                                    this machine's best number of workers and prefetch distance (adam_bench --tune)
+  superoffloadctl bench --machine_output=FILE [--machine_like=NAME]
+                                   measure this machine's CPU for plan
+  superoffloadctl plan --model=NAME|FILE --machine=NAME|FILE --batch=N --sequence=N [FLAG...]
+                                   memory, speed and settings of a training run on a machine that need not be there
   superoffloadctl delete NAME      free an optimizer that no trainer is attached to, or one that is damaged
+  superoffloadctl check-upgrade [PROGRAM]
+                                   whether another superoffloadd, by default the installed one, will recover the
+                                   optimizers of the running one when it replaces it
+  superoffloadctl version          versions of this program, of the wire and of records, and the daemon's where one runs
+  superoffloadctl install-service [--superchip=N] [--yes]
+                                   make a systemd service of what a wheel has brought; shows first what it will do
+  superoffloadctl uninstall-service [--yes]
+                                   undo it
+  superoffloadctl kept             what the daemon's keeper (superoffloadd --keeper) holds, also while no daemon can start
+  superoffloadctl drop-kept NAME   free some of it, while no daemon runs; its optimizer is lost
 
 Flags: --endpoint=unix:/path/control.sock --json --count=N (watch) --uid=UID (whose NAME); --endpoint=HOST:PORT with --tls_authority,
 --tls_certificate and --tls_key for a daemon on another machine. Exit status: 0, 1 when the daemon refuses or cannot
 be reached, 2 when the command line is wrong.)";
+
+std::optional<uint32_t> OwnerFlag() {
+  const int64_t uid = absl::GetFlag(FLAGS_uid);
+  return uid < 0 ? std::nullopt : std::optional<uint32_t>(uid);
+}
+
+int ExitStatus(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
+               Printable(std::string(status.message())).c_str());
+  return 1;
+}
+
+// Without a daemon.
+int RunKept(const std::string& endpoint) {
+  const absl::StatusOr<v1::ListOptimizersResponse> kept = ListKept(endpoint);
+  if (kept.ok()) std::fputs((absl::GetFlag(FLAGS_json) ? JsonText(*kept) : KeptText(*kept)).c_str(), stdout);
+  return ExitStatus(kept.status());
+}
 
 int BadUsage(const std::string& message) {
   std::fprintf(stderr, "superoffloadctl: %s; see superoffloadctl --help\n", message.c_str());
@@ -62,6 +127,27 @@ int Run(const std::vector<std::string>& words) {
   if (words.empty()) return BadUsage("which command?");
   if (words[0] == "doctor" && words.size() == 1) {
     return RunDoctor(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_root), absl::GetFlag(FLAGS_json));
+  }
+  if (words[0] == "version" && words.size() == 1) {
+    return ExitStatus(RunVersion(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_json)));
+  }
+  const ServiceOptions service{absl::GetFlag(FLAGS_root), absl::GetFlag(FLAGS_superchip), absl::GetFlag(FLAGS_yes)};
+  if (words[0] == "install-service" && words.size() == 1) return ExitStatus(InstallService(service));
+  if (words[0] == "uninstall-service" && words.size() == 1) return ExitStatus(UninstallService(service));
+  if (words[0] == "list" && words.size() == 1 && absl::GetFlag(FLAGS_all)) {
+    return ExitStatus(ListAll(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_json)));
+  }
+  if (words[0] == "kept" && words.size() == 1) return RunKept(absl::GetFlag(FLAGS_endpoint));
+  if (words[0] == "drop-kept" && words.size() == 2) {
+    return ExitStatus(DropKept(absl::GetFlag(FLAGS_endpoint), words[1], OwnerFlag()));
+  }
+  if (words[0] == "inspect" && words.size() == 2) {
+    return InspectCheckpoint(words[1], absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_verify));
+  }
+  if (words[0] == "export" && words.size() == 3 && IsDirectory(words[1])) {
+    return ExportCheckpoint(words[1], words[2],
+                            {absl::GetFlag(FLAGS_source), absl::GetFlag(FLAGS_dtype),
+                             absl::StrCat(absl::GetFlag(FLAGS_shard_bytes))});
   }
   const Command* command = FindCommand(words[0]);
   if (command == nullptr) return BadUsage(absl::StrCat("unknown command \"", words[0], "\""));
@@ -79,27 +165,24 @@ int Run(const std::vector<std::string>& words) {
   absl::Status status = client.status();
   Arguments arguments{.operands = {words.begin() + 1, words.end()},
                       .json = absl::GetFlag(FLAGS_json),
-                      .count = absl::GetFlag(FLAGS_count)};
+                      .count = absl::GetFlag(FLAGS_count),
+                      .step = absl::GetFlag(FLAGS_step)};
   if (status.ok() && command->names_optimizer && !arguments.operands.empty()) {
-    const int64_t uid = absl::GetFlag(FLAGS_uid);
-    absl::StatusOr<std::string> name =
-        NameWithOwner(**client, arguments.operands.front(), uid < 0 ? std::nullopt : std::optional<uint32_t>(uid));
+    absl::StatusOr<std::string> name = NameWithOwner(**client, arguments.operands.front(), OwnerFlag());
     status = name.status();
     if (name.ok()) arguments.operands.front() = *name;
   }
   if (status.ok()) status = command->run(**client, arguments);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
-               Printable(std::string(status.message())).c_str());
-  return 1;
+  return ExitStatus(status);
 }
 
 }  // namespace
 }  // namespace superoffload::ctl
 
 int main(int argc, char** argv) {
-  // Its flags are those of another program.
+  // Their flags are others: those of another program, and the fields of a message.
   if (argc > 1 && absl::string_view(argv[1]) == "bench") return superoffload::ctl::RunBench(argc, argv);
+  if (argc > 1 && absl::string_view(argv[1]) == "plan") return superoffload::ctl::RunPlan(argc, argv);
   absl::SetProgramUsageMessage(superoffload::ctl::kUsage);
   absl::FlagsUsageConfig usage;
   usage.version_string = [] { return std::string("superoffloadctl " SUPEROFFLOAD_VERSION "\n"); };

@@ -1,8 +1,8 @@
-// What superoffloadctl prints, as text for people and as JSON for programs. Every text ends with a newline unless said.
+// What superoffloadctl prints of a daemon, its machine, checkpoints and steps, as text for people. Every text ends with a
+// newline unless said.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_TEXT_H_
 #define SUPEROFFLOAD_CLIENT_CTL_TEXT_H_
 
-#include <cstdint>
 #include <string>
 
 #include "superoffload/v1/optimizer.pb.h"
@@ -10,12 +10,9 @@
 namespace superoffload::ctl {
 
 std::string InfoText(const v1::ServerInfo& info);
-std::string ListText(const v1::ListOptimizersResponse& response);
-std::string DescriptionText(const v1::Optimizer& optimizer);
-std::string SettledText(const v1::Optimizer& optimizer);
-
 std::string TopologyText(const v1::Topology& topology);
-std::string RestoredText(const v1::Optimizer& optimizer);
+
+std::string ExportText(const v1::ExportOptimizerResponse& response);
 std::string CheckpointText(const v1::CheckpointProgress& progress);
 
 // Without a newline, to be written over.
@@ -24,13 +21,6 @@ std::string ProgressText(const v1::CheckpointProgress& progress);
 // The columns of StepText.
 std::string StepHeading();
 std::string StepText(const v1::StepReport& report);
-
-// protobuf's JSON mapping with the field names of the .proto files and with defaults, indented, or in one line.
-std::string JsonText(const google::protobuf::Message& message);
-std::string JsonLine(const google::protobuf::Message& message);
-
-// "1.5 GiB".
-std::string BytesText(uint64_t bytes);
 
 }  // namespace superoffload::ctl
 

@@ -18,7 +18,6 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import superoffload.torch
-from superoffload._control import Connection
 
 SEQUENCE, BATCH = 128, 8
 
@@ -111,7 +110,7 @@ def main():
     plt.savefig(arguments.plot, dpi=120)
     print(f"\nboth curves: {arguments.plot}")
     if arguments.endpoint:  # the optimizer is still alive, and so are its metrics
-        address = Connection(arguments.endpoint).server_info.metrics_address
+        address = results["superoffload"][2].metrics_address
         print(f"step statistics, as Prometheus reads them at http://{address}/metrics:")
         for line in urllib.request.urlopen(f"http://{address}/metrics").read().decode().splitlines():
             if line.startswith("superoffload") and "_bucket{" not in line:

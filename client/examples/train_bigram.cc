@@ -29,11 +29,10 @@ enum : size_t { kWeight, kBias };  // parameters in the order of creation
 superoffload::v1::CreateOptimizerRequest Plan(const std::string& name) {
   superoffload::v1::CreateOptimizerRequest request;
   request.set_name(name);
-  auto* group = request.add_groups();
-  group->set_lr(0.05);
-  group->set_beta1(0.9);
-  group->set_beta2(0.999);
-  group->set_eps(1e-8);
+  request.set_algorithm("adamw");
+  auto* group = request.add_groups();  // what is not named has the algorithm's default
+  superoffload::SetScalar(group, "lr", 0.05);
+  superoffload::SetScalar(group, "weight_decay", 0);
   auto* weight = request.add_parameters();
   weight->set_name("weight");
   weight->add_shape(kBytes);

@@ -10,16 +10,16 @@
 #include <string>
 #include <utility>
 
-#include "client/src/attachment.h"
 #include "client/src/descriptor_connection.h"
 #include "client/src/status.h"
+#include "client/src/step_plane.h"
 
 struct superoffload_connection {
   std::unique_ptr<superoffload::client::DescriptorConnection> impl;
 };
 
 struct superoffload_attachment {
-  std::unique_ptr<superoffload::client::Attachment> impl;
+  std::unique_ptr<superoffload::client::StepPlane> impl;
 };
 
 namespace superoffload::client {

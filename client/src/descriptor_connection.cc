@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "kernels/check.h"
+
 namespace superoffload::client {
 namespace {
 
@@ -24,27 +26,27 @@ void SetReplyTimeout(int socket, const timeval& timeout) {
 superoffload_socket_request Request(superoffload_socket_kind kind, uint64_t attachment_epoch) {
   superoffload_socket_request request{};
   request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-  request.version = SUPEROFFLOAD_SOCKET_VERSION;
+  request.version = SUPEROFFLOAD_WIRE_VERSION;
   request.kind = static_cast<uint16_t>(kind);
   request.attachment_epoch = attachment_epoch;
   return request;
 }
 
-// With a descriptor unless it is -1.
-bool Send(int socket, const void* request, size_t bytes, int descriptor) {
+bool Send(int socket, const void* request, size_t bytes, std::span<const int> descriptors) {
   iovec iov{const_cast<void*>(request), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(SUPEROFFLOAD_MAX_DEVICE_PIECES * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &iov;
   message.msg_iovlen = 1;
-  if (descriptor >= 0) {
+  if (!descriptors.empty()) {
+    SUPEROFFLOAD_CHECK_LE(descriptors.size(), SUPEROFFLOAD_MAX_DEVICE_PIECES);
     message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
     cmsghdr* const header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+    header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
   return ::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
 }
@@ -84,7 +86,7 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
   std::unique_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_HELLO, 0);
   superoffload_socket_reply reply;
-  if (Status status = created->Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
+  if (Status status = created->Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
       !status.ok()) {
     return status;
   }
@@ -96,7 +98,7 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
 Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* files) {
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, attachment_epoch);
   superoffload_socket_reply reply;
-  if (Status status = Exchange(&request, sizeof(request), -1, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
+  if (Status status = Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
       !status.ok()) {
     return status;
   }
@@ -112,19 +114,19 @@ Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* f
 }
 
 Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
-                                         int descriptor) {
+                                         std::span<const int> descriptors) {
   request->header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, attachment_epoch);
   superoffload_socket_reply reply;
   SetReplyTimeout(socket_.get(), kShareTimeout);
-  Status status = Exchange(request, sizeof(*request), descriptor, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
+  Status status = Exchange(request, sizeof(*request), descriptors, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
   SetReplyTimeout(socket_.get(), kReplyTimeout);
   return status;
 }
 
-Status DescriptorConnection::Exchange(const void* request, size_t bytes, int descriptor,
+Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
                                       superoffload_socket_kind expected, superoffload_socket_reply* reply,
                                       AttachmentFiles* files) {
-  if (!Send(socket_.get(), request, bytes, descriptor)) return ErrnoError(Code::kUnavailable, "the daemon is gone");
+  if (!Send(socket_.get(), request, bytes, descriptors)) return ErrnoError(Code::kUnavailable, "the daemon is gone");
   iovec iov{reply, sizeof(*reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)];
   msghdr message{};
@@ -136,21 +138,23 @@ Status DescriptorConnection::Exchange(const void* request, size_t bytes, int des
   do {
     received = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
-  const size_t descriptors = received > 0 ? TakeDescriptors(message, files) : 0;
+  const size_t taken = received > 0 ? TakeDescriptors(message, files) : 0;
   if (received == 0) return Error(Code::kUnavailable, "the daemon closed the descriptor socket");
   if (received < 0) return ErrnoError(Code::kUnavailable, "the daemon does not answer on the descriptor socket");
-  if (received != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != SUPEROFFLOAD_SOCKET_MAGIC ||
-      reply->version != SUPEROFFLOAD_SOCKET_VERSION) {
-    return Error(Code::kUnimplemented, "the daemon does not speak descriptor socket version ",
-                 SUPEROFFLOAD_SOCKET_VERSION, "; use the client library of its version");
+  if (received != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != SUPEROFFLOAD_SOCKET_MAGIC) {
+    return Error(Code::kUnimplemented, "what answers on the descriptor socket is no superoffloadd; check the endpoint");
+  }
+  if (reply->version != SUPEROFFLOAD_WIRE_VERSION) {
+    return Error(Code::kFailedPrecondition, "this client speaks version ", SUPEROFFLOAD_WIRE_VERSION,
+                 " of the wire, the daemon version ", reply->version, "; install the same release of both");
   }
   if (reply->kind == SUPEROFFLOAD_SOCKET_ERROR) {
     return Error(static_cast<Code>(reply->code),
                  std::string(reply->message, ::strnlen(reply->message, sizeof(reply->message))));
   }
-  if (reply->kind != expected || (files != nullptr && descriptors != SUPEROFFLOAD_DESCRIPTOR_COUNT)) {
+  if (reply->kind != expected || (files != nullptr && taken != SUPEROFFLOAD_DESCRIPTOR_COUNT)) {
     return Error(Code::kInternal, "unexpected answer on the descriptor socket: kind ", reply->kind, " with ",
-                 descriptors, " descriptors");
+                 taken, " descriptors");
   }
   return {};
 }

@@ -5,11 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
-#include "client/src/file_descriptor.h"
 #include "client/src/status.h"
 #include "superoffload/v1/descriptor_socket.h"
+#include "superoffload/v1/file_descriptor.h"
 
 namespace superoffload::client {
 
@@ -28,18 +29,19 @@ class DescriptorConnection {
   // The memory of an attachment that was made with the token. Every file is at least as large as stated.
   Status Fetch(uint64_t attachment_epoch, AttachmentFiles* files);
 
-  // Has the daemon map GPU memory for such an attachment; fills in the request's header. `descriptor` goes with it
-  // unless it is -1, and stays the caller's. Errors are the daemon's.
-  Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request, int descriptor);
+  // Has the daemon map GPU memory for such an attachment; fills in the request's header. The `descriptors` go with
+  // it, at most SUPEROFFLOAD_MAX_DEVICE_PIECES, and stay the caller's. Errors are the daemon's.
+  Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
+                     std::span<const int> descriptors);
 
   // Whether the daemon has closed its end or died. Any thread.
   bool DaemonGone() const;
 
  private:
   explicit DescriptorConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
-  // Sends a request of `bytes`, with `descriptor` unless that is -1.
-  Status Exchange(const void* request, size_t bytes, int descriptor, superoffload_socket_kind expected,
-                  superoffload_socket_reply* reply, AttachmentFiles* files);
+  // Sends a request of `bytes`.
+  Status Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
+                  superoffload_socket_kind expected, superoffload_socket_reply* reply, AttachmentFiles* files);
 
   FileDescriptor socket_;
   std::string token_;

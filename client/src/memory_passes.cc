@@ -18,16 +18,16 @@ constexpr size_t kPieceBytes = 256 << 10;
 constexpr size_t kThreadBytes = 1 << 20;
 
 struct Piece {
-  size_t run;
+  size_t range;
   size_t begin;
   size_t bytes;
 };
 
-std::vector<Piece> Cut(std::span<const superoffload_run> runs) {
+std::vector<Piece> Cut(std::span<const superoffload_range> ranges) {
   std::vector<Piece> pieces;
-  for (size_t run = 0; run < runs.size(); ++run) {
-    for (size_t begin = 0; begin < runs[run].bytes; begin += kPieceBytes) {
-      pieces.push_back({run, begin, std::min(kPieceBytes, runs[run].bytes - begin)});
+  for (size_t range = 0; range < ranges.size(); ++range) {
+    for (size_t begin = 0; begin < ranges[range].bytes; begin += kPieceBytes) {
+      pieces.push_back({range, begin, std::min(kPieceBytes, ranges[range].bytes - begin)});
     }
   }
   return pieces;
@@ -35,10 +35,10 @@ std::vector<Piece> Cut(std::span<const superoffload_run> runs) {
 
 // Calls `work` for every piece, from several threads, until it returns false.
 template <typename Work>
-void ForEachPiece(std::span<const superoffload_run> runs, size_t threads, Work work) {
-  const std::vector<Piece> pieces = Cut(runs);
+void ForEachPiece(std::span<const superoffload_range> ranges, size_t threads, Work work) {
+  const std::vector<Piece> pieces = Cut(ranges);
   size_t bytes = 0;
-  for (const superoffload_run& run : runs) bytes += run.bytes;
+  for (const superoffload_range& range : ranges) bytes += range.bytes;
   std::atomic<size_t> next = 0;  // relaxed: joining the threads orders what they did
   const auto take = [&] {
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces.size();) {
@@ -58,29 +58,29 @@ const std::byte* Bytes(const void* memory) { return static_cast<const std::byte*
 
 }  // namespace
 
-void CopyAndDigest(std::span<const superoffload_run> runs, size_t threads, std::span<uint64_t> digests) {
+void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, std::span<uint64_t> digests) {
   std::ranges::fill(digests, 0);
-  ForEachPiece(runs, threads, [&](const Piece& piece) {
-    const superoffload_run& run = runs[piece.run];
-    const std::span<const std::byte> from(Bytes(run.from) + piece.begin, piece.bytes);
+  ForEachPiece(ranges, threads, [&](const Piece& piece) {
+    const superoffload_range& range = ranges[piece.range];
+    const std::span<const std::byte> from(Bytes(range.from) + piece.begin, piece.bytes);
     const uint64_t seed = piece.begin / kPieceBytes;  // a sum of digests does not know their order
-    const uint64_t digest =
-        run.to == nullptr ? kernels::Digest(from, seed)
-                          : kernels::CopyAndDigest(from, static_cast<std::byte*>(run.to) + piece.begin, seed);
-    std::atomic_ref<uint64_t>(digests[piece.run]).fetch_add(digest, std::memory_order_relaxed);
+    const uint64_t digest = range.to == nullptr
+                                ? kernels::Digest(from, seed)
+                                : kernels::CopyAndDigest(from, static_cast<std::byte*>(range.to) + piece.begin, seed);
+    std::atomic_ref<uint64_t>(digests[piece.range]).fetch_add(digest, std::memory_order_relaxed);
     return true;
   });
 }
 
-size_t FindDifference(std::span<const superoffload_run> runs, size_t threads, size_t every_bytes, size_t place) {
-  std::atomic<size_t> found = runs.size();
-  ForEachPiece(runs, threads, [&](const Piece& piece) {
-    const superoffload_run& run = runs[piece.run];
-    const std::span<const std::byte> from(Bytes(run.from) + piece.begin, piece.bytes);
-    const std::byte* to = Bytes(run.to) + piece.begin;
+size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads, size_t every_bytes, size_t place) {
+  std::atomic<size_t> found = ranges.size();
+  ForEachPiece(ranges, threads, [&](const Piece& piece) {
+    const superoffload_range& range = ranges[piece.range];
+    const std::span<const std::byte> from(Bytes(range.from) + piece.begin, piece.bytes);
+    const std::byte* to = Bytes(range.to) + piece.begin;
     const bool equal = every_bytes == 0 ? std::memcmp(from.data(), to, from.size()) == 0
                                         : kernels::SamplesAreEqual(from, to, every_bytes, place);
-    if (!equal) found.store(piece.run, std::memory_order_relaxed);
+    if (!equal) found.store(piece.range, std::memory_order_relaxed);
     return equal;
   });
   return found;

@@ -17,6 +17,7 @@ enum class Code {
   kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,
+  kDataLoss = 15,
 };
 
 struct Status {

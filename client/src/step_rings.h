@@ -2,13 +2,14 @@
 #ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_RINGS_H_
 #define SUPEROFFLOAD_CLIENT_SRC_STEP_RINGS_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 
-#include "client/src/file_descriptor.h"
+#include "client/src/mapping.h"
 #include "client/src/status.h"
 #include "superoffload/v1/step_ring.h"
 
@@ -31,13 +32,14 @@ class StepRings {
   // DEADLINE_EXCEEDED: nothing came. UNAVAILABLE: nothing will come any more. One thread at a time.
   Status WaitCompletion(const Deadline& deadline, superoffload_ring_entry* entry);
 
-  // The daemon's latest sentence.
-  std::string ErrorText() const;
+  // What an ERROR completion says, in the daemon's latest sentence.
+  Status ErrorOf(const superoffload_ring_entry& entry) const { return {static_cast<Code>(entry.index), ErrorText()}; }
 
  private:
   superoffload_ring_header* header() const { return static_cast<superoffload_ring_header*>(memory_.data()); }
   superoffload_ring_entry* Entries(uint64_t offset) const;
-  bool Pop(superoffload_ring_entry* entry);
+  void Pop(superoffload_ring_entry* entry);
+  std::string ErrorText() const;
   bool Ended() const;
   Status EndedStatus() const;
 
@@ -45,6 +47,9 @@ class StepRings {
   std::function<bool()> daemon_gone_;
   uint32_t submission_tail_ = 0;
   uint32_t completion_head_ = 0;
+  // Orders what was done before a submission before what is done with the daemon's answer to it: an order that runs
+  // through another process is none to C++.
+  std::atomic<uint64_t> submitted_{0};
 };
 
 }  // namespace superoffload::client

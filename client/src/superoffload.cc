@@ -1,13 +1,17 @@
 // superoffload.h: opaque handles in, status codes out.
 #include "superoffload/superoffload.h"
 
+#include <string_view>
+
+#include "client/src/agreement.h"
 #include "client/src/c_border.h"
 #include "client/src/memory_passes.h"
 #include "kernels/digest/digest.h"
+#include "superoffload/superoffload_gpu.h"
+#include "superoffload/superoffload_xla.h"
 
 namespace {
 
-using superoffload::client::Attachment;
 using superoffload::client::Code;
 using superoffload::client::DeadlineAfter;
 using superoffload::client::DescriptorConnection;
@@ -16,6 +20,7 @@ using superoffload::client::Guarded;
 using superoffload::client::LastError;
 using superoffload::client::Mapping;
 using superoffload::client::Status;
+using superoffload::client::StepPlane;
 using superoffload::client::WithHandle;
 
 void* Base(const Mapping& mapping, size_t* bytes) {
@@ -26,6 +31,26 @@ void* Base(const Mapping& mapping, size_t* bytes) {
 }  // namespace
 
 const char* superoffload_version(void) { return SUPEROFFLOAD_VERSION; }
+
+size_t superoffload_size_of(const char* name) {
+  const std::string_view wanted = name == nullptr ? "" : name;
+#define SUPEROFFLOAD_IF_WANTED(type) \
+  if (wanted == #type) return sizeof(type)
+  SUPEROFFLOAD_IF_WANTED(superoffload_bucket);
+  SUPEROFFLOAD_IF_WANTED(superoffload_gpu_options);
+  SUPEROFFLOAD_IF_WANTED(superoffload_gpu_report);
+  SUPEROFFLOAD_IF_WANTED(superoffload_range);
+  SUPEROFFLOAD_IF_WANTED(superoffload_run_decision);
+  SUPEROFFLOAD_IF_WANTED(superoffload_run_report);
+  SUPEROFFLOAD_IF_WANTED(superoffload_run_terms);
+  SUPEROFFLOAD_IF_WANTED(superoffload_tensor);
+  SUPEROFFLOAD_IF_WANTED(superoffload_verdict);
+  SUPEROFFLOAD_IF_WANTED(superoffload_xla_open_step);
+  SUPEROFFLOAD_IF_WANTED(superoffload_xla_options);
+  SUPEROFFLOAD_IF_WANTED(superoffload_xla_parameter);
+#undef SUPEROFFLOAD_IF_WANTED
+  return 0;
+}
 
 const char* superoffload_last_error(void) { return LastError().c_str(); }
 
@@ -50,7 +75,7 @@ int superoffload_attach(superoffload_connection* connection, uint64_t attachment
   return WithHandle(connection, [&](DescriptorConnection& impl) -> Status {
     if (attachment == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
     auto created = std::make_unique<superoffload_attachment>();
-    Status status = Attachment::Create(&impl, attachment_epoch, last_step, bucket_count, &created->impl);
+    Status status = StepPlane::Create(&impl, attachment_epoch, last_step, bucket_count, &created->impl);
     if (status.ok()) *attachment = created.release();
     return status;
   });
@@ -68,76 +93,116 @@ void* superoffload_gradients(const superoffload_attachment* attachment, size_t* 
 
 const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes) {
   const Mapping* state = nullptr;
-  const int code = WithHandle(attachment, [&](Attachment& impl) { return impl.State(&state); });
+  const int code = WithHandle(attachment, [&](StepPlane& impl) { return impl.State(&state); });
   return code == 0 ? Base(*state, bytes) : nullptr;
 }
 
-int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, double lr, double beta1, double beta2,
-                           double eps, double weight_decay) {
-  return WithHandle(attachment,
-                    [&](Attachment& impl) { return impl.SetGroup(group, lr, beta1, beta2, eps, weight_decay); });
+int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, const double* scalars,
+                           uint32_t count) {
+  return WithHandle(attachment, [&](StepPlane& impl) {
+    return impl.SetGroup(group, std::span(scalars, scalars == nullptr ? 0 : count));
+  });
+}
+
+int superoffload_parameters_absent(superoffload_attachment* attachment, uint32_t first, uint32_t count) {
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.ParametersAbsent(first, count); });
 }
 
 int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale) {
-  return WithHandle(attachment, [&](Attachment& impl) { return impl.BeginStep(gradient_scale); });
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.BeginStep(gradient_scale); });
 }
 
 int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket) {
-  return WithHandle(attachment, [&](Attachment& impl) { return impl.GradientReady(bucket); });
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.GradientReady(bucket); });
 }
 
 int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale) {
-  return WithHandle(attachment, [&](Attachment& impl) { return impl.MeasureNorm(gradient_scale); });
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.MeasureNorm(gradient_scale); });
 }
 
 int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm) {
-  return WithHandle(attachment, [&](Attachment& impl) { return impl.EndStep(gradient_scale, max_grad_norm); });
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.EndStep(gradient_scale, max_grad_norm); });
 }
 
 int superoffload_abandon_step(superoffload_attachment* attachment) {
-  return WithHandle(attachment, [&](Attachment& impl) { return impl.AbandonStep(); });
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.AbandonStep(); });
 }
 
 int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
                               superoffload_verdict* verdict) {
   return WithHandle(attachment,
-                    [&](Attachment& impl) { return impl.WaitVerdict(DeadlineAfter(timeout_milliseconds), verdict); });
+                    [&](StepPlane& impl) { return impl.WaitVerdict(DeadlineAfter(timeout_milliseconds), verdict); });
 }
 
 int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds, double* global_norm) {
   return WithHandle(attachment,
-                    [&](Attachment& impl) { return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), global_norm); });
+                    [&](StepPlane& impl) { return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), global_norm); });
+}
+
+int superoffload_wait_sum(superoffload_attachment* attachment, int64_t timeout_milliseconds, double* sum_of_squares) {
+  return WithHandle(attachment, [&](StepPlane& impl) {
+    return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), nullptr, sum_of_squares);
+  });
+}
+
+int superoffload_prepare_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm) {
+  return WithHandle(attachment, [&](StepPlane& impl) { return impl.PrepareStep(gradient_scale, max_grad_norm); });
+}
+
+int superoffload_wait_prepared(superoffload_attachment* attachment, int64_t timeout_milliseconds,
+                               double* sum_of_squares) {
+  return WithHandle(attachment, [&](StepPlane& impl) {
+    return impl.WaitPrepared(DeadlineAfter(timeout_milliseconds), sum_of_squares);
+  });
+}
+
+int superoffload_end_prepared_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm,
+                                   double total_sum_of_squares) {
+  return WithHandle(attachment, [&](StepPlane& impl) {
+    return impl.EndPreparedStep(gradient_scale, max_grad_norm, total_sum_of_squares);
+  });
+}
+
+int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
+                       superoffload_run_decision* decision) {
+  return Guarded([&]() -> Status {
+    if (reports == nullptr || decision == nullptr || rank >= ranks) {
+      return Error(Code::kInvalidArgument, "superoffload_agree of rank ", rank, " of ", ranks, ", or without reports");
+    }
+    return superoffload::client::Agree({reports, ranks}, rank, decision);
+  });
 }
 
 int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket, int64_t timeout_milliseconds) {
   return WithHandle(attachment,
-                    [&](Attachment& impl) { return impl.WaitParameters(bucket, DeadlineAfter(timeout_milliseconds)); });
+                    [&](StepPlane& impl) { return impl.WaitParameters(bucket, DeadlineAfter(timeout_milliseconds)); });
 }
 
 int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
                            superoffload_verdict* verdict) {
   return WithHandle(attachment,
-                    [&](Attachment& impl) { return impl.WaitStep(DeadlineAfter(timeout_milliseconds), verdict); });
+                    [&](StepPlane& impl) { return impl.WaitStep(DeadlineAfter(timeout_milliseconds), verdict); });
 }
 
-int superoffload_copy_and_digest(const superoffload_run* runs, uint32_t count, uint32_t threads, uint64_t* digests) {
+int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,
+                                 uint64_t* digests) {
   return Guarded([&]() -> Status {
-    if (count > 0 && (runs == nullptr || digests == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
-    superoffload::client::CopyAndDigest({runs, count}, threads, {digests, count});
+    if (count > 0 && (ranges == nullptr || digests == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
+    superoffload::client::CopyAndDigest({ranges, count}, threads, {digests, count});
     return {};
   });
 }
 
-int superoffload_find_difference(const superoffload_run* runs, uint32_t count, uint32_t threads, uint32_t every_bytes,
-                                 uint32_t random, uint32_t* run) {
+int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
+                                 uint32_t every_bytes, uint32_t random, uint32_t* range) {
   return Guarded([&]() -> Status {
     constexpr size_t kLine = superoffload::kernels::kSampleBytes;
-    if (run == nullptr || (count > 0 && runs == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
+    if (range == nullptr || (count > 0 && ranges == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
     if (every_bytes % kLine != 0) {
       return Error(Code::kInvalidArgument, "every_bytes is ", every_bytes, " but must be a multiple of ", kLine);
     }
     const size_t place = every_bytes == 0 ? 0 : random % (every_bytes / kLine) * kLine;
-    *run = static_cast<uint32_t>(superoffload::client::FindDifference({runs, count}, threads, every_bytes, place));
+    *range = static_cast<uint32_t>(superoffload::client::FindDifference({ranges, count}, threads, every_bytes, place));
     return {};
   });
 }

@@ -1,91 +1,75 @@
-// Chooses the kernels for the machine, once.
+// Adam and AdamW as data, and their constants by one fixed recipe in fp64.
 #include "kernels/adam/adam.h"
 
-#include <atomic>
+#include <cmath>
+#include <limits>
 
-#if defined(__aarch64__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#include <sys/prctl.h>
-#endif
-
-#include "kernels/adam/adam_kernels.h"
+#include "kernels/adam/adam_element.h"
+#include "kernels/scalar_pass.h"
+#include "kernels/targets.h"
 
 namespace superoffload::kernels {
-
-#if defined(__x86_64__)
-extern const AdamKernels kAvx2Kernels;
-extern const AdamKernels kAvx512Kernels;
-#elif defined(__aarch64__)
-extern const AdamKernels kNeonKernels;
-extern const AdamKernels kSve2Kernels;
-extern const AdamKernels kSve2Fixed128Kernels;  // for vectors of exactly 128 bits, as on Grace: fewer instructions
-#endif
-
-const std::vector<const AdamKernels*>& SupportedAdamKernels() {
-  static const std::vector<const AdamKernels*> supported = [] {
-    std::vector<const AdamKernels*> kernels;
-#if defined(__x86_64__)
-    // x86-64-v4 and x86-64-v3: what the two objects were compiled for.
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl")) {
-      kernels.push_back(&kAvx512Kernels);
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
-      kernels.push_back(&kAvx2Kernels);
-    }
-#elif defined(__aarch64__)
-    if (::getauxval(AT_HWCAP2) & HWCAP2_SVE2) {
-      constexpr int kFixedBytes = 16;
-      if ((::prctl(PR_SVE_GET_VL) & PR_SVE_VL_LEN_MASK) == kFixedBytes) kernels.push_back(&kSve2Fixed128Kernels);
-      kernels.push_back(&kSve2Kernels);
-    }
-    kernels.push_back(&kNeonKernels);
-#endif
-    kernels.push_back(&kScalarKernels);
-    return kernels;
-  }();
-  return supported;
-}
-
 namespace {
 
-std::atomic<size_t> prefetch_elements{512};
+constexpr double kFinite = std::numeric_limits<double>::infinity();
 
-const AdamKernels& Best() {
-  static const AdamKernels& best = *SupportedAdamKernels().front();
-  return best;
+constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}, {"exp_avg_sq"}};
+
+enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay };
+
+// As in torch.optim; with a smaller eps the flushes of adam.h would change parameters.
+constexpr Scalar kAdamWScalars[] = {{"lr", 1e-3, 0, kFinite},
+                                    {"beta1", 0.9, 0, 1},
+                                    {"beta2", 0.999, 0, 1},
+                                    {"eps", 1e-8, 1e-15, kFinite},
+                                    {"weight_decay", 1e-2, 0, kFinite}};
+constexpr Scalar kAdamScalars[] = {kAdamWScalars[kLr], kAdamWScalars[kBeta1], kAdamWScalars[kBeta2],
+                                   kAdamWScalars[kEps], {"weight_decay", 0, 0, kFinite}};
+
+// By repeated squaring: libm's pow differs between machines.
+double Power(double base, uint64_t exponent) {
+  double result = 1;
+  for (; exponent != 0; exponent >>= 1) {
+    if (exponent & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+AdamStep MakeStep(const double* scalars, uint64_t t, double gradient_scale) {
+  AdamStep step;
+  step.gradient_scale = static_cast<float>(gradient_scale);
+  step.beta1 = static_cast<float>(scalars[kBeta1]);
+  step.one_minus_beta1 = static_cast<float>(1 - scalars[kBeta1]);
+  step.beta2 = static_cast<float>(scalars[kBeta2]);
+  step.one_minus_beta2 = static_cast<float>(1 - scalars[kBeta2]);
+  step.step_size = static_cast<float>(scalars[kLr] / (1 - Power(scalars[kBeta1], t)));
+  step.inv_sqrt_bias_correction2 = static_cast<float>(1 / std::sqrt(1 - Power(scalars[kBeta2], t)));
+  step.eps = static_cast<float>(scalars[kEps]);
+  return step;
+}
+
+StepConstants MakeAdamWConstants(const double* scalars, uint64_t t, double gradient_scale) {
+  AdamStep step = MakeStep(scalars, t, gradient_scale);
+  step.decay = static_cast<float>(1 - scalars[kLr] * scalars[kWeightDecay]);
+  return StepConstants::Of(step);
+}
+
+StepConstants MakeAdamConstants(const double* scalars, uint64_t t, double gradient_scale) {
+  AdamStep step = MakeStep(scalars, t, gradient_scale);
+  step.l2 = static_cast<float>(scalars[kWeightDecay]);
+  return StepConstants::Of(step);
 }
 
 }  // namespace
 
-double Deferred(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, const AdamStep& publish,
-                ConstElements gradient, MutableElements theta, UndoSlot* undo) {
-  return Best().deferred(n, state, absorb, pending, publish, gradient, theta, undo);
-}
+const AlgorithmKernels kScalarAdamKernels = ScalarPasses<AdamElement>::Table();
 
-double Republish(size_t n, AdamState state, const AdamStep& publish, ConstElements gradient, MutableElements theta) {
-  return Best().republish(n, state, publish, gradient, theta);
-}
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamKernels, AlgorithmKernels, AdamKernels)
 
-void Settle(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, UndoSlot* undo, size_t first) {
-  Best().settle(n, state, absorb, pending, undo, first);
-}
-
-void Plain(size_t n, AdamState state, const AdamStep& absorb, ConstElements pending, MutableElements theta) {
-  Best().plain(n, state, absorb, pending, theta);
-}
-
-void Narrow(size_t n, const float* p, MutableElements theta) { Best().narrow(n, p, theta); }
-
-void Widen(size_t n, ConstElements theta, float* p) { Best().widen(n, theta, p); }
-
-double SumOfSquares(size_t n, ConstElements gradient) { return Best().sum_of_squares(n, gradient); }
-
-void SetPrefetchElements(size_t elements) { prefetch_elements.store(elements, std::memory_order_relaxed); }
-
-size_t PrefetchElements() { return prefetch_elements.load(std::memory_order_relaxed); }
-
-std::string_view KernelTarget() { return Best().target; }
+const Algorithm kAdamW{"adamw", kArrays, kAdamWScalars, MakeAdamWConstants, SupportedAdamKernels,
+                       "superoffload_resident_adam"};
+const Algorithm kAdam{"adam", kArrays, kAdamScalars, MakeAdamConstants, SupportedAdamKernels,
+                      "superoffload_resident_adam"};
 
 }  // namespace superoffload::kernels

@@ -19,9 +19,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/adam/adam.h"
-#include "kernels/adam/undo_slot.h"
+#include "kernels/undo_slot.h"
 #include "kernels/bench/arrays.h"
 #include "kernels/bench/baselines.h"
+#include "kernels/bench/machine.h"
+#include "kernels/bench/publish.h"
 #include "kernels/bench/report.h"
 #include "kernels/bench/subnormals.h"
 #include "kernels/bench/team.h"
@@ -36,7 +38,12 @@ ABSL_FLAG(std::string, torch, "", "a Python with torch: measures torch.optim.Ada
 
 ABSL_FLAG(bool, tune, false, "find this machine's best number of workers and prefetch distance, for the configuration");
 ABSL_FLAG(bool, subnormals, false, "measure what decaying moments cost, on every instruction set, and nothing else");
+ABSL_FLAG(bool, publish, false, "measure the publish pass of every algorithm beside reading its arrays, and nothing else");
 ABSL_FLAG(std::string, output, "", "with --tune: write the fields of superoffloadd.textproto there");
+ABSL_FLAG(std::string, machine_output, "",
+          "measure this machine's CPU for superoffloadctl plan, and nothing else, and write a MachineDescription there");
+ABSL_FLAG(std::string, machine_like, "laptop",
+          "with --machine_output: the known machine whose GPU and link the description takes");
 
 namespace superoffload::kernels {
 namespace {
@@ -119,7 +126,11 @@ class AdamBench {
     const Arrays& a = arrays_;
     const size_t n = kChunkElements;
     const double w = static_cast<double>(width_);
-    const AdamStep absorb = MakeAdamStep({.lr = 1e-5}, 100, 1), publish = MakeAdamStep({.lr = 1e-5}, 101, 1);
+    std::vector<double> scalars = kAdamW.DefaultScalars();
+    scalars[0] = 1e-5;
+    const StepConstants absorb = kAdamW.make_constants(scalars.data(), 100, 1);
+    const StepConstants publish = kAdamW.make_constants(scalars.data(), 101, 1);
+    const AlgorithmKernels& kernels = kAdamW.best();
     const PeerStep peer{.beta1 = 0.9f,
                         .beta2 = 0.999f,
                         .eps = 1e-8f,
@@ -136,20 +147,38 @@ class AdamBench {
              [=, &a, this](size_t i, int) {
                baselines_.peer_cast(n, a.state(i).p, static_cast<uint16_t*>(a.theta(i).data));
              }),
-        Pass("plain", 24 + 2 * w, [=, &a](size_t i, int) { Plain(n, a.state(i), absorb, a.pending(i), a.theta(i)); }),
+        Pass("plain", 24 + 2 * w, [=, &a, &kernels](size_t i, int) { kernels.plain(0, n, a.state(i).view(), absorb, a.pending(i), a.theta(i)); }),
         Pass("deferred", 24 + 3 * w,
-             [=, &a](size_t i, int) {
-               Deferred(n, a.state(i), absorb, a.pending(i), publish, a.gradient(i), a.theta(i), nullptr);
+             [=, &a, &kernels](size_t i, int) {
+               NormLanes norm;
+               kernels.absorb_and_publish(0, n, a.state(i).view(), absorb, a.pending(i), publish, a.gradient(i),
+                                          a.theta(i), &norm, nullptr);
+               benchmark::DoNotOptimize(norm.Sum());
              }),
         Pass("deferred_undo", 24 + 3 * w,
-             [=, &a, this](size_t i, int thread) {
+             [=, &a, &kernels, this](size_t i, int thread) {
                BeginUndo(*undo_[thread], i / kChunkElements + 1);
-               Deferred(n, a.state(i), absorb, a.pending(i), publish, a.gradient(i), a.theta(i), undo_[thread].get());
+               NormLanes norm;
+               kernels.absorb_and_publish(0, n, a.state(i).view(), absorb, a.pending(i), publish, a.gradient(i),
+                                          a.theta(i), &norm, undo_[thread].get());
+               benchmark::DoNotOptimize(norm.Sum());
                EndUndo(*undo_[thread]);
              }),
-        Pass("settle", 24 + w, [=, &a](size_t i, int) { Settle(n, a.state(i), absorb, a.pending(i), nullptr); }),
-        Pass("republish", 12 + 2 * w,
-             [=, &a](size_t i, int) { Republish(n, a.state(i), publish, a.gradient(i), a.theta(i)); }),
+        Pass("settle", 24 + w, [=, &a, &kernels](size_t i, int) { kernels.absorb(0, n, a.state(i).view(), absorb, a.pending(i), nullptr); }),
+        Pass("publish", 12 + 2 * w,
+             [=, &a, &kernels](size_t i, int) {
+               kernels.publish(0, n, a.state(i).view(), publish, a.gradient(i), a.theta(i), nullptr);
+             }),
+        Pass("publish_norm", 12 + 2 * w,
+             [=, &a, &kernels](size_t i, int) {
+               NormLanes norm;
+               kernels.publish(0, n, a.state(i).view(), publish, a.gradient(i), a.theta(i), &norm);
+               benchmark::DoNotOptimize(norm.Sum());
+             }),
+        Pass("read_stream", 12 + 2 * w,
+             [=, &a, this](size_t i, int) {
+               baselines_.read_stream(n, a.state(i), a.gradient(i).data, a.theta(i).data, width_);
+             }),
         Pass("norm", w, [=, &a](size_t i, int) { benchmark::DoNotOptimize(SumOfSquares(n, a.gradient(i))); })};
     for (const char* implementation : {"fused", "foreach"}) {
       if (torch_ == nullptr) break;
@@ -178,6 +207,13 @@ std::vector<int> ThreadCandidates() {
   return counts;  // from all cores down
 }
 
+bool WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  if (file << text && file.flush()) return true;
+  std::fprintf(stderr, "adam_bench: cannot write %s\n", path.c_str());
+  return false;
+}
+
 int Tune(const Baselines& baselines, size_t elements, DType dtype, int repetitions) {
   // What is within this much of the best is as good: fewer threads then.
   constexpr double kAsGood = 1.02;
@@ -201,11 +237,14 @@ int Tune(const Baselines& baselines, size_t elements, DType dtype, int repetitio
   const std::string fields = absl::StrCat("worker_threads: ", workers, "\nprefetch_elements: ", distance, "\n");
   std::printf("\n%s", fields.c_str());
   const std::string path = absl::GetFlag(FLAGS_output);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  if (file << fields && file.flush()) return 0;
-  std::fprintf(stderr, "adam_bench: cannot write %s\n", path.c_str());
-  return 1;
+  return path.empty() || WriteFile(path, fields) ? 0 : 1;
+}
+
+int DescribeMachine(const Baselines& baselines, size_t elements, DType dtype) {
+  const MeasuredMachine machine = MeasureMachine(baselines, elements, dtype, absl::GetFlag(FLAGS_repetitions));
+  const std::string text = MachineText(machine, absl::GetFlag(FLAGS_machine_like));
+  std::printf("%s", text.c_str());
+  return WriteFile(absl::GetFlag(FLAGS_machine_output), text) ? 0 : 1;
 }
 
 int Main() {
@@ -223,13 +262,17 @@ int Main() {
                  "adam_bench: needs AVX2, NEON or better, a --dtype it knows, and positive numbers; see --help\n");
     return 2;
   }
+  const size_t elements = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements * kChunkElements;
+  if (!absl::GetFlag(FLAGS_machine_output).empty()) return DescribeMachine(*baselines, elements, *dtype);
+  if (absl::GetFlag(FLAGS_publish)) {
+    std::printf("%s", MeasurePublish(*baselines, elements, *dtype, absl::GetFlag(FLAGS_repetitions)).c_str());
+    return 0;
+  }
   if (absl::GetFlag(FLAGS_tune)) {
-    const size_t elements = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements * kChunkElements;
     return Tune(*baselines, elements, *dtype, absl::GetFlag(FLAGS_repetitions));
   }
-  const size_t chunks = (absl::GetFlag(FLAGS_elements) + kChunkElements - 1) / kChunkElements;
   for (int count : threads) {
-    AdamBench bench(*baselines, chunks * kChunkElements, *dtype, count, absl::GetFlag(FLAGS_torch));
+    AdamBench bench(*baselines, elements, *dtype, count, absl::GetFlag(FLAGS_torch));
     const Report report = bench.Run(absl::GetFlag(FLAGS_repetitions));
     const std::string text = absl::GetFlag(FLAGS_json) ? report.JsonLines() : report.Table();
     std::printf("%s", text.c_str());

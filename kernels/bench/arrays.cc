@@ -58,7 +58,7 @@ Arrays::~Arrays() {
 void Arrays::Fill(Team& team) {
   team.RunChunks(elements_ / kChunkElements, [this](size_t chunk, int) {
     const size_t first = chunk * kChunkElements;
-    const AdamState s = state(first);
+    const AdamArrays s = state(first);
     float* const gradient_fp32 = peer_gradient(first);
     uint32_t x = static_cast<uint32_t>(2654435761u * (chunk + 1));
     const auto next = [&x] {  // xorshift, in (-1, 1)

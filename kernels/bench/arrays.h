@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/adam/adam.h"
+#include "kernels/bench/baselines.h"
 #include "kernels/bench/team.h"
 
 namespace superoffload::kernels {
@@ -23,7 +23,7 @@ class Arrays {
   const std::string& pages() const { return pages_; }  // what backs them
 
   // From element `first` on.
-  AdamState state(size_t first) const { return {At<float>(0, first), At<float>(1, first), At<float>(2, first)}; }
+  AdamArrays state(size_t first) const { return {At<float>(0, first), At<float>(1, first), At<float>(2, first)}; }
   float* peer_gradient(size_t first) const { return At<float>(3, first); }
   ConstElements gradient(size_t first) const { return Elements(4, gradient_dtype_, first); }
   ConstElements pending(size_t first) const { return Elements(5, gradient_dtype_, first); }

@@ -14,7 +14,7 @@ using FloatTag = hn::CappedTag<float, 16>;
 // As our kernels do: a limit that others reach only without it would flatter them.
 constexpr size_t kPrefetchElements = 512;
 
-void UpdateInPlace(size_t n, AdamState arrays) {
+void UpdateInPlace(size_t n, AdamArrays arrays) {
   const FloatTag d;
   const auto factor = hn::Set(d, 0.999f), addend = hn::Set(d, 1e-6f);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -35,7 +35,37 @@ void Triad(size_t n, float* a, const float* b, const float* c) {
   }
 }
 
-void PeerStepOver(size_t n, AdamState state, const PeerStep& step, const float* gradient) {
+// In steps of one vector of theta: one or two of the state.
+template <class T, class... State>
+void ReadStreamOf(size_t n, const T* gradient, T* theta, const State*... state) {
+  const FloatTag d;
+  const hn::Repartition<T, FloatTag> dt;
+  for (size_t i = 0; i < n; i += hn::Lanes(dt)) {
+    auto sum = hn::Zero(d);
+    for (size_t j = i; j < i + hn::Lanes(dt); j += hn::Lanes(d)) {
+      for (const float* array : {state...}) {
+        hwy::Prefetch(array + j + kPrefetchElements);
+        sum = hn::Add(sum, hn::LoadU(d, array + j));
+      }
+    }
+    hwy::Prefetch(gradient + i + kPrefetchElements);
+    hn::Stream(hn::Xor(hn::BitCast(dt, sum), hn::LoadU(dt, gradient + i)), dt, theta + i);
+  }
+  hwy::FlushStream();
+}
+
+void ReadStream(size_t n, AdamArrays state, const void* gradient, void* theta, size_t width) {
+  const auto read = [&](const auto* from, auto* to) {
+    state.v == nullptr ? ReadStreamOf(n, from, to, state.p, state.m) : ReadStreamOf(n, from, to, state.p, state.m, state.v);
+  };
+  if (width == sizeof(uint16_t)) {
+    read(static_cast<const uint16_t*>(gradient), static_cast<uint16_t*>(theta));
+  } else {
+    read(static_cast<const uint32_t*>(gradient), static_cast<uint32_t*>(theta));
+  }
+}
+
+void PeerStepOver(size_t n, AdamArrays state, const PeerStep& step, const float* gradient) {
   const FloatTag d;
   constexpr size_t kUnroll = 8;
   const size_t vector = hn::Lanes(d);
@@ -74,8 +104,8 @@ void PeerCast(size_t n, const float* p, uint16_t* theta) {
 
 }  // namespace
 
-extern const Baselines SUPEROFFLOAD_BASELINES;
-const Baselines SUPEROFFLOAD_BASELINES{UpdateInPlace, Triad, PeerStepOver, PeerCast};
+extern const Baselines SUPEROFFLOAD_TABLE;
+const Baselines SUPEROFFLOAD_TABLE{UpdateInPlace, Triad, ReadStream, PeerStepOver, PeerCast};
 
 }  // namespace superoffload::kernels
 HWY_AFTER_NAMESPACE();

@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "kernels/adam/adam.h"
-#include "kernels/adam/undo_slot.h"
+#include "kernels/bench/baselines.h"
+#include "kernels/undo_slot.h"
 
 namespace superoffload::kernels {
 
 struct ByHandPass {
-  AdamState state;
+  AdamArrays state;
   AdamStep step;
   const uint16_t* gradient;
   float* published;

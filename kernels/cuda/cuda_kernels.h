@@ -2,12 +2,18 @@
 #ifndef SUPEROFFLOAD_KERNELS_CUDA_CUDA_KERNELS_H_
 #define SUPEROFFLOAD_KERNELS_CUDA_CUDA_KERNELS_H_
 
+#include <map>
+#include <span>
+#include <string_view>
 #include <vector>
 
-#include "kernels/cuda/cuda_driver.h"
 #include "kernels/cuda/kernels.cuh"
+#include "kernels/gpu/cuda_driver.h"
 
 namespace superoffload::kernels {
+
+// Fills in `begins` of PackTable::chunk_begins, one more than the bucket has chunks.
+void IndexChunks(std::span<const PackedTensor> tensors, uint64_t elements, uint32_t* begins);
 
 // Of the context that is current when it is loaded. Launches are asynchronous; pointers in their arguments are the
 // device's.
@@ -20,7 +26,8 @@ class CudaKernels {
   void Unload();
 
   CudaStatus Pack(const PackArguments& arguments, CudaStream stream) const;
-  CudaStatus ResidentAdam(const ResidentArguments& arguments, CudaStream stream) const;
+  CudaStatus Product(const ProductArguments& arguments, CudaStream stream) const;
+  CudaStatus Resident(const Algorithm& algorithm, const ResidentArguments& arguments, CudaStream stream) const;
 
  private:
   template <typename Arguments>
@@ -29,8 +36,9 @@ class CudaKernels {
 
   const CudaDriver* driver_ = nullptr;
   std::vector<CudaModule> modules_;
-  CudaFunction pack_ = nullptr;
-  CudaFunction resident_adam_ = nullptr;
+  CudaFunction packs_[3][3] = {};  // by the tensors' dtype, and the slot's
+  CudaFunction product_ = nullptr;
+  std::map<std::string_view, CudaFunction> residents_;  // by Algorithm::resident_kernel
 };
 
 }  // namespace superoffload::kernels

@@ -4,7 +4,14 @@
 
 #include <cstdint>
 
-#include "kernels/adam/adam.h"
+#include "kernels/algorithm.h"
+
+// The next loop, by the GPU's compiler.
+#ifdef __CUDACC__
+#define SUPEROFFLOAD_UNROLL _Pragma("unroll")
+#else
+#define SUPEROFFLOAD_UNROLL
+#endif
 
 namespace superoffload::kernels {
 
@@ -15,25 +22,54 @@ struct PackedTensor {
   uint64_t elements;
 };
 
-// Packs the tensors of a bucket into a slot, casting on the way; gaps become zeros. One block per chunk.
-struct PackArguments {
+// The gradients of a bucket; IndexChunks makes `chunk_begins`. The GPU reads each entry once or twice: pinned memory of
+// the host is the place for it.
+struct PackTable {
   const PackedTensor* tensors;
-  uint32_t tensor_count;
+  const uint32_t* chunk_begins;  // per chunk, and for the end: the first tensor that ends behind the chunk's begin
+  uint32_t count;                // of tensors; 0: nothing is read
+};
+
+// Packs the tensors of a bucket into a slot, casting on the way; gaps become zeros. One block per chunk. dtypes are
+// the kernel's.
+struct PackArguments {
+  PackTable table;
   DType dtype;           // of the tensors
   MutableElements slot;  // float32 (gpu_fp32) or the gradients' dtype (fused)
   uint64_t elements;     // of the bucket
-  double* chunk_sums;    // per chunk: SumOfSquares of adam.h, the same bits; not finite when a gradient is not
+  double* chunk_sums;    // per chunk: SumOfSquares of elements.h of the slot, the same bits; not finite when a gradient
+                         // is not
 };
 
-// AdamW on a resident bucket: absorbs the gradient and publishes; the bits of Plain of adam.h.
+// name, dtype of the tensors, dtype of the slot; by the numbers of DType.
+#define SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)                   \
+  X(superoffload_pack_bf16_to_bf16, kBFloat16, kBFloat16)      \
+  X(superoffload_pack_bf16_to_fp16, kBFloat16, kFloat16)       \
+  X(superoffload_pack_bf16_to_fp32, kBFloat16, kFloat32)       \
+  X(superoffload_pack_fp16_to_bf16, kFloat16, kBFloat16)       \
+  X(superoffload_pack_fp16_to_fp16, kFloat16, kFloat16)        \
+  X(superoffload_pack_fp16_to_fp32, kFloat16, kFloat32)        \
+  X(superoffload_pack_fp32_to_bf16, kFloat32, kBFloat16)       \
+  X(superoffload_pack_fp32_to_fp16, kFloat32, kFloat16)        \
+  X(superoffload_pack_fp32_to_fp32, kFloat32, kFloat32)
+
+// An optimizer on a range of a resident bucket: absorbs the gradient and publishes; the bits of `plain` of algorithm.h.
 struct ResidentArguments {
-  AdamState state;
-  AdamStep step;
+  StateView state;
+  StepConstants constants;
   ConstElements gradient;
   MutableElements theta;
   uint64_t elements;
 };
 
+// c = a * b, of square matrices, row by row.
+struct ProductArguments {
+  const float *a, *b;
+  float* c;
+  uint32_t n;  // rows and columns: a multiple of kProductTile
+};
+
+inline constexpr unsigned kProductTile = 16;
 inline constexpr unsigned kPackThreads = 256;
 inline constexpr unsigned kResidentThreads = 256;
 

@@ -84,6 +84,21 @@ absl::StatusOr<uint64_t> File::Bytes() const {
   return static_cast<uint64_t>(file.st_size);
 }
 
+absl::StatusOr<std::string> ReadText(const std::string& path, uint64_t max_bytes) {
+  absl::StatusOr<File> file = File::Open(path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<uint64_t> bytes = file->Bytes();
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes > max_bytes) return absl::DataLossError(absl::StrCat(path, " has ", *bytes, " bytes, too many"));
+  std::string text(*bytes, '\0');
+  if (absl::Status status = file->ReadAt(0, text.data(), text.size()); !status.ok()) return status;
+  return text;
+}
+
+absl::Status In(const std::string& where, const absl::Status& status) {
+  return {status.code(), absl::StrCat(where, ": ", status.message())};
+}
+
 absl::Status SyncDirectory(const std::string& path) {
   const memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return FileError(errno, "opening", path);

@@ -35,6 +35,12 @@ class File {
   memory::FileDescriptor fd_;
 };
 
+// The text of a file. DATA_LOSS: it is larger than `max_bytes`.
+absl::StatusOr<std::string> ReadText(const std::string& path, uint64_t max_bytes);
+
+// The status of a failed step, with the place where it failed before its message.
+absl::Status In(const std::string& where, const absl::Status& status);
+
 // Makes what was created, renamed or removed in a directory last.
 absl::Status SyncDirectory(const std::string& path);
 

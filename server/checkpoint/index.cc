@@ -1,5 +1,7 @@
 #include "server/checkpoint/index.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -8,45 +10,40 @@ namespace superoffload::checkpoint {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using kernels::AdamHyperparameters;
-using kernels::WeightDecay;
 
 constexpr char kFormat[] = "superoffload";
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2, kOldestVersion = 1;
 
 absl::Status Bad(absl::string_view what) {
   return absl::DataLossError(absl::StrCat(kIndexFile, " is not the index of a checkpoint: ", what));
 }
 
-Json GroupJson(const AdamHyperparameters& group) {
-  return {{"algorithm", group.decay_form == WeightDecay::kL2 ? "adam" : "adamw"},
-          {"lr", group.lr},
-          {"beta1", group.beta1},
-          {"beta2", group.beta2},
-          {"eps", group.eps},
-          {"weight_decay", group.weight_decay}};
+// What is no number is left out, and comes out as the value that the optimizer was created with.
+NamedScalars ParseGroup(const Json& json) {
+  NamedScalars scalars;
+  if (!json.is_object()) return scalars;
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_number()) scalars[name] = value.get<double>();
+  }
+  return scalars;
 }
 
-Json GroupsJson(const std::vector<AdamHyperparameters>& groups) {
-  Json json = Json::array();
-  for (const AdamHyperparameters& group : groups) json.push_back(GroupJson(group));
-  return json;
+absl::StatusOr<std::vector<uint64_t>> ParseExtents(const Json& json, const char* name) {
+  std::vector<uint64_t> extents;
+  if (!json.is_object() || !json.contains(name) || !json[name].is_array()) {
+    return Bad(absl::StrCat("\"", name, "\" of a shard is missing"));
+  }
+  for (const Json& extent : json[name]) {
+    if (!extent.is_number_unsigned()) return Bad(absl::StrCat("\"", name, "\" of a shard has what is no extent"));
+    extents.push_back(extent.get<uint64_t>());
+  }
+  return extents;
 }
 
-// What is missing or of another type comes out as the default and is found by the caller's checks of ranges.
-AdamHyperparameters ParseGroup(const Json& json) {
-  AdamHyperparameters group;
-  const auto number = [&](const char* name, double& value) {
-    if (json.is_object() && json.contains(name) && json[name].is_number()) value = json[name].get<double>();
-  };
-  number("lr", group.lr);
-  number("beta1", group.beta1);
-  number("beta2", group.beta2);
-  number("eps", group.eps);
-  number("weight_decay", group.weight_decay);
-  if (json.is_object() && json.contains("algorithm") && json["algorithm"] == "adam")
-    group.decay_form = WeightDecay::kL2;
-  return group;
+// An optional object of the index: {} when there is none.
+const Json& ObjectOf(const Json& json, const char* name) {
+  static const Json* const none = new Json(Json::object());
+  return json.contains(name) && json[name].is_object() ? json[name] : *none;
 }
 
 // An unsigned number of `json`; 0 when there is none.
@@ -62,23 +59,34 @@ bool IsFileName(const std::string& name) {
 }  // namespace
 
 std::string EncodeIndex(const Index& index) {
+  Json shards = Json::object();
+  for (const auto& [name, place] : index.shards) {
+    shards[name] = {{"global_shape", place.global_shape}, {"global_offset", place.global_offset}};
+  }
   const Json json = {{"metadata",
                       {{"format", kFormat},
                        {"version", kVersion},
                        {"optimizer", index.optimizer},
+                       {"algorithm", index.algorithm},
+                       {"run_name", index.run_name},
+                       {"rank", index.rank},
+                       {"ranks", index.ranks},
+                       {"lineage", index.lineage},
                        {"run", index.run},
                        {"sequence", index.sequence},
                        {"step", index.step},
                        {"committed_steps", index.committed_steps},
                        {"total_size", index.total_bytes}}},
-                     {"groups", GroupsJson(index.groups)},
+                     {"groups", index.groups},
                      {"parameter_groups", index.parameter_groups},
+                     {"parameter_steps", index.parameter_steps},
+                     {"shards", shards},
                      {"crc32", index.file_crc32},
                      {"weight_map", index.tensor_files}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string HyperparametersText(const std::vector<AdamHyperparameters>& groups) { return GroupsJson(groups).dump(); }
+std::string HyperparametersText(const std::vector<NamedScalars>& groups) { return Json(groups).dump(); }
 
 absl::StatusOr<Index> ParseIndex(std::string_view text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -89,13 +97,18 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
   if (!json.contains("groups") || !json["groups"].is_array()) return Bad("\"groups\" is missing");
   const Json& metadata = json["metadata"];
   if (!metadata.contains("format") || metadata["format"] != kFormat) return Bad("its format is another one");
-  if (const uint64_t version = Unsigned(metadata, "version"); version != kVersion) {
+  if (const uint64_t version = Unsigned(metadata, "version"); version < kOldestVersion || version > kVersion) {
     return absl::FailedPreconditionError(absl::StrCat("the checkpoint is of format version ", version,
-                                                      ", this daemon knows version ", kVersion,
+                                                      ", this daemon knows versions ", kOldestVersion, " to ", kVersion,
                                                       "; restore it with a daemon of that version"));
   }
   Index index;
   if (metadata.contains("optimizer") && metadata["optimizer"].is_string()) index.optimizer = metadata["optimizer"];
+  if (metadata.contains("algorithm") && metadata["algorithm"].is_string()) index.algorithm = metadata["algorithm"];
+  if (metadata.contains("run_name") && metadata["run_name"].is_string()) index.run_name = metadata["run_name"];
+  index.rank = static_cast<uint32_t>(Unsigned(metadata, "rank"));
+  index.ranks = static_cast<uint32_t>(std::max<uint64_t>(Unsigned(metadata, "ranks"), 1));
+  index.lineage = Unsigned(metadata, "lineage");
   index.run = Unsigned(metadata, "run");
   index.sequence = Unsigned(metadata, "sequence");
   index.step = Unsigned(metadata, "step");
@@ -107,6 +120,19 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
       return Bad(absl::StrCat("the group of parameter \"", name, "\" does not exist"));
     }
     index.parameter_groups[name] = group.get<uint32_t>();
+  }
+  for (const auto& [name, steps] : ObjectOf(json, "parameter_steps").items()) {
+    if (!steps.is_number_unsigned() || steps.get<uint64_t>() > index.committed_steps) {
+      return Bad(absl::StrCat("the steps of parameter \"", name, "\" are no number up to those of the optimizer"));
+    }
+    index.parameter_steps[name] = steps.get<uint64_t>();
+  }
+  for (const auto& [name, place] : ObjectOf(json, "shards").items()) {
+    absl::StatusOr<std::vector<uint64_t>> shape = ParseExtents(place, "global_shape");
+    if (!shape.ok()) return shape.status();
+    absl::StatusOr<std::vector<uint64_t>> offset = ParseExtents(place, "global_offset");
+    if (!offset.ok()) return offset.status();
+    index.shards[name] = {*std::move(shape), *std::move(offset)};
   }
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !IsFileName(file.get<std::string>())) {

@@ -1,16 +1,16 @@
 // What a checkpoint is, as its index says. A checkpoint is a directory:
 //
-//   model-00001-of-0000N.safetensors, exp_avg-..., exp_avg_sq-...   fp32 tensors "model.NAME", "exp_avg.NAME",
-//                                                                   "exp_avg_sq.NAME", in shards of some GiB
-//   model.safetensors.index.json                                    this index
+//   ARRAY-00001-of-0000N.safetensors   tensors "ARRAY.NAME" of one state array of the algorithm, in shards of some GiB;
+//                                      the first array, "model", holds the fp32 master weights
+//   model.safetensors.index.json       this index
 //
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and
 // beside them what restoring needs: the format's version, the run, steps, algorithm, the hyper-parameters of each parameter
-// group, each parameter's group, and the CRC-32 of each file.
+// group by name, each parameter's group, the steps of each parameter that lacked gradients in some, the place of shards
+// in their tensors, and the CRC-32 of each file. Version 1 had no steps of parameters; it is read, too.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -18,24 +18,37 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/adam/adam.h"
 
 namespace superoffload::checkpoint {
 
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
+inline constexpr char kDoubtfulIndexFile[] = "model.safetensors.index.json.doubtful";
+inline constexpr char kDoubtsFile[] = "NOT_GUARANTEED.txt";
 inline constexpr size_t kMaxIndexBytes = 1 << 30;
 
-// The state's arrays, in the order of engine::Layout::state_array_offsets.
-inline constexpr std::array<const char*, 3> kArrays = {"model", "exp_avg", "exp_avg_sq"};
+// Hyper-parameters of a parameter group, by name.
+using NamedScalars = std::map<std::string, double>;
+
+// Where a parameter that is a shard lies in its tensor.
+struct ShardPlace {
+  std::vector<uint64_t> global_shape, global_offset;
+};
 
 struct Index {
   std::string optimizer;
+  std::string algorithm;
+  std::string run_name;   // of a run of several ranks; empty: it trained alone
+  uint32_t rank = 0;      // of a run: this is its part of the checkpoint, see run_index.h
+  uint32_t ranks = 1;
+  uint64_t lineage = 0;   // of a run: ranks with equal ones are at steps of one training; 0 where it is not known
   uint64_t run = 0;       // names the training run; 0 in checkpoints that do not know it
   uint64_t sequence = 0;  // of a scheduled one: it was written as the n-th of its run in its directory; else 0
   uint64_t step = 0;
   uint64_t committed_steps = 0;
-  std::vector<kernels::AdamHyperparameters> groups;
+  std::vector<NamedScalars> groups;
   std::map<std::string, uint32_t> parameter_groups;  // by parameter name
+  std::map<std::string, uint64_t> parameter_steps;   // by parameter name; none: `committed_steps`
+  std::map<std::string, ShardPlace> shards;          // by parameter name; none: it is the whole tensor
   std::map<std::string, std::string> tensor_files;   // by tensor name
   std::map<std::string, uint32_t> file_crc32;        // by file name; none for a file that nobody summed up
   uint64_t total_bytes = 0;
@@ -44,7 +57,7 @@ struct Index {
 std::string EncodeIndex(const Index& index);
 
 // The groups as a JSON array, in one line.
-std::string HyperparametersText(const std::vector<kernels::AdamHyperparameters>& groups);
+std::string HyperparametersText(const std::vector<NamedScalars>& groups);
 
 // DATA_LOSS: not an index. FAILED_PRECONDITION: of a version that this daemon does not know. File names have no path.
 absl::StatusOr<Index> ParseIndex(std::string_view text);

@@ -2,6 +2,7 @@
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_READER_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_READER_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,16 +13,30 @@
 
 namespace superoffload::checkpoint {
 
+// A safetensors file that is no part of a checkpoint. Beside the arrays of each parameter it has "steps.NAME", one I64,
+// of those that had a gradient in fewer than all committed steps.
+struct TensorFile {
+  std::string path;
+  uint64_t committed_steps = 0;
+};
+
+struct RestoreSource {
+  std::vector<std::string> directories;  // that of a run, or of an optimizer; several are put together
+  std::vector<TensorFile> files{};       // beside them, or alone; then hyper-parameters stay as they are
+  uint64_t lineage = 0;                  // of what is restored; 0: a new one is drawn
+};
+
 // Restores masters, moments, the number of committed steps and the hyper-parameters. Every parameter of the optimizer
-// is looked for by name in all of `directories`: several are those of the ranks of a run with another world size, all
-// of the same step. `restorer` counts as attached meanwhile. Everything is checked, checksums included, before the
-// state is touched. The calling thread must act as the optimizer's user (act_as.h).
+// is looked for by name in all of `source`, which must be of one step; its elements are put together from the shards that
+// were saved, whatever the number of ranks was. `restorer` counts as attached meanwhile.
+// Everything is checked, checksums included, before the state is touched. The calling thread must act as the
+// optimizer's user (act_as.h).
 //
-// INVALID_ARGUMENT: not of the same step, or a path is not absolute. FAILED_PRECONDITION: a trainer is attached; a
-// parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged files. Others: what the file
-// system says.
-absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachmentInfo& restorer,
-                               const std::vector<std::string>& directories);
+// INVALID_ARGUMENT: nothing to restore from, or not of the same step; a path is not absolute. FAILED_PRECONDITION: a
+// trainer is attached; a parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged
+// files. Others: what the file system says.
+absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
+                               const RestoreSource& source);
 
 // The index of the checkpoint in `directory`.
 absl::StatusOr<Index> ReadIndex(const std::string& directory);

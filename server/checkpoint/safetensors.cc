@@ -18,15 +18,6 @@ static_assert(std::endian::native == std::endian::little);
 
 absl::Status Bad(const std::string& what) { return absl::DataLossError("not a safetensors file: " + what); }
 
-// 0 for a dtype that the format does not have.
-uint64_t DTypeBytes(const std::string& dtype) {
-  static const std::map<std::string, uint64_t> kBytes = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2}, {"F8_E4M3", 1},
-      {"I32", 4},  {"U32", 4}, {"BF16", 2}, {"F32", 4},     {"F64", 8}, {"I64", 8}, {"U64", 8}};
-  const auto found = kBytes.find(dtype);
-  return found == kBytes.end() ? 0 : found->second;
-}
-
 std::optional<std::vector<uint64_t>> Unsigneds(const Json& json) {
   if (!json.is_array()) return std::nullopt;
   std::vector<uint64_t> values;
@@ -66,6 +57,14 @@ absl::StatusOr<SafetensorsTensor> ParseTensor(const std::string& name, const Jso
 }
 
 }  // namespace
+
+uint64_t DTypeBytes(const std::string& dtype) {
+  static const std::map<std::string, uint64_t> kBytes = {
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2}, {"F8_E4M3", 1},
+      {"I32", 4},  {"U32", 4}, {"BF16", 2}, {"F32", 4},     {"F64", 8}, {"I64", 8}, {"U64", 8}};
+  const auto found = kBytes.find(dtype);
+  return found == kBytes.end() ? 0 : found->second;
+}
 
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

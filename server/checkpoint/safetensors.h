@@ -33,6 +33,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
+// Of an element of a dtype of the format; 0 for others.
+uint64_t DTypeBytes(const std::string& dtype);
+
 // The length and the JSON, together a multiple of 8 bytes, so that fp32 data is aligned.
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header);
 

@@ -10,19 +10,19 @@
 namespace superoffload::checkpoint {
 namespace {
 
-// Runs of parameters whose tensors share a file.
+// Ranges of parameters whose tensors share a file.
 std::vector<std::vector<uint32_t>> Split(const std::vector<uint64_t>& bytes, uint64_t shard_bytes) {
-  std::vector<std::vector<uint32_t>> runs(1);
+  std::vector<std::vector<uint32_t>> ranges(1);
   uint64_t filled = 0;
   for (uint32_t i = 0; i < bytes.size(); ++i) {
-    if (!runs.back().empty() && filled + bytes[i] > shard_bytes) {
-      runs.emplace_back();
+    if (!ranges.back().empty() && filled + bytes[i] > shard_bytes) {
+      ranges.emplace_back();
       filled = 0;
     }
-    runs.back().push_back(i);
+    ranges.back().push_back(i);
     filled += bytes[i];
   }
-  return runs;
+  return ranges;
 }
 
 std::vector<std::vector<Piece>> SplitByBucket(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
@@ -42,31 +42,41 @@ std::vector<std::vector<Piece>> SplitByBucket(const engine::OptimizerSpec& spec,
 
 }  // namespace
 
+std::string TensorName(const kernels::StateArray& array, const std::string& parameter) {
+  return absl::StrCat(std::string(array.name), ".", parameter);
+}
+
+const char* SafetensorsDType(kernels::DType dtype) {
+  return dtype == kernels::DType::kFloat32 ? "F32" : dtype == kernels::DType::kFloat16 ? "F16" : "BF16";
+}
+
 ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& layout,
                      const std::map<std::string, std::string>& metadata, uint64_t shard_bytes) {
-  std::vector<uint64_t> bytes;
-  for (const engine::ParameterSpec& parameter : spec.parameters) {
-    bytes.push_back(engine::ElementCount(parameter) * sizeof(float));
-  }
-  const std::vector<std::vector<uint32_t>> runs = Split(bytes, shard_bytes);
   ShardPlan plan;
   plan.bucket_pieces = SplitByBucket(spec, layout);
-  for (size_t array = 0; array < kArrays.size(); ++array) {
-    plan.places[array].resize(bytes.size());
-    for (size_t run = 0; run < runs.size(); ++run) {
+  plan.places.resize(spec.algorithm->arrays.size());
+  for (size_t a = 0; a < plan.places.size(); ++a) {
+    const kernels::StateArray& array = spec.algorithm->arrays[a];
+    std::vector<uint64_t> bytes;
+    for (const engine::ParameterSpec& parameter : spec.parameters) {
+      bytes.push_back(engine::ElementCount(parameter) * kernels::DTypeBytes(array.dtype));
+    }
+    const std::vector<std::vector<uint32_t>> ranges = Split(bytes, shard_bytes);
+    plan.places[a].resize(bytes.size());
+    for (size_t range = 0; range < ranges.size(); ++range) {
       SafetensorsHeader header{.tensors = {}, .metadata = metadata};
       uint64_t end = 0;
-      for (const uint32_t i : runs[run]) {
+      for (const uint32_t i : ranges[range]) {
         const engine::ParameterSpec& parameter = spec.parameters[i];
         header.tensors.push_back(
-            {absl::StrCat(kArrays[array], ".", parameter.name), "F32", parameter.shape, end, end + bytes[i]});
-        plan.places[array][i] = {static_cast<uint32_t>(plan.shards.size()), end};
+            {TensorName(array, parameter.name), SafetensorsDType(array.dtype), parameter.shape, end, end + bytes[i]});
+        plan.places[a][i] = {static_cast<uint32_t>(plan.shards.size()), end};
         end += bytes[i];
       }
-      Shard shard{absl::StrFormat("%s-%05d-of-%05d.safetensors", kArrays[array], run + 1, runs.size()),
+      Shard shard{absl::StrFormat("%s-%05d-of-%05d.safetensors", std::string(array.name), range + 1, ranges.size()),
                   EncodeSafetensorsHeader(header), 0};
       shard.bytes = shard.header.size() + end;
-      for (const uint32_t i : runs[run]) plan.places[array][i].offset += shard.header.size();
+      for (const uint32_t i : ranges[range]) plan.places[a][i].offset += shard.header.size();
       plan.shards.push_back(std::move(shard));
     }
   }

@@ -2,7 +2,6 @@
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_SHARD_PLAN_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_SHARD_PLAN_H_
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,7 +20,7 @@ struct Shard {
   uint64_t bytes = 0;  // header and data
 };
 
-// A run of elements of one parameter.
+// A range of elements of one parameter.
 struct Piece {
   uint32_t parameter = 0;
   uint64_t first = 0;  // element of the parameter
@@ -34,9 +33,13 @@ struct ShardPlan {
     uint64_t offset = 0;  // of the tensor's first byte in the file
   };
   std::vector<Shard> shards;
-  std::array<std::vector<Place>, kArrays.size()> places;  // per array, per parameter
+  std::vector<std::vector<Place>> places;         // per state array, per parameter
   std::vector<std::vector<Piece>> bucket_pieces;          // per bucket; together every element of every parameter
 };
+
+// A state array's tensor of a parameter, and its dtype, as checkpoints name them.
+std::string TensorName(const kernels::StateArray& array, const std::string& parameter);
+const char* SafetensorsDType(kernels::DType dtype);
 
 // Shards hold whole tensors of one array, as many as fit `shard_bytes`, at least one. `metadata` goes into each header.
 ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& layout,

@@ -1,13 +1,6 @@
 #include "server/checkpoint/writer.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +13,8 @@
 #include "absl/time/clock.h"
 #include "server/checkpoint/act_as.h"
 #include "server/checkpoint/files.h"
+#include "server/checkpoint/partial_directory.h"
+#include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/shard_plan.h"
 #include "server/memory/crc32.h"
 #include "server/memory/thread.h"
@@ -27,66 +22,8 @@
 namespace superoffload::checkpoint {
 namespace {
 
-namespace fs = std::filesystem;
-
 // Enough to keep a fast disk busy; checksums cost most.
 constexpr size_t kMaxThreads = 8;
-
-// The hidden directory in which a checkpoint grows; removed unless it is published.
-class PartialDirectory {
- public:
-  static absl::StatusOr<std::unique_ptr<PartialDirectory>> Create(const fs::path& target) {
-    if (!target.is_absolute() || !target.has_filename()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("directory is \"", target.string(), "\" but must be an absolute path that ends with a name"));
-    }
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(target, error))) return Exists(target);
-    const fs::path path = target.parent_path() / absl::StrCat(".", target.filename().string(), ".partial");
-    // Whoever holds the lock is alive; what nobody holds was left by a daemon that was killed.
-    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return FileError(errno, "creating", path);
-    memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (!fd.valid()) return FileError(errno, "opening", path);
-    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("another checkpoint is being written to ", target.string(), "; choose another directory"));
-    }
-    for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) fs::remove_all(entry, error);
-    return std::unique_ptr<PartialDirectory>(new PartialDirectory(target, path, std::move(fd)));
-  }
-
-  ~PartialDirectory() {
-    std::error_code ignored;
-    if (!published_) fs::remove_all(path_, ignored);
-  }
-
-  absl::Status Publish() {
-    if (absl::Status status = SyncDirectory(path_); !status.ok()) return status;
-    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
-      // File systems without the flag: the check at the start has to do.
-      if (errno == EEXIST) return Exists(target_);
-      if (errno != EINVAL || ::rename(path_.c_str(), target_.c_str()) != 0) {
-        return FileError(errno, "renaming to", target_);
-      }
-    }
-    published_ = true;
-    return SyncDirectory(target_.parent_path());
-  }
-
-  std::string operator/(const std::string& file) const { return path_ / file; }
-
- private:
-  PartialDirectory(fs::path target, fs::path path, memory::FileDescriptor lock)
-      : target_(std::move(target)), path_(std::move(path)), lock_(std::move(lock)) {}
-
-  static absl::Status Exists(const fs::path& target) {
-    return absl::AlreadyExistsError(absl::StrCat(target.string(), " exists; remove it or choose another directory"));
-  }
-
-  const fs::path target_, path_;
-  const memory::FileDescriptor lock_;
-  bool published_ = false;
-};
 
 // Ends the snapshot on every way out.
 class SnapshotScope {
@@ -105,12 +42,15 @@ class SnapshotScope {
 class Writer {
  public:
   Writer(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment, const PartialDirectory& to,
-         bool as_user, uint64_t sequence, const std::atomic<bool>& cancelled, Progress* progress)
+         const WriteOptions& options, const std::atomic<bool>& cancelled, Progress* progress)
       : optimizer_(optimizer),
         moment_(moment),
         directory_(to),
-        as_user_(as_user),
-        sequence_(sequence),
+        as_user_(options.as_user),
+        sequence_(options.of_run ? 0 : options.sequence()),
+        lineage_(optimizer.lineage()),
+        run_(optimizer.run()),
+        doubts_(options.doubts),
         cancelled_(cancelled),
         progress_(progress) {}
 
@@ -151,36 +91,51 @@ class Writer {
   }
 
   absl::Status Finish() {
-    Index index{.optimizer = optimizer_.id().name,
-                .run = optimizer_.run(),
-                .sequence = sequence_,
-                .step = moment_.statistics.step,
-                .committed_steps = moment_.statistics.committed_steps,
-                .groups = moment_.groups,
-                .parameter_groups = {},
-                .tensor_files = {},
-                .file_crc32 = {},
-                .total_bytes = progress_->bytes_total};
+    const engine::OptimizerSpec& spec = optimizer_.spec();
+    Index index;
+    index.optimizer = optimizer_.id().name;
+    index.algorithm = spec.algorithm->name;
+    index.run_name = spec.member.run;
+    index.rank = spec.member.rank;
+    index.ranks = spec.member.ranks;
+    index.lineage = lineage_;
+    index.run = run_;
+    index.sequence = sequence_;
+    index.step = moment_.statistics.step;
+    index.committed_steps = moment_.statistics.committed_steps;
+    index.groups = NamedGroups();
+    index.total_bytes = progress_->bytes_total;
     for (size_t i = 0; i < files_.size(); ++i) {
       if (absl::Status status = files_[i].Sync(); !status.ok()) return status;
       index.file_crc32[plan_.shards[i].file] = FileCrc32(i);
     }
-    for (size_t p = 0; p < optimizer_.spec().parameters.size(); ++p) {
-      const engine::ParameterSpec& parameter = optimizer_.spec().parameters[p];
+    for (size_t p = 0; p < spec.parameters.size(); ++p) {
+      const engine::ParameterSpec& parameter = spec.parameters[p];
       index.parameter_groups[parameter.name] = parameter.group;
-      for (size_t array = 0; array < kArrays.size(); ++array) {
-        index.tensor_files[absl::StrCat(kArrays[array], ".", parameter.name)] =
+      const uint64_t steps = moment_.parameter_steps[p];
+      if (steps != index.committed_steps) index.parameter_steps[parameter.name] = steps;
+      if (!parameter.global_shape.empty()) {
+        index.shards[parameter.name] = {parameter.global_shape, parameter.global_offset};
+      }
+      for (size_t array = 0; array < plan_.places.size(); ++array) {
+        index.tensor_files[TensorName(spec.algorithm->arrays[array], parameter.name)] =
             plan_.shards[plan_.places[array][p].shard].file;
       }
     }
-    const std::string text = EncodeIndex(index);
-    absl::StatusOr<File> file = File::Create(directory_ / kIndexFile, 0);
+    if (doubts_.empty()) return WriteText(kIndexFile, EncodeIndex(index));
+    if (absl::Status status = WriteText(kDoubtfulIndexFile, EncodeIndex(index)); !status.ok()) return status;
+    return WriteText(kDoubtsFile, absl::StrCat(doubts_, "\n\nTo restore it all the same, rename ", kDoubtfulIndexFile,
+                                               " to ", kIndexFile, ".\n"));
+  }
+
+ private:
+  absl::Status WriteText(const char* name, const std::string& text) const {
+    absl::StatusOr<File> file = File::Create(directory_ / name, 0);
     if (!file.ok()) return file.status();
     if (absl::Status status = file->WriteAt(0, text.data(), text.size()); !status.ok()) return status;
     return file->Sync();
   }
 
- private:
   struct WrittenPiece {
     uint64_t offset;
     size_t bytes;
@@ -192,7 +147,18 @@ class Writer {
             {"optimizer", optimizer_.id().name},
             {"step", absl::StrCat(moment_.statistics.step)},
             {"committed_steps", absl::StrCat(moment_.statistics.committed_steps)},
-            {"hyperparameters", HyperparametersText(moment_.groups)}};
+            {"algorithm", std::string(optimizer_.spec().algorithm->name)},
+            {"hyperparameters", HyperparametersText(NamedGroups())}};
+  }
+
+  std::vector<NamedScalars> NamedGroups() const {
+    const std::span<const kernels::Scalar> scalars = optimizer_.spec().algorithm->scalars;
+    std::vector<NamedScalars> groups;
+    for (const engine::Scalars& group : moment_.groups) {
+      NamedScalars& named = groups.emplace_back();
+      for (size_t i = 0; i < scalars.size(); ++i) named[std::string(scalars[i].name)] = group[i];
+    }
+    return groups;
   }
 
   bool Stopped() {
@@ -205,7 +171,7 @@ class Writer {
       const std::optional<uint32_t> bucket = optimizer_.engine().ClaimSnapshotBucket();
       if (!bucket) break;
       for (const Piece& piece : plan_.bucket_pieces[*bucket]) {
-        for (size_t array = 0; array < kArrays.size(); ++array) {
+        for (size_t array = 0; array < plan_.places.size(); ++array) {
           if (cancelled_) return absl::CancelledError("the checkpoint was cancelled");
           if (absl::Status status = WritePiece(piece, array); !status.ok()) return status;
         }
@@ -217,11 +183,13 @@ class Writer {
 
   absl::Status WritePiece(const Piece& piece, size_t array) {
     const engine::Layout& layout = optimizer_.layout();
-    const std::byte* const data = optimizer_.memory().state.data() + layout.state_array_offsets[array] +
-                                  (layout.placements[piece.parameter].state_offset + piece.first) * sizeof(float);
+    const size_t width = kernels::DTypeBytes(layout.state_arrays[array].dtype);
+    const std::byte* const data =
+        optimizer_.memory().state.data() +
+        layout.StateByte(array, layout.placements[piece.parameter].state_offset + piece.first);
     const ShardPlan::Place& place = plan_.places[array][piece.parameter];
-    const WrittenPiece written{place.offset + piece.first * sizeof(float), piece.elements * sizeof(float),
-                               memory::Crc32(data, piece.elements * sizeof(float))};
+    const WrittenPiece written{place.offset + piece.first * width, piece.elements * width,
+                               memory::Crc32(data, piece.elements * width)};
     if (absl::Status status = files_[place.shard].WriteAt(written.offset, data, written.bytes); !status.ok()) {
       return status;
     }
@@ -246,7 +214,8 @@ class Writer {
   const engine::StepEngine::Moment& moment_;
   const PartialDirectory& directory_;
   const bool as_user_;
-  const uint64_t sequence_;
+  const uint64_t sequence_, lineage_, run_;
+  const std::string doubts_;
   const std::atomic<bool>& cancelled_;
   Progress* const progress_;
   ShardPlan plan_;
@@ -262,7 +231,7 @@ absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngi
   SnapshotScope snapshot(optimizer.engine());
   absl::StatusOr<std::unique_ptr<PartialDirectory>> directory = PartialDirectory::Create(target);
   if (!directory.ok()) return directory.status();
-  Writer writer(optimizer, moment, **directory, options.as_user, options.sequence(), cancelled, progress);
+  Writer writer(optimizer, moment, **directory, options, cancelled, progress);
   if (absl::Status status = writer.Prepare(); !status.ok()) return status;
   if (absl::Status status = writer.WriteBuckets(); !status.ok()) return status;
   snapshot.End();  // syncing takes long and concerns no step
@@ -270,11 +239,54 @@ absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngi
   return (*directory)->Publish();
 }
 
+// Where this rank's part of `directory` grows.
+absl::StatusOr<std::string> BeginPart(const optimizer::HostedOptimizer& optimizer, const RunMoment& moment,
+                                      const std::string& directory) {
+  if (absl::Status status = BeginRun(directory, moment); !status.ok()) return status;
+  return absl::StrCat(GrowingRun(directory), "/", PartName(optimizer.spec().member.rank, moment.ranks));
+}
+
+// The part of a rank of a run, unless it is there, and the run if it is the last one.
+void WriteRun(optimizer::HostedOptimizer& optimizer, const WriteOptions& options, const std::atomic<bool>& cancelled,
+              Progress* progress, optimizer::CheckpointReport* report) {
+  const engine::RunMember& member = optimizer.spec().member;
+  const RunMoment moment{member.run, member.ranks, optimizer.lineage(), report->committed_steps = options.committed_steps};
+  report->directory = options.directory(moment.committed_steps);
+  absl::Time start = absl::Now();
+  if (options.next != 0 || !HasPart(report->directory, moment, member.rank)) {
+    const absl::StatusOr<engine::StepEngine::Moment> snapshot = optimizer.engine().WaitSnapshot(
+        {.committed_steps = options.committed_steps, .exact = true, .next = options.next}, cancelled);
+    report->status = snapshot.status();
+    if (!snapshot.ok()) return;
+    start = absl::Now();
+    progress->committed_steps = options.committed_steps;
+    absl::StatusOr<std::string> part = BeginPart(optimizer, moment, report->directory);
+    if (!part.ok()) {
+      report->status = part.status();
+      optimizer.engine().EndSnapshot();
+      return;
+    }
+    report->status = Write(optimizer, *snapshot, *part, options, cancelled, progress);
+    report->bytes = progress->bytes_written;
+    if (!report->status.ok()) return;
+  }
+  const absl::StatusOr<Seal> seal = SealRun(report->directory, moment, options.sequence);
+  report->status = seal.status();
+  report->duration = absl::Now() - start;
+  if (!seal.ok()) return;
+  report->run_whole = *seal != Seal::kPartsMissing;
+  report->sealed = *seal == Seal::kSealed;
+}
+
 }  // namespace
 
 optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimizer, const WriteOptions& options,
                                             const std::atomic<bool>& cancelled, Progress* progress) {
   optimizer::CheckpointReport report;
+  if (options.of_run) {
+    WriteRun(optimizer, options, cancelled, progress, &report);
+    return report;
+  }
   const absl::StatusOr<engine::StepEngine::Moment> moment =
       optimizer.engine().WaitSnapshot(options.committed_steps, cancelled);
   if (!moment.ok()) {

@@ -2,7 +2,8 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kernels/chunk_sums.h"
+#include "server/engine/segments.h"
 
 namespace superoffload::engine {
 
@@ -16,12 +17,12 @@ const char* PassName(PassKind kind) {
       return "update";
     case PassKind::kRepublish:
       return "republish";
-    case PassKind::kRestore:
-      return "restore";
-    case PassKind::kSettle:
-      return "settle";
-    case PassKind::kAdopt:
-      return "adopt";
+    case PassKind::kPublishMasters:
+      return "publish_masters";
+    case PassKind::kAbsorb:
+      return "absorb";
+    case PassKind::kPush:
+      return "push";
   }
   return "unknown";
 }
@@ -36,72 +37,76 @@ BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMem
       on_done_(std::move(on_done)),
       chunk_sums_(bucket_layout_.chunks()) {}
 
-void BucketPass::Start(WorkerPool& pool, const PassArguments& arguments) {
-  arguments_ = arguments;
-  start_time_ = absl::Now();
-  pool.Submit(this, chunk_sums_.size());
+void BucketPass::Start(const Platform& platform, PassArguments arguments, bool when_idle) {
+  arguments_ = std::move(arguments);
+  clock_ = platform.clock;
+  start_time_ = clock_->Now();
+  set_when_idle(when_idle);
+  platform.pool->Submit(this, chunk_sums_.size());
 }
 
 void BucketPass::RunChunk(size_t index, size_t worker) {
-  const auto [n, state, theta, gradients] = ViewChunk(layout_, memory_, bucket_layout_, index);
-  const PendingGradient& publish = arguments_.publish;
-  const std::optional<PendingGradient>& absorb = arguments_.absorb;
+  const ChunkView view = ViewChunk(layout_, memory_, bucket_layout_, index);
+  const size_t n = view.elements;
+  const kernels::StateView& state = view.state;
+  const kernels::MutableElements theta = view.parameters;
+  if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, state.Floats(0), theta);
+  if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, state.Floats(0));
+  const uint64_t absorbed_step = arguments_.absorbed_step;
+  const kernels::ConstElements gradient = view.gradients[arguments_.slot];
+  const kernels::ConstElements pending = view.gradients[SlotOf(absorbed_step)];
+  const kernels::AlgorithmKernels& kernels = layout_.algorithm->best();
   const size_t chunk = bucket_layout_.first_chunk + index;
-  kernels::UndoSlot* const undo = absorb ? record_->BeginAbsorb(worker, chunk, absorb->t) : nullptr;
-  switch (arguments_.kind) {
-    case PassKind::kNorm:
-      chunk_sums_[index] = kernels::SumOfSquares(n, gradients[publish.slot]);
-      break;
-    case PassKind::kSpeculate:
-    case PassKind::kUpdate:
-    case PassKind::kRepublish:
-      chunk_sums_[index] = absorb ? kernels::Deferred(n, state, absorb->step, gradients[absorb->slot], publish.step,
-                                                      gradients[publish.slot], theta, undo)
-                                  : kernels::Republish(n, state, publish.step, gradients[publish.slot], theta);
-      break;
-    case PassKind::kRestore:
-      kernels::Narrow(n, state.p, theta);
-      break;
-    case PassKind::kSettle:
-      kernels::Settle(n, state, absorb->step, gradients[absorb->slot], undo);
-      break;
-    case PassKind::kAdopt:
-      kernels::Adopt(n, {theta.data, theta.dtype}, state.p);
-      break;
-  }
-  if (absorb) record_->EndAbsorb(worker, chunk, absorb->t);
+  kernels::UndoSlot* const undo = absorbed_step != 0 ? record_->BeginAbsorb(worker, chunk, absorbed_step) : nullptr;
+  kernels::NormLanes lanes;
+  kernels::NormLanes* const norm = arguments_.sum_known ? nullptr : &lanes;
+  ForEachSegment(arguments_.segments, index, n, [&](size_t first, size_t end, const Segment& segment) {
+    if (arguments_.kind == PassKind::kNorm) {
+      kernels::AddSquares(first, end, gradient, lanes);
+    } else if (segment.absorb && segment.publish) {
+      kernels.absorb_and_publish(first, end, state, *segment.absorb, pending, *segment.publish, gradient, theta, norm,
+                                 undo);
+    } else if (segment.absorb) {
+      kernels.absorb(first, end, state, *segment.absorb, pending, undo);
+    } else {
+      kernels.publish(first, end, state, *segment.publish, gradient, theta, norm);
+    }
+  });
+  if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);
+  chunk_sums_[index] = lanes.Sum();
 }
 
 void BucketPass::Done() {
-  duration_ = absl::Now() - start_time_;
-  sum_of_squares_ = 0;
-  for (double sum : chunk_sums_) sum_of_squares_ += sum;
+  duration_ = clock_->Now() - start_time_;
+  sum_of_squares_ = kernels::SumOfChunks(chunk_sums_);
   on_done_(bucket_);
 }
 
-PassReport BucketPass::report() const {
+JobWork BucketPass::work() const {
   const uint64_t gradient = kernels::DTypeBytes(bucket_layout_.gradient_dtype);
   const uint64_t theta = kernels::DTypeBytes(bucket_layout_.dtype);
-  constexpr uint64_t kStateBytes = 3 * sizeof(float);
-  uint64_t per_element = 0;
-  switch (arguments_.kind) {
-    case PassKind::kNorm:
-      per_element = gradient;
-      break;
-    case PassKind::kSpeculate:
-    case PassKind::kUpdate:
-    case PassKind::kRepublish:
-      per_element = kStateBytes + gradient + theta + (arguments_.absorb ? kStateBytes + gradient : 0);
-      break;
-    case PassKind::kRestore:
-    case PassKind::kAdopt:
-      per_element = sizeof(float) + theta;
-      break;
-    case PassKind::kSettle:
-      per_element = 2 * kStateBytes + gradient;
-      break;
+  uint64_t state = 0;
+  for (const ArrayLayout& array : layout_.state_arrays) state += kernels::DTypeBytes(array.dtype);
+  JobWork work;
+  if (arguments_.kind == PassKind::kPublishMasters || arguments_.kind == PassKind::kPush) {
+    work.bytes = (sizeof(float) + theta) * bucket_layout_.elements;
+    work.narrowed = bucket_layout_.elements;
   }
-  return PassReport{arguments_.kind, per_element * bucket_layout_.elements, duration_};
+  for (const Segment& segment : arguments_.segments) {
+    const uint64_t elements = segment.end - segment.begin;
+    if (arguments_.kind == PassKind::kNorm) {
+      work.bytes += gradient * elements;
+      continue;
+    }
+    // What is absorbed and published is read once.
+    if (segment.absorb) work.bytes += (2 * state + gradient) * elements;
+    if (segment.publish) work.bytes += (gradient + theta + (segment.absorb ? 0 : state)) * elements;
+    if (segment.absorb) work.absorbed += elements;
+    if (segment.publish) work.published += elements;
+  }
+  return work;
 }
+
+PassReport BucketPass::report() const { return {arguments_.kind, work().bytes, duration_}; }
 
 }  // namespace superoffload::engine

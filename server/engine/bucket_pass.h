@@ -7,26 +7,29 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/adam/adam.h"
+#include "kernels/algorithm.h"
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
+#include "server/engine/platform.h"
 #include "server/engine/record.h"
 #include "server/engine/step_observer.h"
-#include "server/engine/worker_pool.h"
 
 namespace superoffload::engine {
 
-// A gradient that the state has yet to absorb, and how.
-struct PendingGradient {
-  kernels::AdamStep step;
-  uint32_t slot = 0;
-  uint64_t t = 0;  // the committed step it belongs to; 0 while it is only speculated on
+// A range of a bucket whose parameters a pass treats alike. Where parameters lacked gradients there are several; what
+// has nothing to absorb and nothing to publish belongs to none.
+struct Segment {
+  uint64_t begin = 0, end = 0;  // elements of the bucket
+  std::optional<kernels::StepConstants> absorb;
+  std::optional<kernels::StepConstants> publish;  // for kNorm only its presence counts
 };
 
 struct PassArguments {
   PassKind kind = PassKind::kNorm;
-  std::optional<PendingGradient> absorb;  // kSpeculate, kUpdate, kSettle
-  PendingGradient publish;                // kSpeculate, kUpdate, kRepublish; for kNorm only its slot counts
+  std::vector<Segment> segments;  // in order; not for kPublishMasters and kPush
+  uint64_t absorbed_step = 0;     // the committed step whose gradient is absorbed; 0: none
+  uint32_t slot = 0;              // of the gradient that is published or measured
+  bool sum_known = false;         // of its squares: a pass that publishes does not measure it again
 };
 
 class BucketPass final : public ChunkJob {
@@ -35,17 +38,19 @@ class BucketPass final : public ChunkJob {
   BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory, Record* record,
              std::function<void(uint32_t)> on_done);
 
-  void Start(WorkerPool& pool, const PassArguments& arguments);
+  // `when_idle`: see ChunkJob.
+  void Start(const Platform& platform, PassArguments arguments, bool when_idle = false);
 
   const PassArguments& arguments() const { return arguments_; }
 
-  // Of the gradient read by the last kNorm, kSpeculate, kUpdate or kRepublish: chunk sums added in order.
+  // Of the gradient that the last pass measured, a kNorm or one without `sum_known`: chunk sums added in order.
   double sum_of_squares() const { return sum_of_squares_; }
 
   PassReport report() const;
 
   void RunChunk(size_t index, size_t worker) override;
   void Done() override;
+  JobWork work() const override;
 
  private:
   const uint32_t bucket_;
@@ -57,6 +62,7 @@ class BucketPass final : public ChunkJob {
   std::vector<double> chunk_sums_;
   PassArguments arguments_;
   double sum_of_squares_ = 0;
+  const Clock* clock_ = nullptr;
   absl::Time start_time_;
   absl::Duration duration_;
 };

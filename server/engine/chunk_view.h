@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/adam/adam.h"
+#include "kernels/algorithm.h"
 #include "server/engine/layout.h"
 
 namespace superoffload::engine {
@@ -17,12 +17,12 @@ struct OptimizerMemory {
   std::byte* parameters = nullptr;
   std::byte* gradients = nullptr;
   std::byte* state = nullptr;
-  std::byte* record = nullptr;  // Record::Bytes(groups, chunks); zero when new
+  std::byte* record = nullptr;  // Record::Bytes(layout); zero when new
 };
 
 struct ChunkView {
   size_t elements;
-  kernels::AdamState state;
+  kernels::StateView state;
   kernels::MutableElements parameters;
   std::array<kernels::ConstElements, kGradientSlots> gradients;
 };
@@ -31,16 +31,17 @@ struct ChunkView {
 inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, const BucketLayout& bucket,
                            size_t index) {
   const size_t first = index * kernels::kChunkElements;
-  const auto state = [&](int array) {
-    return reinterpret_cast<float*>(memory.state + layout.state_array_offsets[array]) + bucket.state_offset + first;
-  };
+  kernels::StateView state;
+  for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
+    state.arrays[array] = memory.state + layout.StateByte(array, bucket.state_offset + first);
+  }
   const auto gradient = [&](int slot) {
     return kernels::ConstElements{
         memory.gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
         bucket.gradient_dtype};
   };
   return {.elements = std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-          .state = {state(0), state(1), state(2)},
+          .state = state,
           .parameters = {memory.parameters + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
                          bucket.dtype},
           .gradients = {gradient(0), gradient(1)}};

@@ -16,46 +16,60 @@ constexpr uint64_t kRegionAlignmentBytes = 4096;
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Parameters that may share a bucket.
-using RunKey = std::tuple<uint32_t, kernels::DType, kernels::DType>;
+using RangeKey = std::tuple<uint32_t, kernels::DType, kernels::DType>;
 
-struct Run {
-  RunKey key;
+struct Range {
+  RangeKey key;
   std::vector<uint32_t> parameters;  // indices into the spec, last registered first
 };
 
-// Runs in the order in which their first parameter appears, counted from the end of the model.
-std::vector<Run> CollectRuns(const OptimizerSpec& spec) {
-  std::map<RunKey, size_t> index_of;
-  std::vector<Run> runs;
+// Ranges in the order in which their first parameter appears, counted from the end of the model.
+std::vector<Range> CollectRanges(const OptimizerSpec& spec) {
+  std::map<RangeKey, size_t> index_of;
+  std::vector<Range> ranges;
   for (size_t i = spec.parameters.size(); i-- > 0;) {
     const ParameterSpec& parameter = spec.parameters[i];
-    const RunKey key{parameter.group, parameter.dtype, parameter.gradient_dtype};
-    const auto [it, inserted] = index_of.try_emplace(key, runs.size());
-    if (inserted) runs.push_back(Run{key, {}});
-    runs[it->second].parameters.push_back(static_cast<uint32_t>(i));
+    const RangeKey key{parameter.group, parameter.dtype, parameter.gradient_dtype};
+    const auto [it, inserted] = index_of.try_emplace(key, ranges.size());
+    if (inserted) ranges.push_back(Range{key, {}});
+    ranges[it->second].parameters.push_back(static_cast<uint32_t>(i));
   }
-  return runs;
+  return ranges;
 }
 
-// Lays one run after the other and cuts each into buckets.
+// Lays one range after the other and cuts each into buckets.
 class Planner {
  public:
   explicit Planner(const OptimizerSpec& spec)
-      : spec_(spec), bucket_bytes_(spec.bucket_bytes == 0 ? kDefaultBucketBytes : spec.bucket_bytes) {
+      : spec_(spec),
+        bucket_bytes_(spec.bucket_bytes == 0 ? kDefaultBucketBytes : spec.bucket_bytes),
+        tapers_(spec.layout_version >= 4),
+        alignment_(spec.layout_version >= 4 ? kAlignmentElements : kernels::kRangeAlignment) {
+    layout_.version = spec.layout_version;
+    layout_.algorithm = spec.algorithm;
+    layout_.groups = static_cast<uint32_t>(spec.groups.size());
     layout_.placements.resize(spec.parameters.size());
+    uint64_t before = 0;
+    for (const ParameterSpec& parameter : spec.parameters) {
+      bytes_before_.push_back(before);
+      before += AlignedElements(parameter) * kernels::DTypeBytes(parameter.gradient_dtype);
+    }
   }
 
-  void AddRun(const Run& run) {
-    std::tie(group_, dtype_, gradient_dtype_) = run.key;
-    bucket_capacity_ = bucket_bytes_ / kernels::DTypeBytes(gradient_dtype_) / kAlignmentElements * kAlignmentElements;
+  void AddRange(const Range& range) {
+    std::tie(group_, dtype_, gradient_dtype_) = range.key;
     layout_.parameters_bytes = RoundUp(layout_.parameters_bytes, kRegionAlignmentBytes);
     slot_bytes_ = RoundUp(slot_bytes_, kRegionAlignmentBytes);
-    bool open = false;
-    for (uint32_t index : run.parameters) {
-      const uint64_t elements = RoundUp(ElementCount(spec_.parameters[index]), kAlignmentElements);
-      if (!open || layout_.buckets.back().elements + elements > bucket_capacity_) OpenBucket();
-      open = true;
-      Place(layout_.placements[index], elements);
+    const ParameterSpec* last = nullptr;
+    for (uint32_t index : range.parameters) {
+      const ParameterSpec& parameter = spec_.parameters[index];
+      const uint64_t elements = AlignedElements(parameter);
+      if (last == nullptr || last->unit != parameter.unit ||
+          layout_.buckets.back().elements + elements > bucket_capacity_) {
+        OpenBucket(index, elements);
+      }
+      last = &parameter;
+      Place(index, elements);
     }
   }
 
@@ -69,32 +83,47 @@ class Planner {
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
     uint64_t offset = 0;
-    for (uint64_t& array_offset : layout_.state_array_offsets) {
-      array_offset = offset;
-      offset = RoundUp(offset + layout_.state_elements * sizeof(float), kRegionAlignmentBytes) + kArrayStaggerBytes;
+    for (const kernels::StateArray& array : layout_.algorithm->arrays) {
+      layout_.state_arrays.push_back({offset, array.dtype});
+      const uint64_t bytes = layout_.state_elements * kernels::DTypeBytes(array.dtype);
+      offset = RoundUp(offset + bytes, kRegionAlignmentBytes) + kArrayStaggerBytes;
     }
     layout_.state_bytes = offset;
     return std::move(layout_);
   }
 
  private:
-  void OpenBucket() {
+  uint64_t AlignedElements(const ParameterSpec& parameter) const { return RoundUp(ElementCount(parameter), alignment_); }
+
+  // It begins with the last `elements` of the parameter.
+  void OpenBucket(uint32_t parameter, uint64_t elements) {
+    const uint64_t element_bytes = kernels::DTypeBytes(gradient_dtype_);
+    uint64_t bytes = bucket_bytes_;
+    if (tapers_) {
+      const uint64_t left = bytes_before_[parameter] + elements * element_bytes;
+      bytes = std::min(bytes, std::max(RoundUp(left / 2, kernels::kChunkElements * element_bytes), kTaperBytes));
+    }
+    bucket_capacity_ = bytes / element_bytes / alignment_ * alignment_;
     BucketLayout bucket{.group = group_, .dtype = dtype_, .gradient_dtype = gradient_dtype_};
     bucket.parameters_offset = layout_.parameters_bytes;
     bucket.gradient_offsets[0] = slot_bytes_;
     bucket.state_offset = layout_.state_elements;
+    bucket.first_part = static_cast<uint32_t>(layout_.parts.size());
     layout_.buckets.push_back(bucket);
   }
 
-  void Place(Placement& placement, uint64_t elements) {
+  void Place(uint32_t parameter, uint64_t elements) {
+    Placement& placement = layout_.placements[parameter];
     placement.parameters_offset = layout_.parameters_bytes;
     placement.gradient_offsets[0] = slot_bytes_;
     placement.state_offset = layout_.state_elements;
     placement.first_bucket = static_cast<uint32_t>(layout_.buckets.size() - 1);
     while (elements > 0) {
-      if (layout_.buckets.back().elements == bucket_capacity_) OpenBucket();
+      if (layout_.buckets.back().elements == bucket_capacity_) OpenBucket(parameter, elements);
       const uint64_t taken = std::min(elements, bucket_capacity_ - layout_.buckets.back().elements);
       layout_.buckets.back().elements += taken;
+      layout_.parts.push_back({parameter, taken});
+      ++layout_.buckets.back().part_count;
       layout_.parameters_bytes += taken * kernels::DTypeBytes(dtype_);
       slot_bytes_ += taken * kernels::DTypeBytes(gradient_dtype_);
       layout_.state_elements += taken;
@@ -109,12 +138,15 @@ class Planner {
 
   const OptimizerSpec& spec_;
   const uint64_t bucket_bytes_;
+  const bool tapers_;
+  const uint64_t alignment_;
+  std::vector<uint64_t> bytes_before_;  // of gradients, by parameter: of those registered before it
   Layout layout_;
   uint64_t slot_bytes_ = 0;
   uint32_t group_ = 0;
   kernels::DType dtype_ = kernels::DType::kBFloat16;
   kernels::DType gradient_dtype_ = kernels::DType::kBFloat16;
-  uint64_t bucket_capacity_ = 0;
+  uint64_t bucket_capacity_ = 0;  // elements, of the bucket that was opened last
 };
 
 }  // namespace
@@ -135,7 +167,7 @@ absl::StatusOr<Layout> PlanLayout(const OptimizerSpec& spec) {
                                                    " elements into too many buckets; leave it 0 for 64 MiB"));
   }
   Planner planner(spec);
-  for (const Run& run : CollectRuns(spec)) planner.AddRun(run);
+  for (const Range& range : CollectRanges(spec)) planner.AddRange(range);
   return std::move(planner).Finish();
 }
 

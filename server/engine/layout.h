@@ -1,19 +1,35 @@
 // The memory plan of an optimizer: which bucket a parameter belongs to, and where everything lies.
 //
-// Parameters of one group and one pair of dtypes form a run of the flat parameter space, in reverse order of
-// registration, so that the bucket whose backward pass finishes first comes first. A run is cut into buckets at
+// Parameters of one group and one pair of dtypes form a range of the flat parameter space, in reverse order of
+// registration, so that the bucket whose backward pass finishes first comes first. A range is cut into buckets at
 // parameter boundaries; a parameter larger than a bucket is cut inside. Every parameter starts at a multiple of
-// kAlignmentElements, so that vectors and tensor views are aligned in every array. Gaps hold zeros and stay zero under
-// Adam.
+// kAlignmentElements in every array. Gaps hold zeros and stay zero under every algorithm.
 //
-// The three arrays of the state memory (master, exp_avg, exp_avg_sq) are indexed by the element's position in the
-// flat space; the parameter memory and each gradient slot hold the runs one after the other, in their dtypes.
+// Buckets taper toward the parameters that backward reaches last, which are those registered first: when one begins, it
+// may hold half of the gradient bytes that are left in the model, at most bucket_bytes and at least kTaperBytes. The
+// trainer waits for the way of the last bucket, so that one is short: of 64 MiB buckets the last have 32, 16, 8, 4 and 4.
+//
+// A bucket never holds parameters of two units (ParameterSpec::unit).
+//
+// The version of a layout is that of the record beside it. Versions:
+//
+//   3   parameters start at multiples of 64 elements; buckets do not taper
+//   4   as above
+//
+// An optimizer keeps the version with which it was created. Checkpoints know parameters by name and shape only.
+//
+// No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
+// fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
+//
+// Each of the algorithm's state arrays is indexed by the element's position in the flat space; the parameter memory and
+// each gradient slot hold the ranges one after the other, in their dtypes.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,7 +38,11 @@
 
 namespace superoffload::engine {
 
-inline constexpr uint64_t kAlignmentElements = 64;
+// 256 bytes of the narrowest dtype. That is the alignment which cuBLASLt takes for granted unless its caller says less,
+// and the most that it makes use of (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_*_BYTES).
+inline constexpr uint64_t kAlignmentElements = 128;
+static_assert(kAlignmentElements % kernels::kRangeAlignment == 0);
+inline constexpr uint64_t kTaperBytes = uint64_t{4} << 20;
 inline constexpr uint32_t kGradientSlots = 2;
 inline constexpr uint64_t kMaxBuckets = 1u << 20;
 
@@ -39,6 +59,8 @@ struct BucketLayout {
   std::array<uint64_t, kGradientSlots> gradient_offsets{};  // bytes
   uint64_t state_offset = 0;                                // elements
   uint64_t first_chunk = 0;                                 // of all chunks of the optimizer
+  uint32_t first_part = 0;                                  // in Layout::parts
+  uint32_t part_count = 0;
 
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
 };
@@ -51,15 +73,39 @@ struct Placement {
   uint32_t bucket_count = 0;
 };
 
+// What a bucket holds of one parameter, the gap behind it included. A bucket's parts lie one after the other.
+struct Part {
+  uint32_t parameter = 0;
+  uint64_t elements = 0;
+};
+
+struct ArrayLayout {
+  uint64_t offset = 0;  // bytes
+  kernels::DType dtype = kernels::DType::kFloat32;
+};
+
 struct Layout {
+  uint32_t version = kLayoutVersion;
+  const kernels::Algorithm* algorithm = nullptr;
+  uint32_t groups = 0;
   std::vector<BucketLayout> buckets;
+  std::vector<Part> parts;  // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
-  uint64_t state_elements = 0;                    // of each of the three arrays
-  std::array<uint64_t, 3> state_array_offsets{};  // bytes: master, exp_avg, exp_avg_sq
+  uint64_t state_elements = 0;           // of each array
+  std::vector<ArrayLayout> state_arrays;  // in the algorithm's order
   uint64_t state_bytes = 0;
   uint64_t chunks = 0;  // of all buckets
+
+  std::span<const Part> PartsOf(const BucketLayout& bucket) const {
+    return std::span(parts).subspan(bucket.first_part, bucket.part_count);
+  }
+
+  // The byte of the state memory at which element `element` of `array` begins.
+  uint64_t StateByte(size_t array, uint64_t element) const {
+    return state_arrays[array].offset + element * kernels::DTypeBytes(state_arrays[array].dtype);
+  }
 };
 
 // INVALID_ARGUMENT naming the field when the spec is not valid.

@@ -1,9 +1,10 @@
 #include "server/engine/record.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/check.h"
 #include "server/memory/crc32.h"
 
 namespace superoffload::engine {
@@ -12,69 +13,126 @@ struct Record::Header {
   uint64_t magic;
   uint32_t version;
   uint32_t groups;
+  uint32_t scalars;
+  uint32_t arrays;
+  uint64_t parameters;
   uint64_t chunks;
-  uint32_t crc32;  // of what is above
+  char algorithm[24];  // NUL-ended
+  uint32_t crc32;      // of what is above
   uint32_t incomplete;
   uint64_t committed;
   uint64_t trainer_start_time;
   uint64_t run;
   uint32_t trainer_pid;
-  uint32_t reserved;
+  uint32_t reserved0;
+  double gradient_scale[2];
+  // Of runs of several ranks; all zero in an optimizer that trains alone.
+  double total_sum_of_squares[2];  // over all ranks, of committed steps
+  double max_grad_norm[2];
+  uint64_t lineage;           // made anew by each restore
+  uint64_t attempt;           // the last one that was begun; never used again
+  uint64_t prepared;          // the step whose gradients have all landed here; committed + 1 or 0
+  uint64_t prepared_attempt;  // its attempt
+  uint64_t reserved2;
+  double unscale[2];          // the gradient scale without the clip coefficient
+  uint8_t reserved1[48];
 };
 
 namespace {
 
 constexpr uint64_t kMagic = 0x3144524346464f53;  // "SOFFCRD1"
-constexpr uint32_t kVersion = 2;
-constexpr size_t kHeaderBytes = 64;
+constexpr size_t kHeaderBytes = 256;
 
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
-size_t ConstantsBytes(size_t groups) { return RoundUp(2 * groups * sizeof(kernels::AdamStep)); }
-size_t AbsorbedBytes(size_t chunks) { return RoundUp(chunks * sizeof(uint64_t)); }
+
+// Where the parts of a record begin.
+struct Offsets {
+  explicit Offsets(const Layout& layout)
+      : steps(kHeaderBytes + RoundUp(2 * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
+        absorbed(steps + RoundUp(2 * layout.placements.size() * sizeof(uint64_t))),
+        slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
+        end(slots + kMaxWorkers * sizeof(kernels::UndoSlot)) {}
+  size_t scalars = kHeaderBytes;
+  size_t steps, absorbed, slots, end;
+};
+
+std::string AlgorithmIn(const char (&text)[24]) { return {text, ::strnlen(text, sizeof(text))}; }
+
+template <typename T>
+T* At(std::byte* memory, size_t offset) {
+  return reinterpret_cast<T*>(memory + offset);
+}
 
 }  // namespace
 
-size_t Record::Bytes(size_t groups, size_t chunks) {
-  return kHeaderBytes + ConstantsBytes(groups) + AbsorbedBytes(chunks) + kMaxWorkers * sizeof(kernels::UndoSlot);
-}
+size_t Record::Bytes(const Layout& layout) { return Offsets(layout).end; }
 
-Record::Record(std::byte* memory, size_t groups, size_t chunks)
-    : header_(reinterpret_cast<Header*>(memory)),
-      groups_(groups),
-      chunks_(chunks),
-      constants_(reinterpret_cast<kernels::AdamStep*>(memory + kHeaderBytes)),
-      absorbed_(reinterpret_cast<uint64_t*>(memory + kHeaderBytes + ConstantsBytes(groups))),
-      slots_(reinterpret_cast<kernels::UndoSlot*>(memory + kHeaderBytes + ConstantsBytes(groups) +
-                                                  AbsorbedBytes(chunks))) {
+Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
+    : deaths_(deaths),
+      header_(At<Header>(memory, 0)),
+      layout_version_(layout.version),
+      algorithm_(layout.algorithm),
+      groups_(layout.groups),
+      parameters_(layout.placements.size()),
+      chunks_(layout.chunks),
+      scalars_(At<double>(memory, Offsets(layout).scalars)),
+      steps_(At<uint64_t>(memory, Offsets(layout).steps)),
+      absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
+      slots_(At<kernels::UndoSlot>(memory, Offsets(layout).slots)) {
   static_assert(sizeof(Header) == kHeaderBytes);
+  SUPEROFFLOAD_CHECK(algorithm_->name.size() < sizeof(Header::algorithm), algorithm_->name);
   if (header_->magic != 0) return;
-  header_->version = kVersion;
-  header_->groups = static_cast<uint32_t>(groups);
-  header_->chunks = chunks;
-  kernels::KeepOrder();
+  header_->version = layout.version;
+  header_->groups = static_cast<uint32_t>(groups_);
+  header_->scalars = static_cast<uint32_t>(algorithm_->scalars.size());
+  header_->arrays = static_cast<uint32_t>(algorithm_->arrays.size());
+  header_->parameters = parameters_;
+  header_->chunks = chunks_;
+  std::memcpy(header_->algorithm, algorithm_->name.data(), algorithm_->name.size());
+  Order();
   header_->magic = kMagic;
   header_->crc32 = memory::Crc32(header_, offsetof(Header, crc32));
 }
 
 absl::Status Record::Check() const {
-  if (header_->magic != kMagic || header_->version != kVersion) {
+  if (!KnowsVersion()) {
     return absl::FailedPreconditionError(absl::StrCat("the optimizer's record is of format version ", header_->version,
-                                                      ", this daemon knows version ", kVersion,
+                                                      ", this daemon reads versions ", kOldestVersion, " to ", kVersion,
                                                       "; recover it with a daemon of that version"));
   }
-  if (header_->crc32 != memory::Crc32(header_, offsetof(Header, crc32))) {
-    return absl::DataLossError("the header of the optimizer's record is damaged; delete the optimizer");
+  if (!HeaderWhole()) return absl::DataLossError("the header of the optimizer's record is damaged");
+  if (header_->version != layout_version_) {
+    return absl::DataLossError(absl::StrCat("the optimizer's record is of format version ", header_->version,
+                                            " but its description of version ", layout_version_));
   }
-  if (header_->groups != groups_ || header_->chunks != chunks_) {
-    return absl::FailedPreconditionError(absl::StrCat("the optimizer's record has ", header_->groups, " groups and ",
-                                                      header_->chunks, " chunks but its plan ", groups_, " and ",
-                                                      chunks_, "; it does not belong to this plan"));
+  if (header_->groups != groups_ || header_->scalars != algorithm_->scalars.size() ||
+      header_->arrays != algorithm_->arrays.size() || header_->parameters != parameters_ ||
+      header_->chunks != chunks_ || AlgorithmIn(header_->algorithm) != algorithm_->name) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the optimizer's record is of ", AlgorithmIn(header_->algorithm), " with ", header_->groups, " groups, ",
+        header_->parameters, " parameters and ", header_->chunks, " chunks but its plan is of ", std::string(algorithm_->name),
+        " with ", groups_, ", ", parameters_, " and ", chunks_, "; it does not belong to this plan"));
   }
   const auto possible = [t = header_->committed](uint64_t absorbed) { return absorbed <= t && t - absorbed <= 2; };
-  if (complete() && !std::all_of(absorbed_, absorbed_ + chunks_, possible)) {
-    return absl::DataLossError("the optimizer's record is damaged; delete the optimizer and restore a checkpoint");
+  const auto counted = [this](uint32_t parameter) { return ParameterSteps(committed(), parameter) <= committed(); };
+  bool whole = std::all_of(absorbed_, absorbed_ + chunks_, possible);
+  for (uint32_t i = 0; whole && i < parameters_; ++i) whole = counted(i);
+  const uint64_t prepared = header_->prepared;
+  if (prepared > header_->committed + 1 || header_->prepared_attempt > header_->attempt) whole = false;
+  if (complete() && !whole) {
+    return absl::DataLossError("the optimizer's record of what its state holds is damaged");
   }
   return absl::OkStatus();
+}
+
+uint32_t Record::version() const { return header_->version; }
+
+bool Record::KnowsVersion() const {
+  return header_->magic == kMagic && header_->version >= kOldestVersion && header_->version <= kVersion;
+}
+
+bool Record::HeaderWhole() const {
+  return KnowsVersion() && header_->crc32 == memory::Crc32(header_, offsetof(Header, crc32));
 }
 
 uint64_t Record::committed() const { return header_->committed; }
@@ -83,9 +141,9 @@ Record::Trainer Record::trainer() const { return {header_->trainer_pid, header_-
 
 void Record::SetTrainer(const Trainer& trainer) {
   header_->trainer_pid = 0;
-  kernels::KeepOrder();
+  Order();
   header_->trainer_start_time = trainer.start_time;
-  kernels::KeepOrder();
+  Order();
   header_->trainer_pid = trainer.pid;
 }
 
@@ -99,46 +157,118 @@ void Record::MarkNeverFilled() { header_->incomplete = static_cast<uint32_t>(Inc
 
 void Record::BeginPush() {
   header_->incomplete = static_cast<uint32_t>(Incompleteness::kPushing);
-  kernels::KeepOrder();
+  Order();
 }
 
 void Record::EndPush() {
-  kernels::KeepOrder();
+  Order();
   header_->incomplete = 0;
 }
 
 void Record::BeginRestore() {
   header_->incomplete = static_cast<uint32_t>(Incompleteness::kRestoring);
-  kernels::KeepOrder();
+  Order();
 }
 
-void Record::EndRestore(uint64_t committed) {
+void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_steps) {
+  SUPEROFFLOAD_CHECK(parameter_steps.size() == parameters_, parameter_steps.size(), parameters_);
   header_->committed = committed;
   std::fill_n(absorbed_, chunks_, committed);
-  kernels::KeepOrder();
+  for (size_t i = 0; i < parameters_; ++i) steps_[i] = steps_[parameters_ + i] = parameter_steps[i] << 1;
+  Order();
   header_->incomplete = 0;
 }
 
-void Record::Commit(std::span<const kernels::AdamStep> constants) {
+void Record::Commit(const StepValues& values, const std::vector<bool>& absent) {
+  SUPEROFFLOAD_CHECK(complete() && !prepared(), "a step is committed on masters that are not whole, or beside a prepared one");
   const uint64_t t = header_->committed + 1;
-  std::copy(constants.begin(), constants.end(), constants_ + (t % 2) * groups_);
-  kernels::KeepOrder();
+  WriteStep(t, values, absent);
   header_->committed = t;
-  kernels::KeepOrder();
+  Order();
 }
 
-const kernels::AdamStep& Record::Constants(uint64_t t, uint32_t group) const {
-  return constants_[(t % 2) * groups_ + group];
+// What belongs to step `t`; it replaces what belongs to step t-2.
+void Record::WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent) {
+  SUPEROFFLOAD_CHECK(values.scalars.size() == groups_ * algorithm_->scalars.size(), values.scalars.size());
+  header_->gradient_scale[t % 2] = values.gradient_scale;
+  std::copy(values.scalars.begin(), values.scalars.end(), scalars_ + (t % 2) * values.scalars.size());
+  const uint64_t* const before = steps(t - 1);
+  uint64_t* const after = steps(t);
+  for (size_t i = 0; i < parameters_; ++i) {
+    const uint64_t counted = before[i] & ~uint64_t{1};
+    after[i] = !absent.empty() && absent[i] ? counted : counted + 3;
+  }
+  Order();
+}
+
+std::optional<Record::Prepared> Record::prepared() const {
+  const uint64_t t = header_->committed + 1;
+  if (header_->prepared != t) return std::nullopt;
+  return Prepared{t, header_->prepared_attempt, {0, header_->unscale[t % 2], header_->max_grad_norm[t % 2]}};
+}
+
+void Record::Prepare(const StepValues& values, const std::vector<bool>& absent, double max_grad_norm) {
+  SUPEROFFLOAD_CHECK(complete() && !prepared(), "step ", header_->committed + 1, " is prepared twice");
+  const uint64_t t = header_->committed + 1;
+  header_->unscale[t % 2] = values.gradient_scale;
+  header_->max_grad_norm[t % 2] = max_grad_norm;
+  WriteStep(t, values, absent);
+  header_->prepared_attempt = header_->attempt;
+  Order();
+  header_->prepared = t;
+  Order();
+}
+
+void Record::CommitPrepared(double sum_of_squares, double clip_coefficient) {
+  SUPEROFFLOAD_CHECK(prepared(), "step ", header_->committed + 1, " is committed but not prepared");
+  const uint64_t t = header_->committed + 1;
+  header_->total_sum_of_squares[t % 2] = sum_of_squares;
+  header_->gradient_scale[t % 2] = header_->unscale[t % 2] * clip_coefficient;
+  Order();
+  header_->committed = t;
+  Order();
+  header_->prepared = 0;
+  Order();
+}
+
+void Record::DropPrepared() {
+  header_->prepared = 0;
+  Order();
+}
+
+Record::RunTerms Record::last_terms() const {
+  const uint64_t at = header_->committed % 2;
+  return {header_->total_sum_of_squares[at], header_->unscale[at], header_->max_grad_norm[at]};
+}
+
+uint64_t Record::attempt() const { return header_->attempt; }
+
+void Record::BeginAttempt() {
+  ++header_->attempt;
+  Order();
+}
+
+uint64_t Record::lineage() const { return header_->lineage; }
+
+void Record::SetLineage(uint64_t lineage) { header_->lineage = lineage; }
+
+StepValues Record::Values(uint64_t t) const {
+  const size_t count = groups_ * algorithm_->scalars.size();
+  const double* const scalars = scalars_ + (t % 2) * count;
+  return {header_->gradient_scale[t % 2], std::vector<double>(scalars, scalars + count)};
 }
 
 kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t chunk, uint64_t t) {
+  SUPEROFFLOAD_CHECK(worker < kMaxWorkers && chunk < chunks_, worker, chunk);
   kernels::BeginUndo(slots_[worker], t << 32 | (chunk + 1));
   return &slots_[worker];
 }
 
 void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
-  kernels::KeepOrder();
+  SUPEROFFLOAD_CHECK_EQ(absorbed_[chunk] + 1, t, "steps are absorbed in order; chunk ", chunk);
+  Order();
   absorbed_[chunk] = t;
+  Order();
   kernels::EndUndo(slots_[worker]);
 }
 

@@ -1,31 +1,45 @@
-// What outlives the daemon besides state and gradients: how far every chunk's state has come, the constants of the last
-// two committed steps, and the workers' undo slots. With it a daemon that was killed at any instruction can bring an
+// What outlives the daemon besides state and gradients: how far every chunk's state has come, what the last two
+// committed steps were, and the workers' undo slots. With it a daemon that was killed at any instruction can bring an
 // optimizer to its last committed step.
 //
 // In memory that survives the process (fixed little-endian layout, no pointers):
 //
-//   RecordHeader | AdamStep[2][groups] | uint64_t absorbed[chunks] | UndoSlot[kMaxWorkers]
+//   RecordHeader | double scalars[2][groups][scalars] | uint64_t steps[2][parameters] | uint64_t absorbed[chunks]
+//                | UndoSlot[kMaxWorkers]
 //
-// `committed` is the number t of the last committed step. Its gradient lies in slot (t-1) mod 2, that of the step
-// before in the other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left
-// to do for a chunk is to absorb the gradients of steps k+1 to t, whose constants are here.
+// `committed` is the number t of the last committed step; what belongs to step t lies at index t mod 2. Its gradient lies
+// in slot (t-1) mod 2, that of the step before in the other. A chunk whose `absorbed` is k holds the state after step k:
+// t-2, t-1 or t. So whatever is left to do for a chunk is to absorb the gradients of steps k+1 to t, of which the
+// hyper-parameters, the gradient scale, and each parameter's own step count are here.
+//
+// steps[t mod 2][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which it
+// had one: a parameter without a gradient is left alone, and its bias correction goes on where it stopped.
 //
 // The header's fixed fields carry a CRC-32. `incomplete` says why the masters are not whole, if they are not
-// (Incompleteness); zero in records of daemons that knew of fewer reasons, which are those numbers all the same.
+// (Incompleteness).
 //
-// A chunk is updated under an undo slot (kernels/adam/undo_slot.h) that names the chunk and the step; `absorbed` is set
-// when the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after
-// its constants were written. Program order of each thread is all that a killed process needs.
+// A chunk is updated under an undo slot (kernels/undo_slot.h) that names the chunk and the step; `absorbed` is set when
+// the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after all else
+// of it was written. A step of a run of several ranks is prepared first, by one store of `prepared` after all else but
+// its verdict; it then counts as prepared while `prepared` is committed + 1. Program order of each thread is all that a killed process needs.
+//
+// Versions 3 and 4 are the same but for how the optimizer is laid out (layout.h): a record keeps its version, and its
+// optimizer that layout, as long as it lives. A daemon hosts records of the versions that it reads only: it keeps the memory of any other, lists it as damaged with
+// that reason, and leaves it to a daemon of that version.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/adam/adam.h"
-#include "kernels/adam/undo_slot.h"
+#include "kernels/algorithm.h"
+#include "kernels/undo_slot.h"
+#include "server/engine/layout.h"
+#include "server/engine/platform.h"
 
 namespace superoffload::engine {
 
@@ -40,17 +54,34 @@ enum class Incompleteness : uint32_t {
   kPushing = 3,      // a push was cut off; it is finished from the parameter memory, which still has all of it
 };
 
+// What a step does with a gradient, but for who has one.
+struct StepValues {
+  double gradient_scale = 1;    // unscale factor times clip coefficient
+  std::vector<double> scalars;  // of group 0, then of group 1, ...
+
+  bool operator==(const StepValues&) const = default;
+};
+
 // The view of a record; does not own it.
 class Record {
  public:
-  // Of memory for so many groups and chunks (of all buckets together).
-  static size_t Bytes(size_t groups, size_t chunks);
+  // Formats of the record, and of the description beside it, that this daemon reads; new optimizers get the last.
+  static constexpr uint32_t kOldestVersion = kOldestLayoutVersion;
+  static constexpr uint32_t kVersion = kLayoutVersion;
 
-  // `memory` is zero, for a new optimizer, or a record of the same numbers; aligned to 64 bytes.
-  Record(std::byte* memory, size_t groups, size_t chunks);
+  static size_t Bytes(const Layout& layout);
 
-  // Whether `memory` is a record of these numbers. DATA_LOSS: it is damaged. FAILED_PRECONDITION says what differs.
+  // `memory` is zero, for a new optimizer, or a record of the same plan; aligned to 64 bytes.
+  Record(std::byte* memory, const Layout& layout, Deaths* deaths = &RealDeaths());
+
+  // Whether `memory` is a record of the plan. DATA_LOSS: it is damaged. FAILED_PRECONDITION says what differs.
   absl::Status Check() const;
+
+  uint32_t version() const;
+  bool KnowsVersion() const;  // whether it is a record of a format that this daemon reads
+
+  // Whether the fixed fields are as they were written: magic, version, numbers and their CRC-32.
+  bool HeaderWhole() const;
 
   uint64_t committed() const;
 
@@ -62,7 +93,7 @@ class Record {
   Trainer trainer() const;
   void SetTrainer(const Trainer& trainer);
 
-  // Names the training run that checkpoints are of; 0 in records of daemons that did not know runs.
+  // Names the training run that checkpoints are of.
   uint64_t run() const;
   void SetRun(uint64_t run);
 
@@ -72,13 +103,48 @@ class Record {
   void BeginPush();
   void EndPush();
   void BeginRestore();
-  void EndRestore(uint64_t committed);
+  void EndRestore(uint64_t committed, std::span<const uint64_t> parameter_steps);
 
-  // Step committed() + 1 is committed, with these constants per group.
-  void Commit(std::span<const kernels::AdamStep> constants);
+  // Step committed() + 1 is committed with these values, and without the parameters of `absent` (by index; empty: with
+  // all).
+  void Commit(const StepValues& values, const std::vector<bool>& absent);
 
-  // Of step `t`, the last committed or the one before.
-  const kernels::AdamStep& Constants(uint64_t t, uint32_t group) const;
+  // Of runs of several ranks; README.md has the protocol. What a step is decided with:
+  struct RunTerms {
+    double sum_of_squares = 0;  // of all ranks; of a step that is prepared only, 0
+    double gradient_scale = 1;  // as END_STEP has it: without the clip coefficient
+    double max_grad_norm = 0;
+
+    bool operator==(const RunTerms&) const = default;
+  };
+
+  // A step whose gradients have all landed here: committed() + 1. It outlives trainers and daemons.
+  struct Prepared {
+    uint64_t step = 0;
+    uint64_t attempt = 0;
+    RunTerms terms;
+  };
+  std::optional<Prepared> prepared() const;
+
+  // As Commit, but for the verdict. The chunks hold committed() - 1 at least, as when a step is committed.
+  void Prepare(const StepValues& values, const std::vector<bool>& absent, double max_grad_norm);
+  void CommitPrepared(double sum_of_squares, double clip_coefficient);
+  void DropPrepared();
+
+  RunTerms last_terms() const;  // of the last committed step, if it was one of a run
+
+  // The id of the attempt at a step that was begun last; none is ever used again.
+  uint64_t attempt() const;
+  void BeginAttempt();
+
+  // Ranks go on together only if theirs are equal.
+  uint64_t lineage() const;
+  void SetLineage(uint64_t lineage);
+
+  // Of step `t`, the last committed one or the one before.
+  StepValues Values(uint64_t t) const;
+  bool Had(uint64_t t, uint32_t parameter) const { return (steps(t)[parameter] & 1) != 0; }
+  uint64_t ParameterSteps(uint64_t t, uint32_t parameter) const { return steps(t)[parameter] >> 1; }
 
   uint64_t absorbed(size_t chunk) const { return absorbed_[chunk]; }
 
@@ -97,10 +163,10 @@ class Record {
   template <typename Repair>
   void ForEachTorn(Repair repair) {
     for (size_t worker = 0; worker < kMaxWorkers; ++worker) {
-      const uint64_t run = slots_[worker].run;
-      if (run == 0) continue;
-      const Torn torn{worker, (run & 0xffffffff) - 1, run >> 32};
-      if (torn.chunk < chunks_ && absorbed_[torn.chunk] < torn.step) repair(torn);
+      const uint64_t claim = slots_[worker].claim;
+      if (claim == 0) continue;
+      const Torn torn{worker, (claim & 0xffffffff) - 1, claim >> 32};
+      if (torn.chunk < chunks_ && torn.step <= committed() && absorbed_[torn.chunk] + 1 == torn.step) repair(torn);
       kernels::EndUndo(slots_[worker]);
     }
   }
@@ -108,10 +174,23 @@ class Record {
 
  private:
   struct Header;
+  // What was stored is in memory before what is stored next, for whoever finds it after this process.
+  void Order() const {
+    kernels::KeepOrder();
+    deaths_->MayCome();
+  }
+  void WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent);
+  uint64_t* steps(uint64_t t) const { return steps_ + (t % 2) * parameters_; }
+
+  Deaths* const deaths_;
   Header* const header_;
+  const uint32_t layout_version_;
+  const kernels::Algorithm* const algorithm_;
   const size_t groups_;
+  const size_t parameters_;
   const size_t chunks_;
-  kernels::AdamStep* const constants_;
+  double* const scalars_;
+  uint64_t* const steps_;
   uint64_t* const absorbed_;
   kernels::UndoSlot* const slots_;
 };

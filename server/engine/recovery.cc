@@ -1,64 +1,69 @@
 #include "server/engine/recovery.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
-#include "absl/synchronization/notification.h"
+#include "server/engine/segments.h"
 
 namespace superoffload::engine {
-namespace {
 
-// Every chunk of an optimizer, on all workers at once.
-class AbsorbJob final : public ChunkJob {
- public:
-  AbsorbJob(const Layout& layout, const OptimizerMemory& memory, Record& record)
-      : layout_(layout), memory_(memory), record_(record) {}
+RecoveryPass::RecoveryPass(const Layout& layout, const OptimizerMemory& memory, Record* record,
+                           std::function<void()> on_done)
+    : layout_(layout), memory_(memory), record_(*record), on_done_(std::move(on_done)) {
+  const uint64_t t = record_.committed();
+  values_[t % 2] = record_.Values(t);
+  if (t > 1) values_[(t - 1) % 2] = record_.Values(t - 1);
+}
 
-  void RunChunk(size_t index, size_t worker) override {
-    const BucketLayout& bucket = BucketOf(index);
-    const ChunkView chunk = ViewChunk(layout_, memory_, bucket, index - bucket.first_chunk);
-    while (record_.absorbed(index) < record_.committed()) {
-      const uint64_t t = record_.absorbed(index) + 1;
-      kernels::UndoSlot* const undo = record_.BeginAbsorb(worker, index, t);
-      kernels::Settle(chunk.elements, chunk.state, record_.Constants(t, bucket.group), chunk.gradients[SlotOf(t)],
-                      undo);
-      record_.EndAbsorb(worker, index, t);
-    }
+void RecoveryPass::Start(WorkerPool& pool) {
+  record_.ForEachTorn([this](const Record::Torn& torn) { Repair(torn); });
+  pool.Submit(this, layout_.chunks);
+}
+
+void RecoveryPass::RunChunk(size_t index, size_t worker) {
+  while (record_.absorbed(index) < record_.committed()) {
+    const uint64_t t = record_.absorbed(index) + 1;
+    Absorb(index, t, 0, layout_.algorithm->best(), record_.BeginAbsorb(worker, index, t));
+    record_.EndAbsorb(worker, index, t);
   }
+}
 
-  // Finishes a chunk that was cut off under the slot that it was cut off under.
-  void Repair(const Record::Torn& torn) {
-    const BucketLayout& bucket = BucketOf(torn.chunk);
-    const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
-    kernels::UndoSlot& slot = record_.slot(torn.worker);
-    const size_t done = kernels::RestoreTornBlock(slot, chunk.elements, chunk.state);
-    if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
-    kernels::Settle(chunk.elements, chunk.state, record_.Constants(torn.step, bucket.group),
-                    chunk.gradients[SlotOf(torn.step)], &slot, done);
-    record_.EndAbsorb(torn.worker, torn.chunk, torn.step);
-  }
+// Finishes a chunk that was cut off under the slot that it was cut off under.
+void RecoveryPass::Repair(const Record::Torn& torn) {
+  const BucketLayout& bucket = BucketOf(torn.chunk);
+  const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
+  kernels::UndoSlot& slot = record_.slot(torn.worker);
+  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, layout_.algorithm->arrays, chunk.state);
+  if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
+  // Another instruction set may have cut it where no granule of this one begins.
+  Absorb(torn.chunk, torn.step, done, layout_.algorithm->scalar(), &slot);
+  record_.EndAbsorb(torn.worker, torn.chunk, torn.step);
+}
 
-  void Done() override { done_.Notify(); }
-  void Wait() { done_.WaitForNotification(); }
+const BucketLayout& RecoveryPass::BucketOf(size_t chunk) const {
+  const auto after = [](size_t index, const BucketLayout& bucket) { return index < bucket.first_chunk; };
+  return *(std::upper_bound(layout_.buckets.begin(), layout_.buckets.end(), chunk, after) - 1);
+}
 
- private:
-  const BucketLayout& BucketOf(size_t chunk) const {
-    const auto after = [](size_t index, const BucketLayout& bucket) { return index < bucket.first_chunk; };
-    return *(std::upper_bound(layout_.buckets.begin(), layout_.buckets.end(), chunk, after) - 1);
-  }
-
-  const Layout& layout_;
-  const OptimizerMemory& memory_;
-  Record& record_;
-  absl::Notification done_;
-};
-
-}  // namespace
-
-void AbsorbCommitted(const Layout& layout, const OptimizerMemory& memory, Record& record, WorkerPool& pool) {
-  AbsorbJob job(layout, memory, record);
-  record.ForEachTorn([&](const Record::Torn& torn) { job.Repair(torn); });
-  pool.Submit(&job, layout.chunks);
-  job.Wait();
+// The gradient of step `t` into chunk `index`, from element `done` on.
+void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
+                          kernels::UndoSlot* undo) {
+  const BucketLayout& bucket = BucketOf(index);
+  const ChunkView chunk = ViewChunk(layout_, memory_, bucket, index - bucket.first_chunk);
+  const StepValues& values = values_[t % 2];
+  const double* const scalars = values.scalars.data() + bucket.group * layout_.algorithm->scalars.size();
+  const auto absorb = [&](uint32_t parameter) -> std::optional<kernels::StepConstants> {
+    if (!record_.Had(t, parameter)) return std::nullopt;
+    return layout_.algorithm->make_constants(scalars, record_.ParameterSteps(t, parameter), values.gradient_scale);
+  };
+  const auto nothing = [](uint32_t) { return std::optional<kernels::StepConstants>(); };
+  ForEachSegment(MakeSegments(layout_, bucket, absorb, nothing), index - bucket.first_chunk, chunk.elements,
+                 [&](size_t first, size_t end, const Segment& segment) {
+                   if (end <= done) return;
+                   kernels.absorb(std::max(first, done), end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)],
+                                  undo);
+                 });
 }
 
 }  // namespace superoffload::engine

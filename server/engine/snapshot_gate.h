@@ -14,12 +14,15 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/check.h"
+
 namespace superoffload::engine {
 
 class SnapshotGate {
  public:
   // Every bucket is to be saved.
   void Close(uint32_t buckets) {
+    SUPEROFFLOAD_CHECK(!closed_, "there is one snapshot at a time");
     closed_ = true;
     held_.assign(buckets, true);
     unclaimed_.resize(buckets);
@@ -28,10 +31,15 @@ class SnapshotGate {
   bool closed() const { return closed_; }
 
   // Whether `bucket` is not saved yet.
-  bool Holds(uint32_t bucket) const { return closed_ && held_[bucket]; }
+  bool Holds(uint32_t bucket) const {
+    if (!closed_) return false;
+    SUPEROFFLOAD_CHECK_LT(bucket, held_.size());
+    return held_[bucket];
+  }
 
   // A pass that would write `bucket` waits for it from now on.
   void Await(uint32_t bucket) {
+    SUPEROFFLOAD_CHECK(Holds(bucket), "a pass waits for bucket ", bucket, ", which nothing holds");
     awaited_.push_back(bucket);
     if (const auto found = std::find(unclaimed_.begin(), unclaimed_.end(), bucket); found != unclaimed_.end()) {
       unclaimed_.erase(found);
@@ -53,12 +61,16 @@ class SnapshotGate {
 
   // Returns whether a pass waited for it.
   bool Saved(uint32_t bucket) {
+    SUPEROFFLOAD_CHECK(Holds(bucket), "bucket ", bucket, " is saved twice or in no snapshot");
+    SUPEROFFLOAD_CHECK(std::find(unclaimed_.begin(), unclaimed_.end(), bucket) == unclaimed_.end(), "bucket ", bucket,
+                       " is saved but nobody has claimed it");
     held_[bucket] = false;
     return std::erase(awaited_, bucket) > 0;
   }
 
   // Holds nothing any more; returns the buckets for which a pass waited.
   std::vector<uint32_t> Open() {
+    SUPEROFFLOAD_CHECK(closed_, "a snapshot ends twice");
     closed_ = false;
     unclaimed_.clear();
     return std::exchange(awaited_, {});

@@ -2,14 +2,27 @@
 
 #include <cmath>
 
+#include <utility>
+
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace superoffload::engine {
 namespace {
 
-absl::Status Out(const char* field, double value, const char* range) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, " but must be ", range));
+absl::Status ValidateShard(const ParameterSpec& parameter) {
+  if (parameter.global_shape.empty() && parameter.global_offset.empty()) return absl::OkStatus();
+  const size_t dimensions = parameter.shape.size();
+  bool fits = parameter.global_shape.size() == dimensions && parameter.global_offset.size() == dimensions;
+  for (size_t i = 0; fits && i < dimensions; ++i) {
+    const uint64_t whole = parameter.global_shape[i];
+    fits = parameter.shape[i] <= whole && parameter.global_offset[i] <= whole - parameter.shape[i];
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the shard [", absl::StrJoin(parameter.shape, ", "), "] at [", absl::StrJoin(parameter.global_offset, ", "),
+      "] does not lie in the tensor [", absl::StrJoin(parameter.global_shape, ", "), "]"));
 }
 
 absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count) {
@@ -30,18 +43,38 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
     }
     elements *= extent;
   }
-  return absl::OkStatus();
+  return ValidateShard(parameter);
+}
+
+absl::Status ValidateMember(const RunMember& member) {
+  if (member.run.size() > kMaxRunNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run: a name of ", member.run.size(), " bytes; names have at most ", kMaxRunNameBytes));
+  }
+  if (member.ranks >= 1 && member.rank < member.ranks && (!member.run.empty() || member.ranks == 1)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("run: rank ", member.rank, " of ", member.ranks, " in run \"",
+                                                 member.run, "\"; ranks count from 0, and several need a run's name"));
 }
 
 }  // namespace
 
-absl::Status ValidateHyperparameters(const kernels::AdamHyperparameters& h) {
-  if (!(std::isfinite(h.lr) && h.lr >= 0)) return Out("lr", h.lr, "finite and at least 0");
-  if (!(h.beta1 >= 0 && h.beta1 < 1)) return Out("beta1", h.beta1, "at least 0 and less than 1");
-  if (!(h.beta2 >= 0 && h.beta2 < 1)) return Out("beta2", h.beta2, "at least 0 and less than 1");
-  if (!(std::isfinite(h.eps) && h.eps >= 1e-15)) return Out("eps", h.eps, "finite and at least 1e-15");
-  if (!(std::isfinite(h.weight_decay) && h.weight_decay >= 0)) {
-    return Out("weight_decay", h.weight_decay, "finite and at least 0");
+absl::Status ValidateScalar(const kernels::Scalar& scalar, double value) {
+  if (std::isfinite(value) && value >= scalar.least && value < scalar.below) return absl::OkStatus();
+  const bool unbounded = std::isinf(scalar.below);
+  return absl::InvalidArgumentError(absl::StrCat(std::string(scalar.name), " is ", value, " but must be ",
+                                                 unbounded ? "finite and " : "", "at least ", scalar.least,
+                                                 unbounded ? "" : absl::StrCat(" and less than ", scalar.below)));
+}
+
+absl::Status ValidateScalars(const kernels::Algorithm& algorithm, const Scalars& scalars) {
+  if (scalars.size() != algorithm.scalars.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(scalars.size(), " hyper-parameters given; ", std::string(algorithm.name), " has ",
+                                                   algorithm.scalars.size()));
+  }
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    if (absl::Status status = ValidateScalar(algorithm.scalars[i], scalars[i]); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -59,11 +92,16 @@ absl::Status ValidateSpec(const OptimizerSpec& spec) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", spec.bucket_bytes, " but must be 0 or ",
                                                    kMinBucketBytes, " to ", kMaxBucketBytes));
   }
+  if (spec.layout_version < kOldestLayoutVersion || spec.layout_version > kLayoutVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("layout_version is ", spec.layout_version, " but must be ",
+                                                   kOldestLayoutVersion, " to ", kLayoutVersion));
+  }
   for (size_t i = 0; i < spec.groups.size(); ++i) {
-    if (absl::Status status = ValidateHyperparameters(spec.groups[i]); !status.ok()) {
+    if (absl::Status status = ValidateScalars(*spec.algorithm, spec.groups[i]); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("groups[", i, "].", status.message()));
     }
   }
+  if (absl::Status status = ValidateMember(spec.member); !status.ok()) return status;
   absl::flat_hash_set<std::string> names;
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const ParameterSpec& parameter = spec.parameters[i];

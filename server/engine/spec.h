@@ -7,9 +7,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/adam/adam.h"
+#include "kernels/algorithm.h"
 
 namespace superoffload::engine {
+
+// Hyper-parameters of one parameter group, in the order of the algorithm's scalars.
+using Scalars = std::vector<double>;
 
 struct ParameterSpec {
   std::string name;
@@ -17,12 +20,29 @@ struct ParameterSpec {
   kernels::DType dtype = kernels::DType::kBFloat16;
   kernels::DType gradient_dtype = kernels::DType::kBFloat16;
   uint32_t group = 0;
+  uint32_t unit = 0;                     // parameters of one unit are used together; no bucket holds two units
+  std::vector<uint64_t> global_shape{};   // of the tensor that this is a shard of; empty: this is the whole tensor
+  std::vector<uint64_t> global_offset{};  // of the shard's first element in it, per dimension
 };
 
+// Which part of a training run of several ranks an optimizer is.
+struct RunMember {
+  std::string run;  // empty: it trains alone
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+};
+
+// How an optimizer is laid out in memory (layout.h). A record's version says it, and is never changed.
+inline constexpr uint32_t kOldestLayoutVersion = 3;
+inline constexpr uint32_t kLayoutVersion = 4;
+
 struct OptimizerSpec {
-  std::vector<kernels::AdamHyperparameters> groups;
+  const kernels::Algorithm* algorithm = kernels::Algorithms().front();
+  std::vector<Scalars> groups;
   std::vector<ParameterSpec> parameters;  // in the order of registration in the model
-  uint64_t bucket_bytes = 0;              // of gradient; 0 means kDefaultBucketBytes
+  uint64_t bucket_bytes = 0;              // of gradient, at most; 0 means kDefaultBucketBytes
+  uint32_t layout_version = kLayoutVersion;
+  RunMember member;
 };
 
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;
@@ -31,10 +51,12 @@ inline constexpr uint64_t kMaxBucketBytes = uint64_t{4} << 30;
 inline constexpr size_t kMaxGroups = size_t{1} << 16;  // some give each parameter its own
 inline constexpr size_t kMaxParameters = size_t{1} << 20;
 inline constexpr size_t kMaxParameterNameBytes = 512;
+inline constexpr size_t kMaxRunNameBytes = 128;
 inline constexpr uint64_t kMaxParameterElements = uint64_t{1} << 40;
 
-// INVALID_ARGUMENT naming the field that is out of the ranges of ParameterGroup in optimizer.proto.
-absl::Status ValidateHyperparameters(const kernels::AdamHyperparameters& hyperparameters);
+// INVALID_ARGUMENT naming the scalar that is out of its range.
+absl::Status ValidateScalar(const kernels::Scalar& scalar, double value);
+absl::Status ValidateScalars(const kernels::Algorithm& algorithm, const Scalars& scalars);
 
 // INVALID_ARGUMENT naming the first field that is wrong.
 absl::Status ValidateSpec(const OptimizerSpec& spec);

@@ -6,19 +6,19 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
-#include "server/transport/transport.h"
+#include "server/engine/step_contract.h"
 
 namespace superoffload::engine {
 
-// What a pass over one bucket does; see kernels/adam/adam.h.
+// What a pass over one bucket does; see kernels/algorithm.h.
 enum class PassKind : uint8_t {
-  kNorm,       // sum of squares of the arrived gradient
-  kSpeculate,  // absorb the pending gradient, publish the arrived one, before the verdict
-  kUpdate,     // the same with the verdict applied
-  kRepublish,  // publish again with the verdict applied; state is only read
-  kRestore,    // publish the masters as they are: the step was skipped, or they are pulled
-  kSettle,     // absorb the pending gradient, publish nothing
-  kAdopt,      // take the published parameters as masters
+  kNorm,            // sum of squares of the arrived gradient
+  kSpeculate,       // absorb the pending gradient, publish the arrived one, before the verdict
+  kUpdate,          // the same with the verdict applied
+  kRepublish,       // publish again with the verdict applied; state is only read
+  kPublishMasters,  // publish the masters as they are: the step was skipped, or they are pulled
+  kAbsorb,          // absorb the pending gradient, publish nothing
+  kPush,            // take the published parameters as masters
 };
 inline constexpr size_t kPassKinds = 7;
 const char* PassName(PassKind kind);
@@ -30,13 +30,14 @@ struct PassReport {
 };
 
 struct StepReport {
-  transport::VerdictReport verdict;
+  VerdictReport verdict = {};
   uint32_t buckets = 0;
-  uint64_t gradient_bytes = 0;      // handed over
+  uint64_t gradient_bytes = 0;      // submitted
   uint64_t published_bytes = 0;     // of parameters, republished ones counted again
-  absl::Duration receive_duration;  // BEGIN_STEP to END_STEP
-  absl::Duration exposed_duration;  // END_STEP to the last final parameters
-  absl::Time end_time;
+  absl::Duration receive_duration = {};  // BEGIN_STEP to END_STEP
+  absl::Duration exposed_duration = {};  // END_STEP to the last final parameters
+  absl::Time end_time = {};
+  bool by_agreement = false;  // of a run's ranks, without a trainer: it has no durations
 };
 
 // Called with the engine's lock held: must not block and not call the engine.

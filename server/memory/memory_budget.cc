@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/check.h"
 
 namespace superoffload::memory {
 
@@ -24,21 +25,34 @@ MemoryReservation::~MemoryReservation() {
   if (budget_ != nullptr) budget_->Release(uid_, use_);
 }
 
-absl::StatusOr<MemoryReservation> MemoryBudget::Reserve(const std::string& purpose, uid_t uid, const MemoryUse& use) {
-  absl::MutexLock lock(&mu_);
+absl::Status MemoryBudget::CheckLocked(const std::string& purpose, uid_t uid, const MemoryUse& use) const {
+  SUPEROFFLOAD_CHECK_LE(used_.total_bytes(), limit_bytes_);
   const uint64_t free_bytes = limit_bytes_ - used_.total_bytes();
   if (use.total_bytes() > free_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         purpose, " needs ", use.total_bytes(), " bytes but only ", free_bytes, " of the daemon's budget of ",
         limit_bytes_, " bytes are free; delete an optimizer or raise memory_budget_bytes"));
   }
-  uint64_t& by_user = used_by_user_[uid];
+  const auto user = used_by_user_.find(uid);
+  const uint64_t by_user = user == used_by_user_.end() ? 0 : user->second;
+  SUPEROFFLOAD_CHECK_LE(by_user, per_user_bytes_, "uid ", uid);
   if (use.total_bytes() > per_user_bytes_ - by_user) {
     return absl::ResourceExhaustedError(absl::StrCat(
         purpose, " needs ", use.total_bytes(), " bytes but uid ", uid, " has only ", per_user_bytes_ - by_user,
         " of its share of ", per_user_bytes_, " bytes free; delete an optimizer or raise per_user_memory_bytes"));
   }
-  by_user += use.total_bytes();
+  return absl::OkStatus();
+}
+
+absl::Status MemoryBudget::Check(const std::string& purpose, uid_t uid, const MemoryUse& use) const {
+  absl::MutexLock lock(&mu_);
+  return CheckLocked(purpose, uid, use);
+}
+
+absl::StatusOr<MemoryReservation> MemoryBudget::Reserve(const std::string& purpose, uid_t uid, const MemoryUse& use) {
+  absl::MutexLock lock(&mu_);
+  if (absl::Status status = CheckLocked(purpose, uid, use); !status.ok()) return status;
+  used_by_user_[uid] += use.total_bytes();
   used_.state_bytes += use.state_bytes;
   used_.gradients_bytes += use.gradients_bytes;
   used_.parameters_bytes += use.parameters_bytes;
@@ -52,12 +66,16 @@ MemoryUse MemoryBudget::used() const {
 }
 
 void MemoryBudget::Release(uid_t uid, const MemoryUse& use) {
+  const auto give_back = [uid](uint64_t bytes, uint64_t& used) {
+    SUPEROFFLOAD_CHECK_LE(bytes, used, "given back by uid ", uid);
+    used -= bytes;
+  };
   absl::MutexLock lock(&mu_);
-  used_by_user_[uid] -= use.total_bytes();
-  used_.state_bytes -= use.state_bytes;
-  used_.gradients_bytes -= use.gradients_bytes;
-  used_.parameters_bytes -= use.parameters_bytes;
-  used_.metadata_bytes -= use.metadata_bytes;
+  give_back(use.total_bytes(), used_by_user_[uid]);
+  give_back(use.state_bytes, used_.state_bytes);
+  give_back(use.gradients_bytes, used_.gradients_bytes);
+  give_back(use.parameters_bytes, used_.parameters_bytes);
+  give_back(use.metadata_bytes, used_.metadata_bytes);
 }
 
 }  // namespace superoffload::memory

@@ -56,11 +56,15 @@ class MemoryBudget {
   // RESOURCE_EXHAUSTED, with the numbers, when the rest of the budget or of the user's share is too small.
   absl::StatusOr<MemoryReservation> Reserve(const std::string& purpose, uid_t uid, const MemoryUse& use);
 
-  uint64_t limit_bytes() const { return limit_bytes_; }
+  // What Reserve would say now; reserves nothing.
+  absl::Status Check(const std::string& purpose, uid_t uid, const MemoryUse& use) const;
+
   MemoryUse used() const;
 
  private:
   friend class MemoryReservation;
+  absl::Status CheckLocked(const std::string& purpose, uid_t uid, const MemoryUse& use) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(uid_t uid, const MemoryUse& use);
 
   const uint64_t limit_bytes_;

@@ -52,20 +52,6 @@ size_t AvailableBytes() {
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    if (valid()) ::close(fd_);
-    fd_ = other.Release();
-  }
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (valid()) ::close(fd_);
-}
-
-int FileDescriptor::Release() { return std::exchange(fd_, -1); }
-
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : fd_(std::move(other.fd_)),
       data_(std::exchange(other.data_, nullptr)),
@@ -87,11 +73,12 @@ SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
-absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_t bytes, const Placement& placement) {
+absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_t bytes, const Binding& binding) {
   const size_t huge_page = HugePageBytes();
-  if (placement.huge_pages && placement.from_pool && huge_page > 0 && bytes >= huge_page && FreeHugePages() * huge_page >= bytes) {
+  if (binding.huge_pages && binding.from_pool && huge_page > 0 && bytes >= huge_page &&
+      FreeHugePages() * huge_page >= bytes) {
     const size_t rounded = (bytes + huge_page - 1) / huge_page * huge_page;
-    absl::StatusOr<SharedMemory> memory = CreateWithPages(name, rounded, placement, /*huge=*/true);
+    absl::StatusOr<SharedMemory> memory = CreateWithPages(name, rounded, binding, /*huge=*/true);
     if (memory.ok()) return memory;  // else somebody else took the pages, or they lie on other nodes
   }
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -101,11 +88,11 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
     return absl::ResourceExhaustedError(absl::StrCat(name, " needs ", bytes, " bytes but the machine has only ",
                                                      available, " available; free memory or offload a smaller model"));
   }
-  return CreateWithPages(name, bytes, placement, /*huge=*/false);
+  return CreateWithPages(name, bytes, binding, /*huge=*/false);
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::CreateWithPages(const std::string& name, size_t bytes,
-                                                           const Placement& placement, bool huge) {
+                                                           const Binding& binding, bool huge) {
   SharedMemory memory;
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u);
   memory.fd_ = FileDescriptor(::memfd_create(name.c_str(), flags));
@@ -114,14 +101,14 @@ absl::StatusOr<SharedMemory> SharedMemory::CreateWithPages(const std::string& na
   if (::fchmod(memory.fd(), 0400) != 0) return absl::ErrnoToStatus(errno, "fchmod of a memfd");
   if (::ftruncate(memory.fd(), static_cast<off_t>(bytes)) != 0) return CannotAllocate(name, bytes);
   if (absl::Status status = memory.Map(name, bytes); !status.ok()) return status;
-  if (placement.node) {
-    if (absl::Status status = BindToNode(memory.data_, bytes, *placement.node); !status.ok()) return status;
+  if (binding.node) {
+    if (absl::Status status = BindToNode(memory.data_, bytes, *binding.node); !status.ok()) return status;
   }
-  if (placement.huge_pages && !huge) ::madvise(memory.data_, bytes, MADV_HUGEPAGE);  // a wish
+  if (binding.huge_pages && !huge) ::madvise(memory.data_, bytes, MADV_HUGEPAGE);  // a wish
   if (absl::Status status = memory.Populate(name); !status.ok()) return status;
   memory.bytes_by_node_ = BytesByNode(memory.data_, bytes);
-  if (placement.node && placement.strict) {
-    if (absl::Status status = CheckNode(memory.bytes_by_node_, *placement.node); !status.ok()) return status;
+  if (binding.node && binding.strict) {
+    if (absl::Status status = CheckNode(memory.bytes_by_node_, *binding.node); !status.ok()) return status;
   }
   if (::fcntl(memory.fd(), F_ADD_SEALS, kSeals) != 0) return absl::ErrnoToStatus(errno, "sealing a memfd");
   return memory;

@@ -9,26 +9,12 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/memory/placement.h"
+#include "server/memory/binding.h"
+#include "superoffload/v1/file_descriptor.h"
 
 namespace superoffload::memory {
 
-// Owns a file descriptor.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.Release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int Release();
-
- private:
-  int fd_ = -1;
-};
+using superoffload::FileDescriptor;
 
 // A memfd sealed against growing, shrinking and further seals, zero-filled, with every page allocated at creation, so
 // that no later write can fault for want of memory.
@@ -36,7 +22,7 @@ class SharedMemory {
  public:
   // `name` shows in /proc/PID/maps. `bytes` is rounded up to whole pages. RESOURCE_EXHAUSTED when the kernel has
   // no memory for it; FAILED_PRECONDITION when it cannot lie where it should.
-  static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes, const Placement& placement = {});
+  static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes, const Binding& binding = {});
 
   // Maps what another process created, and returns its name with it. DATA_LOSS when the descriptor is of no sealed
   // memfd. After an error `fd` is still the caller's.
@@ -63,7 +49,7 @@ class SharedMemory {
   absl::StatusOr<FileDescriptor> OpenReadOnly() const;
 
  private:
-  static absl::StatusOr<SharedMemory> CreateWithPages(const std::string& name, size_t bytes, const Placement& placement,
+  static absl::StatusOr<SharedMemory> CreateWithPages(const std::string& name, size_t bytes, const Binding& binding,
                                                       bool huge);
   absl::Status Map(const std::string& name, size_t bytes);
   absl::Status Populate(const std::string& name);

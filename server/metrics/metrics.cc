@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "server/metrics/gauge_collector.h"
 
 namespace superoffload::metrics {
 namespace {
@@ -23,24 +24,33 @@ using prometheus::Family;
 using prometheus::Gauge;
 using prometheus::Histogram;
 
-constexpr transport::Verdict kVerdicts[] = {transport::Verdict::kCommit, transport::Verdict::kClip,
-                                            transport::Verdict::kSkipNonFinite, transport::Verdict::kSkipOverflow,
-                                            transport::Verdict::kSkipAbandoned};
+constexpr engine::Verdict kVerdicts[] = {engine::Verdict::kCommit, engine::Verdict::kClip,
+                                            engine::Verdict::kSkipNonFinite, engine::Verdict::kSkipOverflow,
+                                            engine::Verdict::kSkipAbandoned};
 
-const char* VerdictName(transport::Verdict verdict) {
+const char* VerdictName(engine::Verdict verdict) {
   switch (verdict) {
-    case transport::Verdict::kCommit:
+    case engine::Verdict::kCommit:
       return "commit";
-    case transport::Verdict::kClip:
+    case engine::Verdict::kClip:
       return "clip";
-    case transport::Verdict::kSkipNonFinite:
+    case engine::Verdict::kSkipNonFinite:
       return "skip_non_finite";
-    case transport::Verdict::kSkipOverflow:
+    case engine::Verdict::kSkipOverflow:
       return "skip_overflow";
-    case transport::Verdict::kSkipAbandoned:
+    case engine::Verdict::kSkipAbandoned:
       return "skip_abandoned";
   }
   return "unknown";
+}
+
+// FNV-1a: the same in all daemons, so that a run's ranks can be found together.
+std::string RunId(uid_t uid, const std::string& run) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : absl::StrCat(uid, "/", run)) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
 // A connection takes a thread until its request is whole or the time is over: those that say nothing must not take all.
@@ -76,7 +86,7 @@ struct Metrics::Families {
         speculated(CounterFamily(r, "superoffload_speculated_buckets_total", "Buckets published before the verdict.")),
         republished(
             CounterFamily(r, "superoffload_republished_buckets_total", "Buckets whose speculation was undone.")),
-        gradient_bytes(CounterFamily(r, "superoffload_gradient_bytes_total", "Gradient bytes handed over.")),
+        gradient_bytes(CounterFamily(r, "superoffload_gradient_bytes_total", "Gradient bytes submitted.")),
         parameter_bytes(CounterFamily(r, "superoffload_parameter_bytes_total", "Parameter bytes published.")),
         phase_seconds(HistogramFamily(r, "superoffload_step_phase_seconds", "Seconds of each phase of a step.")),
         checkpoints(CounterFamily(r, "superoffload_checkpoints_total", "Checkpoints by result.")),
@@ -135,102 +145,9 @@ struct Metrics::PassSeries {
   Gauge* rate;
 };
 
-// Reads the daemon's gauges at the time of the scrape.
-class Metrics::GaugeCollector final : public prometheus::Collectable {
- public:
-  explicit GaugeCollector(std::function<DaemonGauges()> gauges) : gauges_(std::move(gauges)) {}
-
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    const DaemonGauges now = gauges_();
-    std::vector<prometheus::MetricFamily> families{
-        Make("superoffload_optimizers", "Optimizers hosted.", "", {{"", static_cast<double>(now.optimizers)}}),
-        Make("superoffload_attachments", "Optimizers with a trainer attached.", "",
-             {{"", static_cast<double>(now.attachments)}}),
-        Make("superoffload_memory_node_bytes", "Bytes held for optimizers, by NUMA node.", "node",
-             ByNode(now.bytes_by_node)),
-        Make("superoffload_memory_bytes", "Bytes held for optimizers, by use.", "use",
-             {{"state", static_cast<double>(now.memory.state_bytes)},
-              {"gradients", static_cast<double>(now.memory.gradients_bytes)},
-              {"parameters", static_cast<double>(now.memory.parameters_bytes)},
-              {"metadata", static_cast<double>(now.memory.metadata_bytes)}})};
-    std::map<std::string, Values> by_counter;
-    for (const partition::Reading& reading : now.partition) {
-      by_counter[reading.counter].emplace_back(reading.group, static_cast<double>(reading.value));
-    }
-    for (const auto& [counter, values] : by_counter) {
-      const std::string name =
-          absl::StrCat("superoffload_partition_", counter, counter == "llc_occupancy" ? "_bytes" : "");
-      families.push_back(Make(name.c_str(), "Counted by resctrl, by control group.", "group", values));
-    }
-    AddGpus(now, &families);
-    return families;
-  }
-
- private:
-  using Labels = std::vector<prometheus::ClientMetric::Label>;
-
-  static void AddGpus(const DaemonGauges& now, std::vector<prometheus::MetricFamily>* families) {
-    if (now.gpus.empty()) return;
-    prometheus::MetricFamily info = Family("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
-    prometheus::MetricFamily residents =
-        Family("superoffload_gpu_resident_buckets", "Buckets whose state is on the GPU, too.");
-    prometheus::MetricFamily seconds =
-        Family("superoffload_gpu_mover_seconds", "Seconds of the same copies beside the same kernels, by mover.");
-    for (const auto& [id, use] : now.gpus) {
-      const Labels optimizer{{"optimizer", id.name}, {"uid", absl::StrCat(id.uid)}};
-      const auto with = [&optimizer](Labels more) {
-        more.insert(more.begin(), optimizer.begin(), optimizer.end());
-        return more;
-      };
-      Add(with({{"gpu", use.gpu},
-                {"mover", use.mover},
-                {"sharing", use.sharing},
-                {"cast", use.cast},
-                {"coherent", use.coherent ? "true" : "false"},
-                {"staged", use.staged ? "true" : "false"}}),
-          1, &info);
-      Add(optimizer, use.resident_buckets, &residents);
-      for (const auto& [mover, measured] : use.mover_seconds) Add(with({{"mover", mover}}), measured, &seconds);
-    }
-    families->insert(families->end(), {std::move(info), std::move(residents), std::move(seconds)});
-  }
-
-  static prometheus::MetricFamily Family(const char* name, const char* help) {
-    prometheus::MetricFamily family;
-    family.name = name;
-    family.help = help;
-    family.type = prometheus::MetricType::Gauge;
-    return family;
-  }
-
-  static void Add(Labels labels, double value, prometheus::MetricFamily* family) {
-    prometheus::ClientMetric metric;
-    metric.label = std::move(labels);
-    metric.gauge.value = value;
-    family->metric.push_back(std::move(metric));
-  }
-
-  using Values = std::vector<std::pair<std::string, double>>;
-
-  static Values ByNode(const std::map<int, uint64_t>& bytes_by_node) {
-    Values values;
-    for (const auto& [node, bytes] : bytes_by_node) values.emplace_back(absl::StrCat(node), static_cast<double>(bytes));
-    return values;
-  }
-
-  // Without a label there is one value.
-  static prometheus::MetricFamily Make(const char* name, const char* help, const std::string& label,
-                                       const Values& by_label) {
-    prometheus::MetricFamily family = Family(name, help);
-    for (const auto& [key, value] : by_label) Add(label.empty() ? Labels{} : Labels{{label, key}}, value, &family);
-    return family;
-  }
-
-  const std::function<DaemonGauges()> gauges_;
-};
-
 Metrics::Metrics(const DaemonConstants& constants)
-    : registry_(std::make_shared<prometheus::Registry>()),
+    : labels_are_names_(constants.labels_are_names),
+      registry_(std::make_shared<prometheus::Registry>()),
       families_(std::make_unique<Families>(*registry_)),
       passes_(std::make_unique<PassSeries[]>(engine::kPassKinds)) {
   GaugeFamily(*registry_, "superoffload_build_info", "What is running; always 1.")
@@ -252,7 +169,10 @@ Metrics::Metrics(const DaemonConstants& constants)
 Metrics::~Metrics() { Close(); }
 
 absl::StatusOr<std::string> Metrics::Expose(const std::string& address, std::function<DaemonGauges()> gauges) {
-  gauge_collector_ = std::make_shared<GaugeCollector>(std::move(gauges));
+  gauge_collector_ = std::make_shared<GaugeCollector>(std::move(gauges), [this](const optimizer::OptimizerId& id) {
+    absl::MutexLock lock(&mu_);
+    return LabelsOf(id);
+  });
   try {  // civetweb's wrapper throws
     exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
         "listening_ports", address, "num_threads", kHttpThreads, "request_timeout_ms", kHttpTimeoutMs});
@@ -273,12 +193,29 @@ void Metrics::Close() {
   gauge_collector_.reset();
 }
 
+void Metrics::OnHost(const optimizer::OptimizerId& id, const std::string& unique_id, const engine::RunMember& member) {
+  absl::MutexLock lock(&mu_);
+  hosted_[id] = {unique_id, member};
+  SeriesOf(id);  // at zero: rate() sees the first step, too
+}
+
+std::map<std::string, std::string> Metrics::LabelsOf(const optimizer::OptimizerId& id) {
+  const auto found = hosted_.find(id);
+  const Hosted hosted = found == hosted_.end() ? Hosted() : found->second;
+  std::map<std::string, std::string> labels{{"optimizer", labels_are_names_ ? id.name : hosted.unique_id}};
+  if (labels_are_names_) labels["uid"] = absl::StrCat(id.uid);
+  if (hosted.member.run.empty()) return labels;
+  labels["run"] = labels_are_names_ ? hosted.member.run : RunId(id.uid, hosted.member.run);
+  labels["rank"] = absl::StrCat(hosted.member.rank);
+  return labels;
+}
+
 Metrics::OptimizerSeries& Metrics::SeriesOf(const optimizer::OptimizerId& id) {
   std::unique_ptr<OptimizerSeries>& series = series_[id];
   if (series != nullptr) return *series;
-  const prometheus::Labels labels{{"optimizer", id.name}, {"uid", absl::StrCat(id.uid)}};
+  const prometheus::Labels labels = LabelsOf(id);
   series = std::make_unique<OptimizerSeries>();
-  for (transport::Verdict verdict : kVerdicts) {
+  for (engine::Verdict verdict : kVerdicts) {
     prometheus::Labels with_verdict = labels;
     with_verdict["verdict"] = VerdictName(verdict);
     series->steps.push_back(&families_->steps.Add(with_verdict));
@@ -318,14 +255,15 @@ void Metrics::OnPass(const optimizer::OptimizerId&, const engine::PassReport& re
 void Metrics::OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) {
   absl::MutexLock lock(&mu_);
   const OptimizerSeries& series = SeriesOf(id);
-  const transport::VerdictReport& verdict = report.verdict;
+  const engine::VerdictReport& verdict = report.verdict;
   series.steps[static_cast<size_t>(verdict.verdict) - 1]->Increment();
   series.consecutive_skips->Set(verdict.consecutive_skips);
-  if (verdict.verdict != transport::Verdict::kSkipAbandoned) series.gradient_norm->Set(verdict.global_norm);
+  if (verdict.verdict != engine::Verdict::kSkipAbandoned) series.gradient_norm->Set(verdict.global_norm);
   series.speculated->Increment(verdict.speculated_buckets);
   series.republished->Increment(verdict.republished_buckets);
   series.gradient_bytes->Increment(static_cast<double>(report.gradient_bytes));
   series.parameter_bytes->Increment(static_cast<double>(report.published_bytes));
+  if (report.by_agreement) return;
   series.receive_seconds->Observe(absl::ToDoubleSeconds(report.receive_duration));
   series.exposed_seconds->Observe(absl::ToDoubleSeconds(report.exposed_duration));
 }
@@ -346,6 +284,7 @@ void Metrics::OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::Ch
 
 void Metrics::OnDelete(const optimizer::OptimizerId& id) {
   absl::MutexLock lock(&mu_);
+  hosted_.erase(id);
   const auto it = series_.find(id);
   if (it == series_.end()) return;
   const OptimizerSeries& series = *it->second;

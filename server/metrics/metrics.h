@@ -6,7 +6,7 @@
 //   superoffload_gradient_norm{optimizer,uid}                          global norm of the last step that had one
 //   superoffload_speculated_buckets_total{optimizer,uid}               published before the verdict
 //   superoffload_republished_buckets_total{optimizer,uid}              speculation undone by the verdict
-//   superoffload_gradient_bytes_total{optimizer,uid}                   handed over by trainers
+//   superoffload_gradient_bytes_total{optimizer,uid}                   submitted by trainers
 //   superoffload_parameter_bytes_total{optimizer,uid}                  published to trainers
 //   superoffload_step_phase_seconds{optimizer,uid,phase}               histogram; receive: to END_STEP, exposed: after
 //   superoffload_checkpoints_total{optimizer,uid,result}               written, failed
@@ -28,6 +28,9 @@
 //   superoffload_gpu_resident_buckets{optimizer,uid}                   whose state is on the GPU, too
 //   superoffload_gpu_mover_seconds{optimizer,uid,mover}                measured when it attached; the least was taken
 //   superoffload_worker_threads
+//
+// "optimizer" is the optimizer's id, and there is no "uid"; where metric_labels are names it is the name. Series of a rank
+// of a run have "run" and "rank", too: "run" is a hash of the user and the run's name, the same in all daemons, or the name.
 #ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 #define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 
@@ -40,10 +43,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/memory/memory_budget.h"
-#include "server/optimizer/gpu_use.h"
+#include "server/metrics/daemon_gauges.h"
 #include "server/optimizer/optimizer_observer.h"
-#include "server/partition/partition.h"
 
 namespace prometheus {
 class Exposer;
@@ -52,21 +53,14 @@ class Registry;
 
 namespace superoffload::metrics {
 
-// Read at every scrape.
-struct DaemonGauges {
-  size_t optimizers = 0;
-  size_t attachments = 0;
-  memory::MemoryUse memory;
-  std::map<int, uint64_t> bytes_by_node;
-  std::vector<partition::Reading> partition;
-  std::vector<std::pair<optimizer::OptimizerId, optimizer::GpuUse>> gpus;
-};
+class GaugeCollector;
 
 struct DaemonConstants {
   std::string version;
   std::string kernel_target;
   size_t worker_threads = 0;
   uint64_t memory_budget_bytes = 0;
+  bool labels_are_names = false;
 };
 
 // Thread-safe.
@@ -83,22 +77,31 @@ class Metrics final : public optimizer::OptimizerObserver {
   void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
   void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
   void OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) override;
+  void OnHost(const optimizer::OptimizerId& id, const std::string& unique_id,
+              const engine::RunMember& member) override;
   void OnDelete(const optimizer::OptimizerId& id) override;
 
  private:
+  struct Hosted {
+    std::string unique_id;
+    engine::RunMember member;
+  };
   struct Families;
   struct OptimizerSeries;
   struct PassSeries;
-  class GaugeCollector;
 
+  // What tells the series of an optimizer from those of others.
+  std::map<std::string, std::string> LabelsOf(const optimizer::OptimizerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   OptimizerSeries& SeriesOf(const optimizer::OptimizerId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const bool labels_are_names_;
   std::shared_ptr<prometheus::Registry> registry_;  // the exposer holds it weakly
   std::unique_ptr<Families> families_;
   std::unique_ptr<PassSeries[]> passes_;
   std::shared_ptr<GaugeCollector> gauge_collector_;  // likewise
   std::unique_ptr<prometheus::Exposer> exposer_;
   absl::Mutex mu_;
+  std::map<optimizer::OptimizerId, Hosted> hosted_ ABSL_GUARDED_BY(mu_);
   std::map<optimizer::OptimizerId, std::unique_ptr<OptimizerSeries>> series_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -65,12 +65,14 @@ constexpr uint64_t kMessageBytes = 256;
 // The spec, the plan, the description in two copies, and the answer to a trainer that attaches.
 uint64_t MetadataBytes(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
   constexpr uint64_t kCopies = 4;
-  uint64_t bytes = kCopies * spec.groups.size() * sizeof(spec.groups[0]);
+  const uint64_t group_bytes = spec.algorithm->scalars.size() * (sizeof(double) + kMessageBytes / 8);
+  uint64_t bytes = kCopies * spec.groups.size() * (sizeof(spec.groups[0]) + group_bytes);
   bytes += layout.buckets.size() * (sizeof(layout.buckets[0]) + kMessageBytes);
   bytes += layout.placements.size() * (sizeof(layout.placements[0]) + kMessageBytes);
   for (const engine::ParameterSpec& parameter : spec.parameters) {
     bytes += sizeof(parameter) + kMessageBytes;
-    bytes += kCopies * (parameter.name.size() + parameter.shape.size() * sizeof(parameter.shape[0]));
+    const size_t extents = parameter.shape.size() + parameter.global_shape.size() + parameter.global_offset.size();
+    bytes += kCopies * (parameter.name.size() + extents * sizeof(parameter.shape[0]));
   }
   return bytes;
 }
@@ -78,22 +80,22 @@ uint64_t MetadataBytes(const engine::Layout& layout, const engine::OptimizerSpec
 }  // namespace
 
 memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
-  return {.state_bytes = layout.state_bytes + engine::Record::Bytes(spec.groups.size(), layout.chunks),
+  return {.state_bytes = layout.state_bytes + engine::Record::Bytes(layout),
           .gradients_bytes = layout.gradients_bytes,
           .parameters_bytes = layout.parameters_bytes,
           .metadata_bytes = MetadataBytes(layout, spec)};
 }
 
-absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, size_t groups,
-                                                  const std::string& description, const memory::Placement& placement) {
+absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, const std::string& description,
+                                                  const memory::Binding& binding) {
   const size_t bytes[] = {layout.parameters_bytes, layout.gradients_bytes, layout.state_bytes,
-                          engine::Record::Bytes(groups, layout.chunks),
+                          engine::Record::Bytes(layout),
                           2 * (sizeof(DescriptionHeader) + description.size() + kDescriptionRoom)};
   HostedMemory hosted;
   for (size_t i = 0; i < std::size(kParts); ++i) {
-    memory::Placement place = placement;
-    place.from_pool = !kParts[i].trainers_write;
-    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i], place);
+    memory::Binding bound = binding;
+    bound.from_pool = !kParts[i].trainers_write;
+    absl::StatusOr<memory::SharedMemory> created = memory::SharedMemory::Create(kParts[i].name, bytes[i], bound);
     if (!created.ok()) return created.status();
     hosted.*kParts[i].memory = *std::move(created);
   }
@@ -162,12 +164,17 @@ std::map<int, uint64_t> HostedMemory::BytesByNode() const {
   return by_node;
 }
 
-absl::Status HostedMemory::Check(const engine::Layout& layout, size_t groups) const {
+absl::Status HostedMemory::CheckSizes(const engine::Layout& layout) const {
   if (parameters.bytes() < layout.parameters_bytes || gradients.bytes() < layout.gradients_bytes ||
-      state.bytes() < layout.state_bytes || record.bytes() < engine::Record::Bytes(groups, layout.chunks)) {
+      state.bytes() < layout.state_bytes || record.bytes() < engine::Record::Bytes(layout)) {
     return absl::DataLossError("the memory of the optimizer is smaller than its plan");
   }
-  return engine::Record(record.data(), groups, layout.chunks).Check();
+  return absl::OkStatus();
+}
+
+absl::Status HostedMemory::Check(const engine::Layout& layout) const {
+  if (absl::Status status = CheckSizes(layout); !status.ok()) return status;
+  return engine::Record(record.data(), layout).Check();
 }
 
 }  // namespace superoffload::optimizer

@@ -27,8 +27,8 @@ struct HostedMemory {
   static memory::MemoryUse Use(const engine::Layout& layout, const engine::OptimizerSpec& spec);
 
   // RESOURCE_EXHAUSTED.
-  static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, size_t groups,
-                                             const std::string& description, const memory::Placement& placement);
+  static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, const std::string& description,
+                                             const memory::Binding& binding);
 
   // Recognises the parts by their names. DATA_LOSS: one is missing or damaged. After an error `fds` are still the
   // caller's.
@@ -45,7 +45,10 @@ struct HostedMemory {
   absl::Status Describe(const std::string& text) const;
 
   // Whether the parts are as large as the layout needs. DATA_LOSS.
-  absl::Status Check(const engine::Layout& layout, size_t groups) const;
+  absl::Status CheckSizes(const engine::Layout& layout) const;
+
+  // The same, and whether the record is one of the layout. DATA_LOSS, FAILED_PRECONDITION: see Record::Check.
+  absl::Status Check(const engine::Layout& layout) const;
 
   // By NUMA node.
   std::map<int, uint64_t> BytesByNode() const;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/check.h"
 #include "server/memory/crc32.h"
 
 namespace superoffload::optimizer {
@@ -19,12 +20,19 @@ constexpr std::chrono::minutes kReturnTime{10};
 // In a record: of a process that this PID name space does not see.
 constexpr uint32_t kUnknownPid = 0xffffffff;
 
-uint64_t NewRun() {
-  uint64_t run = 0;
-  while (run == 0) {
-    if (::getrandom(&run, sizeof(run), 0) != sizeof(run)) run = 0;
+// Not 0.
+uint64_t Draw() {
+  uint64_t number = 0;
+  while (number == 0) {
+    if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) number = 0;
   }
-  return run;
+  return number;
+}
+
+// Ring entries that set every scalar of every group.
+size_t GroupEntries(const engine::OptimizerSpec& spec) {
+  const size_t scalars = spec.algorithm->scalars.size();
+  return spec.groups.size() * ((scalars + SUPEROFFLOAD_GROUP_SCALARS - 1) / SUPEROFFLOAD_GROUP_SCALARS);
 }
 
 absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& memory) {
@@ -35,35 +43,35 @@ absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& mem
 
 }  // namespace
 
+std::string NewUniqueId() { return absl::StrCat(absl::Hex(Draw(), absl::kZeroPad16)); }
+
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
-    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, const std::string& description,
-    const memory::Placement& placement, memory::MemoryBudget* budget, engine::WorkerPool* pool,
-    OptimizerObserver* observer) {
-  const size_t groups = spec.groups.size();
+    OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+    const std::string& description, const memory::Binding& binding, memory::MemoryBudget* budget,
+    engine::WorkerPool* pool, OptimizerObserver* observer) {
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> created = Build(
-      std::move(id), std::move(spec), policy,
-      [&](const engine::Layout& layout) { return HostedMemory::Create(layout, groups, description, placement); },
-      budget, pool, observer);
+      std::move(id), std::move(unique_id), std::move(spec), policy,
+      [&](const engine::Layout& layout) { return HostedMemory::Create(layout, description, binding); }, budget, pool,
+      observer);
   if (created.ok()) {
     (*created)->engine_->AwaitFirstFill();
-    (*created)->set_run(NewRun());
+    (*created)->set_run(Draw());
   }
   return created;
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
-    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory& memory,
+    OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory& memory,
     memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
-  const size_t groups = spec.groups.size();
   const auto checked = [&](const engine::Layout& layout) -> absl::StatusOr<HostedMemory> {
-    if (absl::Status status = memory.Check(layout, groups); !status.ok()) return status;
+    if (absl::Status status = memory.Check(layout); !status.ok()) return status;
     return std::move(memory);
   };
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
-      Build(std::move(id), std::move(spec), policy, checked, budget, pool, observer);
+      Build(std::move(id), std::move(unique_id), std::move(spec), policy, checked, budget, pool, observer);
   if (!adopted.ok()) return adopted;
   HostedOptimizer& hosted = **adopted;
-  if (hosted.run() == 0) hosted.set_run(NewRun());
+  if (hosted.run() == 0) hosted.set_run(Draw());
   if (const engine::Record::Trainer trainer = hosted.record_.trainer(); trainer.pid != 0) {
     absl::MutexLock lock(&hosted.mu_);
     hosted.expected_ = trainer.pid == kUnknownPid ? Process{} : Process{static_cast<pid_t>(trainer.pid), trainer.start_time};
@@ -73,7 +81,7 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
-    OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+    OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
     const std::function<absl::StatusOr<HostedMemory>(const engine::Layout&)>& provide, memory::MemoryBudget* budget,
     engine::WorkerPool* pool, OptimizerObserver* observer) {
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
@@ -84,7 +92,7 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
   absl::StatusOr<HostedMemory> memory = provide(*layout);
   if (!memory.ok()) return memory.status();
   std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(
-      std::move(id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
+      std::move(id), std::move(unique_id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
   optimizer->StartEngine(policy, pool);
   return optimizer;
 }
@@ -92,24 +100,27 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
 void HostedOptimizer::StartEngine(engine::SpeculationPolicy policy, engine::WorkerPool* pool) {
   engine::StepObserver* const step_observer = this;  // a private base: only visible here
   engine_ = std::make_unique<engine::StepEngine>(&layout_, spec_.groups, memory_.view(), policy, pool, step_observer);
+  engine_->SetName(id_.name);
+  if (spec_.member.ranks > 1) engine_->RequireTotals();
 }
 
-HostedOptimizer::HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
+HostedOptimizer::HostedOptimizer(OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::Layout layout,
                                  memory::MemoryReservation reservation, HostedMemory memory,
                                  OptimizerObserver* observer)
     : id_(std::move(id)),
+      unique_id_(std::move(unique_id)),
       spec_(std::move(spec)),
       layout_(std::move(layout)),
       reservation_(std::move(reservation)),
       create_time_(absl::Now()),
       observer_(observer),
       memory_(std::move(memory)),
-      record_(memory_.record.data(), spec_.groups.size(), layout_.chunks) {}
+      record_(memory_.record.data(), layout_) {}
 
 HostedOptimizer::~HostedOptimizer() {
   const uint64_t epoch = attachment().epoch;
   if (epoch != 0) RequestDetach(epoch, absl::UnavailableError("the optimizer is being deleted"));
-  std::shared_ptr<transport::HostTransport> last;
+  std::shared_ptr<transport::DeviceTransport> last;
   {
     absl::MutexLock lock(&mu_);
     last = std::move(transport_);
@@ -117,22 +128,24 @@ HostedOptimizer::~HostedOptimizer() {
   // Its destructor joins the thread, whose last act takes the lock.
 }
 
-absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
+absl::Status HostedOptimizer::Attach(const AttachedTrainer& info, Sync sync,
                                      const std::vector<uint32_t>& parameter_crc32,
                                      std::function<void(const absl::Status&)> on_end) {
   if (absl::Status status = engine_->CheckComplete(/*before_push=*/sync == Sync::kPush); !status.ok()) {
     return absl::Status(status.code(), absl::StrCat("optimizer \"", id_.name, "\": ", status.message()));
   }
+  // A trainer that filled the next slot would overwrite what is prepared.
+  if (absl::Status status = engine_->CheckNotPrepared("attaching"); !status.ok()) return status;
   if (absl::Status status = Claim(info); !status.ok()) return status;
   absl::Status status = Synchronize(sync, parameter_crc32);
   absl::StatusOr<transport::RingMemory> ring =
-      status.ok() ? transport::RingMemory::Create(info.epoch, layout_.buckets.size(), spec_.groups.size())
+      status.ok() ? transport::RingMemory::Create(info.epoch, layout_.buckets.size(), GroupEntries(spec_))
                   : absl::StatusOr<transport::RingMemory>(status);
   if (!ring.ok()) {
     Release();
     return ring.status();
   }
-  auto transport = std::make_shared<transport::HostTransport>(
+  auto transport = std::make_shared<transport::DeviceTransport>(
       *std::move(ring), info.epoch, engine_.get(), [this, on_end = std::move(on_end)](const absl::Status& reason) {
         engine_->Detach();
         Release(/*comes_back=*/absl::IsUnavailable(reason));  // the daemon is being restarted
@@ -153,16 +166,42 @@ absl::Status HostedOptimizer::Attach(const AttachmentInfo& info, Sync sync,
   return absl::OkStatus();
 }
 
-absl::Status HostedOptimizer::Restore(const AttachmentInfo& info, const engine::StepEngine::Moment& moment,
-                                      const std::function<absl::Status()>& load) {
+absl::Status HostedOptimizer::Restore(const AttachedTrainer& info, const engine::StepEngine::Moment& moment,
+                                      uint64_t lineage, const std::function<absl::Status()>& load) {
   if (absl::Status status = Claim(info); !status.ok()) return status;
-  const absl::Status status = engine_->WaitRestored(moment, load);
+  const absl::Status status = engine_->WaitRestored(moment, [&] {
+    engine_->SetLineage(lineage == 0 ? Draw() : lineage);  // while the record says that it is restored
+    return load();
+  });
   Release();
   return status;
 }
 
-absl::Status HostedOptimizer::Claim(const AttachmentInfo& info) {
-  std::shared_ptr<transport::HostTransport> last;  // its thread is joined after the lock is released
+absl::StatusOr<engine::RunReport> HostedOptimizer::Report(const AttachedTrainer& info) {
+  if (absl::Status status = Claim(info); !status.ok()) return status;
+  absl::StatusOr<engine::RunReport> report = engine_->WaitReported();
+  Release();
+  return report;
+}
+
+absl::Status HostedOptimizer::CommitPrepared(const AttachedTrainer& info, uint64_t attempt,
+                                             const engine::Record::RunTerms& terms) {
+  if (absl::Status status = Claim(info); !status.ok()) return status;
+  const absl::Status status = engine_->WaitPreparedCommitted(attempt, terms);
+  Release();
+  return status;
+}
+
+absl::Status HostedOptimizer::AbandonPrepared(const AttachedTrainer& info, uint64_t attempt) {
+  if (absl::Status status = Claim(info); !status.ok()) return status;
+  const absl::Status status = engine_->WaitPreparedAbandoned(attempt);
+  Release();
+  return status;
+}
+
+absl::Status HostedOptimizer::Claim(const AttachedTrainer& info) {
+  std::shared_ptr<transport::DeviceTransport> last;  // its thread is joined after the lock is released
+  SUPEROFFLOAD_CHECK(info.epoch != 0, "epoch 0 is of no attachment; optimizer ", id_.name);
   absl::MutexLock lock(&mu_);
   if (expected_ && info.peer.pid == expected_->pid) expected_.reset();  // here it is
   if (absl::Status status = Unused(); !status.ok()) return status;
@@ -176,13 +215,21 @@ absl::Status HostedOptimizer::Claim(const AttachmentInfo& info) {
 
 void HostedOptimizer::Release(bool comes_back) {
   absl::MutexLock lock(&mu_);
-  attachment_ = AttachmentInfo{};
+  SUPEROFFLOAD_CHECK(attachment_.epoch != 0, "optimizer ", id_.name, " is released but nobody has claimed it");
+  attachment_ = AttachedTrainer{};
   if (!comes_back) record_.SetTrainer({});
 }
 
-absl::Status HostedOptimizer::CheckUnused() const {
+void HostedOptimizer::SetUnreachable() {
   absl::MutexLock lock(&mu_);
-  return Unused();
+  unreachable_ = true;
+}
+
+absl::Status HostedOptimizer::CheckUnused(bool lease_over) const {
+  absl::MutexLock lock(&mu_);
+  if (absl::Status status = Unused(); !status.ok()) return status;
+  if (lease_over && unreachable_) return absl::OkStatus();
+  return engine_->CheckNotPrepared("deleting the optimizer");
 }
 
 absl::Status HostedOptimizer::Unused() const {
@@ -229,7 +276,7 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
 }
 
 void HostedOptimizer::RequestDetach(uint64_t epoch, const absl::Status& reason) {
-  std::shared_ptr<transport::HostTransport> transport;
+  std::shared_ptr<transport::DeviceTransport> transport;
   {
     absl::MutexLock lock(&mu_);
     if (attachment_.epoch != epoch || epoch == 0) return;
@@ -248,14 +295,14 @@ void HostedOptimizer::WaitDetached(uint64_t epoch) const {
   mu_.Await(absl::Condition(&detached));
 }
 
-absl::StatusOr<std::shared_ptr<transport::HostTransport>> HostedOptimizer::TransportOf(uint64_t epoch) const {
+absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> HostedOptimizer::TransportOf(uint64_t epoch) const {
   absl::MutexLock lock(&mu_);
   if (attachment_.epoch == epoch && transport_ != nullptr) return transport_;
   return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
 }
 
 absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
-  absl::StatusOr<std::shared_ptr<transport::HostTransport>> transport = TransportOf(epoch);
+  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
   const memory::SharedMemory& ring = (*transport)->ring_memory();
   absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.parameters),
@@ -270,10 +317,10 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
 }
 
 absl::Status HostedOptimizer::MapDevice(uint64_t epoch, const superoffload_device_request& request,
-                                        const memory::FileDescriptor& descriptor) {
-  absl::StatusOr<std::shared_ptr<transport::HostTransport>> transport = TransportOf(epoch);
+                                        std::span<const int> descriptors) {
+  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
-  return (*transport)->MapDevice(request, descriptor.get(), MovedMemory());
+  return (*transport)->MapDevice(request, descriptors, MovedMemory());
 }
 
 transport::MovedMemory HostedOptimizer::MovedMemory() const {
@@ -291,7 +338,7 @@ transport::MovedMemory HostedOptimizer::MovedMemory() const {
   return moved;
 }
 
-AttachmentInfo HostedOptimizer::attachment() const {
+AttachedTrainer HostedOptimizer::attachment() const {
   absl::MutexLock lock(&mu_);
   return attachment_;
 }

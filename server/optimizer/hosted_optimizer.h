@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,14 +27,17 @@
 #include "server/optimizer/optimizer_observer.h"
 #include "server/optimizer/process.h"
 #include "server/transport/descriptor_server.h"
-#include "server/transport/host_transport.h"
+#include "server/transport/device_transport.h"
 
 namespace superoffload::optimizer {
 
 // How trainer and daemon agree on the parameters at attach.
 enum class Sync : uint8_t { kCheck, kPull, kPush };
 
-struct AttachmentInfo {
+// 16 random hexadecimal digits.
+std::string NewUniqueId();
+
+struct AttachedTrainer {
   uint64_t epoch = 0;
   transport::Peer peer;
   std::optional<GpuUse> gpu;
@@ -44,18 +48,17 @@ class HostedOptimizer final : private engine::StepObserver {
  public:
   // Plans, reserves and allocates. `description` is kept with the memory, for whoever finds it. `budget`, `pool` and
   // `observer` must outlive the optimizer.
-  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Create(OptimizerId id, engine::OptimizerSpec spec,
-                                                                 engine::SpeculationPolicy policy,
-                                                                 const std::string& description,
-                                                                 const memory::Placement& placement,
-                                                                 memory::MemoryBudget* budget, engine::WorkerPool* pool,
-                                                                 OptimizerObserver* observer);
+  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Create(
+      OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+      const std::string& description, const memory::Binding& binding, memory::MemoryBudget* budget,
+      engine::WorkerPool* pool, OptimizerObserver* observer);
 
   // The same with the memory of an optimizer of this spec that another daemon hosted: it is brought to its last
   // committed step. A trainer that was attached to it has it for itself until it attaches anew or its process ends; one
   // whose process is not known, for some minutes. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec, stays as it is, and is still
   // the caller's, as after any error.
-  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Adopt(OptimizerId id, engine::OptimizerSpec spec,
+  static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Adopt(OptimizerId id, std::string unique_id,
+                                                                engine::OptimizerSpec spec,
                                                                 engine::SpeculationPolicy policy, HostedMemory& memory,
                                                                 memory::MemoryBudget* budget, engine::WorkerPool* pool,
                                                                 OptimizerObserver* observer);
@@ -67,13 +70,19 @@ class HostedOptimizer final : private engine::StepObserver {
   // returned, when the attachment is over and its open step was abandoned or finished. FAILED_PRECONDITION: attached
   // already, or with kCheck the checksums (CRC-32 of each parameter, in order) differ from the masters'. DATA_LOSS: the
   // optimizer is incomplete, and kPush would not complete it.
-  absl::Status Attach(const AttachmentInfo& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
+  absl::Status Attach(const AttachedTrainer& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
                       std::function<void(const absl::Status&)> on_end);
 
-  // Replaces the state, see StepEngine::WaitRestored; `info` counts as attached meanwhile. FAILED_PRECONDITION:
+  // Replaces the state, see StepEngine::WaitRestored. `lineage` 0: a new one is drawn. `info` counts as attached meanwhile. FAILED_PRECONDITION:
   // somebody is attached.
-  absl::Status Restore(const AttachmentInfo& info, const engine::StepEngine::Moment& moment,
+  absl::Status Restore(const AttachedTrainer& info, const engine::StepEngine::Moment& moment, uint64_t lineage,
                        const std::function<absl::Status()>& load);
+
+  // For an agreement of all ranks of a run; see StepMachine. FAILED_PRECONDITION: somebody is attached.
+  // `info` counts as attached meanwhile.
+  absl::StatusOr<engine::RunReport> Report(const AttachedTrainer& info);
+  absl::Status CommitPrepared(const AttachedTrainer& info, uint64_t attempt, const engine::Record::RunTerms& terms);
+  absl::Status AbandonPrepared(const AttachedTrainer& info, uint64_t attempt);
 
   // Ends the attachment if it is still that one. Does not wait for its end.
   void RequestDetach(uint64_t epoch, const absl::Status& reason);
@@ -84,15 +93,19 @@ class HostedOptimizer final : private engine::StepObserver {
   // NOT_FOUND unless `epoch` is the present attachment.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
 
-  // Maps GPU memory for that attachment; see HostTransport::MapDevice. NOT_FOUND as above.
+  // Maps GPU memory for that attachment; see DeviceTransport::MapDevice. NOT_FOUND as above.
   absl::Status MapDevice(uint64_t epoch, const superoffload_device_request& request,
-                         const memory::FileDescriptor& descriptor);
+                         std::span<const int> descriptors);
 
   // The present attachment; epoch 0 when there is none.
-  AttachmentInfo attachment() const;
+  AttachedTrainer attachment() const;
 
-  // FAILED_PRECONDITION while a trainer is attached, or is expected back after the daemon's restart.
-  absl::Status CheckUnused() const;
+  // FAILED_PRECONDITION while a trainer is attached, or is expected back after the daemon's restart, or a step is
+  // prepared; but the end of the lease of an unreachable optimizer ends what it has prepared, too.
+  absl::Status CheckUnused(bool lease_over) const;
+
+  // Nobody chose its name: no trainer comes back to it, and no run can agree on what it has prepared.
+  void SetUnreachable();
 
   // Of the present attachment.
   void SetGpuUse(GpuUse use);
@@ -101,10 +114,18 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Duration lease() const;
   void set_lease(absl::Duration lease);
 
+  // Ranks of a run go on together only if theirs are equal; made anew by every restore.
+  uint64_t lineage() const { return record_.lineage(); }
+
   // Names the training run that checkpoints are of: drawn when the optimizer is created, and taken over from a
   // checkpoint of an optimizer of this name.
   uint64_t run() const { return record_.run(); }
   void set_run(uint64_t run) { record_.SetRun(run); }
+
+  uint32_t record_version() const { return record_.version(); }
+
+  // Tells it from every other optimizer that has or had its name, in this daemon and its successors.
+  const std::string& unique_id() const { return unique_id_; }
 
   engine::StepEngine& engine() { return *engine_; }
   const engine::StepEngine& engine() const { return *engine_; }
@@ -113,15 +134,16 @@ class HostedOptimizer final : private engine::StepObserver {
   const engine::Layout& layout() const { return layout_; }
   const HostedMemory& memory() const { return memory_; }
   uint64_t memory_bytes() const { return reservation_.use().total_bytes(); }
+  const memory::MemoryUse& memory_use() const { return reservation_.use(); }
   absl::Time create_time() const { return create_time_; }
 
  private:
-  HostedOptimizer(OptimizerId id, engine::OptimizerSpec spec, engine::Layout layout,
+  HostedOptimizer(OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::Layout layout,
                   memory::MemoryReservation reservation, HostedMemory memory, OptimizerObserver* observer);
 
   // `provide` makes or finds the memory for the layout that was planned.
   static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Build(
-      OptimizerId id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+      OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
       const std::function<absl::StatusOr<HostedMemory>(const engine::Layout&)>& provide, memory::MemoryBudget* budget,
       engine::WorkerPool* pool, OptimizerObserver* observer);
 
@@ -131,15 +153,16 @@ class HostedOptimizer final : private engine::StepObserver {
   void OnStep(const engine::StepReport& report) override { observer_->OnStep(id_, report); }
 
   // NOT_FOUND unless `epoch` is the present attachment.
-  absl::StatusOr<std::shared_ptr<transport::HostTransport>> TransportOf(uint64_t epoch) const;
+  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> TransportOf(uint64_t epoch) const;
   transport::MovedMemory MovedMemory() const;
   absl::Status Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32);
   absl::Status CheckParameters(const std::vector<uint32_t>& parameter_crc32) const;
-  absl::Status Claim(const AttachmentInfo& info);
+  absl::Status Claim(const AttachedTrainer& info);
   void Release(bool comes_back = false);
   absl::Status Unused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const OptimizerId id_;
+  const std::string unique_id_;
   const engine::OptimizerSpec spec_;
   const engine::Layout layout_;
   const memory::MemoryReservation reservation_;
@@ -151,13 +174,14 @@ class HostedOptimizer final : private engine::StepObserver {
 
   mutable absl::Mutex mu_;
   absl::Duration lease_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
-  AttachmentInfo attachment_ ABSL_GUARDED_BY(mu_);
+  bool unreachable_ ABSL_GUARDED_BY(mu_) = false;
+  AttachedTrainer attachment_ ABSL_GUARDED_BY(mu_);
   std::optional<Process> expected_ ABSL_GUARDED_BY(mu_);  // was attached when the last daemon died
   std::chrono::steady_clock::time_point expected_until_ ABSL_GUARDED_BY(mu_);  // when it is not known
   absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not
   // hold the lock while it wakes the transport.
-  std::shared_ptr<transport::HostTransport> transport_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<transport::DeviceTransport> transport_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace superoffload::optimizer

@@ -1,5 +1,6 @@
 #include "server/optimizer/optimizer_table.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "kernels/check.h"
 
 namespace superoffload::optimizer {
 namespace {
@@ -35,7 +37,7 @@ std::string StoreName(const OptimizerId& id) { return absl::StrCat(kStorePrefix,
 
 absl::Status DamagedError(const OptimizerId& id, const absl::Status& reason) {
   return absl::DataLossError(absl::StrCat("the memory of optimizer \"", id.name, "\" cannot be used: ",
-                                          reason.message(), "; superoffloadctl delete frees it and its name"));
+                                          reason.message(), "; superoffloadctl export saves what is whole of it, delete frees it and its name"));
 }
 
 absl::Status ShuttingDown() {
@@ -44,39 +46,78 @@ absl::Status ShuttingDown() {
 
 }  // namespace
 
+absl::Status OptimizerTable::Admit(const OptimizerId& id) const {
+  if (shutting_down_) return ShuttingDown();
+  const auto same_user = [&id](const auto& entry) { return entry.first.uid == id.uid; };
+  if (static_cast<size_t>(std::count_if(optimizers_.begin(), optimizers_.end(), same_user)) >= max_per_user_) {
+    return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", max_per_user_,
+                                                     " optimizers; delete one or raise max_optimizers_per_user"));
+  }
+  if (damaged_.contains(id) || optimizers_.contains(id)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("optimizer \"", id.name, "\" exists; attach to it, delete it or choose another name"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OptimizerTable::Preview> OptimizerTable::Plan(const transport::Peer& peer, const std::string& name,
+                                                             const engine::OptimizerSpec& spec) const {
+  if (absl::Status status = ValidateName(name); !status.ok()) return status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (absl::Status status = Admit({peer.uid, name}); !status.ok()) return status;
+  }
+  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
+  if (!layout.ok()) return layout.status();
+  const memory::MemoryUse use = HostedMemory::Use(*layout, spec);
+  absl::Status room = budget_->Check(absl::StrCat("optimizer \"", name, "\""), peer.uid, use);
+  return Preview{*std::move(layout), use, std::move(room)};
+}
+
 absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer, const std::string& name,
                                                     engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
-                                                    const std::string& description) {
+                                                    const std::string& description, std::string unique_id) {
   if (absl::Status status = ValidateName(name); !status.ok()) return status;
   const OptimizerId id{peer.uid, name};
   {
     absl::MutexLock lock(&mu_);
-    if (shutting_down_) return ShuttingDown();
-    const auto same_user = [&id](const auto& entry) { return entry.first.uid == id.uid; };
-    if (static_cast<size_t>(std::count_if(optimizers_.begin(), optimizers_.end(), same_user)) >= max_per_user_) {
-      return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", max_per_user_,
-                                                       " optimizers; delete one or raise max_optimizers_per_user"));
-    }
-    if (damaged_.contains(id) || !optimizers_.try_emplace(id, nullptr).second) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("optimizer \"", name, "\" exists; attach to it, delete it or choose another name"));
-    }
+    if (absl::Status status = Admit(id); !status.ok()) return status;
+    optimizers_.emplace(id, nullptr);
   }
   // Allocating takes long: the name is reserved, the table is not locked.
-  absl::StatusOr<std::unique_ptr<HostedOptimizer>> created =
-      HostedOptimizer::Create(id, std::move(spec), policy, description, placement_, budget_, pool_, observer_);
+  absl::StatusOr<std::unique_ptr<HostedOptimizer>> created = HostedOptimizer::Create(
+      id, std::move(unique_id), std::move(spec), policy, description, binding_, budget_, pool_, observer_);
+  if (created.ok()) observer_->OnHost(id, (*created)->unique_id(), (*created)->spec().member);
   absl::MutexLock lock(&mu_);
+  const auto reserved = optimizers_.find(id);
+  SUPEROFFLOAD_CHECK(reserved != optimizers_.end() && reserved->second == nullptr, "the name ", name,
+                     " was reserved and is not any more");
   if (!created.ok()) {
-    optimizers_.erase(id);
+    optimizers_.erase(reserved);
     return created.status();
   }
   store_->Keep(StoreName(id), (*created)->memory().fds());
-  return optimizers_[id] = *std::move(created);
+  return reserved->second = *std::move(created);
 }
 
 void OptimizerTable::SetLease(const OptimizerPtr& optimizer, absl::Duration lease) {
   optimizer->set_lease(lease);
-  if (optimizer->attachment().epoch == 0) leases_.Start(optimizer->id(), lease);
+  if (optimizer->attachment().epoch == 0) StartLease(*optimizer);
+}
+
+bool OptimizerTable::Hosts(const HostedOptimizer& optimizer) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = optimizers_.find(optimizer.id());
+  return found != optimizers_.end() && found->second.get() == &optimizer;
+}
+
+// Not of one that was deleted: its name may be another's by now.
+void OptimizerTable::StartLease(const HostedOptimizer& optimizer) {
+  absl::MutexLock lock(&mu_);
+  const auto found = optimizers_.find(optimizer.id());
+  if (found != optimizers_.end() && found->second.get() == &optimizer) {
+    leases_.Start(optimizer.id(), optimizer.lease());
+  }
 }
 
 void OptimizerTable::Expire(const OptimizerId& id) {
@@ -87,16 +128,17 @@ void OptimizerTable::Expire(const OptimizerId& id) {
     if (shutting_down_ || found == optimizers_.end()) return;
     optimizer = found->second;
   }
-  if (optimizer == nullptr || Erase(optimizer).ok()) return;
+  if (optimizer == nullptr || Erase(optimizer, /*lease_over=*/true).ok()) return;
   // A trainer has attached at the last moment, or one that the daemon's restart has detached lives.
-  if (optimizer->attachment().epoch == 0) leases_.Start(id, optimizer->lease());
+  if (optimizer->attachment().epoch == 0) StartLease(*optimizer);
 }
 
-absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
+absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, std::string unique_id, engine::OptimizerSpec spec,
                                                    engine::SpeculationPolicy policy, HostedMemory& memory) {
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
-      HostedOptimizer::Adopt(id, std::move(spec), policy, memory, budget_, pool_, observer_);
+      HostedOptimizer::Adopt(id, std::move(unique_id), std::move(spec), policy, memory, budget_, pool_, observer_);
   if (!adopted.ok()) return adopted.status();
+  observer_->OnHost(id, (*adopted)->unique_id(), (*adopted)->spec().member);
   absl::MutexLock lock(&mu_);
   return optimizers_[id] = *std::move(adopted);
 }
@@ -114,6 +156,24 @@ void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reas
   if (reservation.ok()) damaged.reservation = *std::move(reservation);
   absl::MutexLock lock(&mu_);
   damaged_.insert_or_assign(id, std::move(damaged));
+}
+
+absl::StatusOr<OptimizerTable::DamagedDescriptors> OptimizerTable::GetDamaged(const transport::Peer& peer,
+                                                                             const std::string& name) const {
+  absl::MutexLock lock(&mu_);
+  absl::StatusOr<OptimizerId> id = Find(peer, name);
+  if (!id.ok()) return id.status();
+  const auto found = damaged_.find(*id);
+  if (found == damaged_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("optimizer \"", id->name, "\" is not damaged; take a checkpoint of it"));
+  }
+  DamagedDescriptors damaged{*std::move(id), {}};
+  for (const memory::FileDescriptor& fd : found->second.fds) {
+    damaged.fds.emplace_back(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!damaged.fds.back().valid()) return absl::ErrnoToStatus(errno, "duplicating a descriptor");
+  }
+  return damaged;
 }
 
 absl::StatusOr<OptimizerId> OptimizerTable::IdInStore(const std::string& store_name) {
@@ -158,12 +218,19 @@ absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, co
                                                     "\"; say whose it is, with --uid or as UID/", name));
 }
 
+const OptimizerPtr& OptimizerTable::Hosted(const OptimizerId& id) const {
+  const auto found = optimizers_.find(id);
+  SUPEROFFLOAD_CHECK(found != optimizers_.end() && found->second != nullptr, "optimizer ", id.name,
+                     " was found and is not hosted");
+  return found->second;
+}
+
 absl::StatusOr<OptimizerPtr> OptimizerTable::Get(const transport::Peer& peer, const std::string& name) const {
   absl::MutexLock lock(&mu_);
   absl::StatusOr<OptimizerId> id = Find(peer, name);
   if (!id.ok()) return id.status();
   if (const auto found = damaged_.find(*id); found != damaged_.end()) return DamagedError(*id, found->second.reason);
-  return optimizers_.at(*id);
+  return Hosted(*id);
 }
 
 std::vector<OptimizerPtr> OptimizerTable::List(const transport::Peer& peer) const {
@@ -192,23 +259,23 @@ absl::Status OptimizerTable::Delete(const transport::Peer& peer, const std::stri
       damaged_.erase(*id);
       return absl::OkStatus();
     }
-    optimizer = optimizers_.at(*id);
+    optimizer = Hosted(*id);
   }
-  return Erase(optimizer);
+  return Erase(optimizer, /*lease_over=*/false);
 }
 
-absl::Status OptimizerTable::Erase(const OptimizerPtr& optimizer) {
+absl::Status OptimizerTable::Erase(const OptimizerPtr& optimizer, bool lease_over) {
   const OptimizerId& id = optimizer->id();
   {
     absl::MutexLock lock(&mu_);
-    if (absl::Status status = optimizer->CheckUnused(); !status.ok()) return status;
+    if (absl::Status status = optimizer->CheckUnused(lease_over); !status.ok()) return status;
     if (const auto found = optimizers_.find(id); found == optimizers_.end() || found->second != optimizer) {
       return absl::NotFoundError(absl::StrCat("optimizer \"", id.name, "\" was deleted meanwhile"));
     }
     store_->Drop(StoreName(id));
     optimizers_.erase(id);
+    leases_.Stop(id);
   }
-  leases_.Stop(id);
   observer_->OnDelete(id);
   return absl::OkStatus();
 }
@@ -219,7 +286,7 @@ absl::StatusOr<uint64_t> OptimizerTable::Attach(const transport::Peer& peer, con
   const absl::StatusOr<uint64_t> epoch = NewEpoch();
   if (!epoch.ok()) return epoch.status();
   leases_.Stop(optimizer->id());
-  const auto start_lease = [this, &hosted = *optimizer] { leases_.Start(hosted.id(), hosted.lease()); };
+  const auto start_lease = [this, &hosted = *optimizer] { StartLease(hosted); };
   absl::Status status = optimizer->Attach({*epoch, peer, std::nullopt}, sync, parameter_crc32,
                                           [start_lease, on_end = std::move(on_end)](const absl::Status& reason) {
                                             start_lease();
@@ -240,7 +307,7 @@ absl::StatusOr<uint64_t> OptimizerTable::NewEpoch() {
 
 absl::StatusOr<OptimizerPtr> OptimizerTable::Attached(const transport::Peer& peer, uint64_t epoch) const {
   for (OptimizerPtr& optimizer : All()) {
-    const AttachmentInfo attachment = optimizer->attachment();
+    const AttachedTrainer attachment = optimizer->attachment();
     if (attachment.epoch == epoch && attachment.peer.session == peer.session) return std::move(optimizer);
   }
   return absl::NotFoundError(
@@ -255,16 +322,16 @@ absl::StatusOr<transport::AttachmentDescriptors> OptimizerTable::Descriptors(con
 }
 
 absl::Status OptimizerTable::MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
-                                       const memory::FileDescriptor& descriptor) const {
+                                       std::span<const int> descriptors) const {
   const uint64_t epoch = request.header.attachment_epoch;
   absl::StatusOr<OptimizerPtr> optimizer = Attached(peer, epoch);
   if (!optimizer.ok()) return optimizer.status();
-  return (*optimizer)->MapDevice(epoch, request, descriptor);
+  return (*optimizer)->MapDevice(epoch, request, descriptors);
 }
 
 void OptimizerTable::OnSessionEnd(const transport::Peer& peer) {
   for (const OptimizerPtr& optimizer : All()) {
-    const AttachmentInfo attachment = optimizer->attachment();
+    const AttachedTrainer attachment = optimizer->attachment();
     if (attachment.epoch == 0 || attachment.peer.session != peer.session) continue;
     optimizer->RequestDetach(attachment.epoch, absl::CancelledError("the trainer closed its connection"));
   }
@@ -297,7 +364,7 @@ std::map<int, uint64_t> OptimizerTable::BytesByNode() const {
 std::vector<std::pair<OptimizerId, GpuUse>> OptimizerTable::GpuUses() const {
   std::vector<std::pair<OptimizerId, GpuUse>> uses;
   for (const OptimizerPtr& optimizer : All()) {
-    if (AttachmentInfo attachment = optimizer->attachment(); attachment.gpu) {
+    if (AttachedTrainer attachment = optimizer->attachment(); attachment.gpu) {
       uses.emplace_back(optimizer->id(), *std::move(attachment.gpu));
     }
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/optimizer/descriptor_store.h"
 #include "server/optimizer/hosted_optimizer.h"
-#include "server/optimizer/lease_keeper.h"
+#include "server/optimizer/lease_timer.h"
 
 namespace superoffload::optimizer {
 
@@ -26,10 +27,10 @@ using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
 class OptimizerTable {
  public:
   // All must outlive the table.
-  OptimizerTable(size_t max_per_user, const memory::Placement& placement, memory::MemoryBudget* budget,
+  OptimizerTable(size_t max_per_user, const memory::Binding& binding, memory::MemoryBudget* budget,
                  engine::WorkerPool* pool, OptimizerObserver* observer, DescriptorStore* store)
       : max_per_user_(max_per_user),
-        placement_(placement),
+        binding_(binding),
         budget_(budget),
         pool_(pool),
         observer_(observer),
@@ -40,13 +41,27 @@ class OptimizerTable {
 
   // INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE after Shutdown.
   absl::StatusOr<OptimizerPtr> Create(const transport::Peer& peer, const std::string& name, engine::OptimizerSpec spec,
-                                      engine::SpeculationPolicy policy, const std::string& description);
+                                      engine::SpeculationPolicy policy, const std::string& description,
+                                      std::string unique_id = NewUniqueId());
+
+  // What Create would make of it, without making anything.
+  struct Preview {
+    engine::Layout layout;
+    memory::MemoryUse use;
+    absl::Status room;  // RESOURCE_EXHAUSTED, with the numbers: the budget does not hold it now
+  };
+  // INVALID_ARGUMENT, ALREADY_EXISTS, UNAVAILABLE as of Create; RESOURCE_EXHAUSTED: the user has too many optimizers.
+  absl::StatusOr<Preview> Plan(const transport::Peer& peer, const std::string& name,
+                               const engine::OptimizerSpec& spec) const;
 
   // Deletes the optimizer when no trainer has been attached to it for so long.
   void SetLease(const OptimizerPtr& optimizer, absl::Duration lease);
 
+  // Whether it was not deleted yet.
+  bool Hosts(const HostedOptimizer& optimizer) const;
+
   // Hosts an optimizer whose memory a predecessor left in the descriptor store. See HostedOptimizer::Adopt.
-  absl::StatusOr<OptimizerPtr> Adopt(const OptimizerId& id, engine::OptimizerSpec spec,
+  absl::StatusOr<OptimizerPtr> Adopt(const OptimizerId& id, std::string unique_id, engine::OptimizerSpec spec,
                                      engine::SpeculationPolicy policy, HostedMemory& memory);
 
   // Memory of an optimizer that this daemon cannot host. It stays in the descriptor store, and its name taken, until
@@ -57,6 +72,18 @@ class OptimizerTable {
     uint64_t memory_bytes = 0;
   };
   void HoldDamaged(const OptimizerId& id, const absl::Status& reason, std::vector<memory::FileDescriptor> fds);
+
+  // Further descriptors of the memory of a damaged optimizer. NOT_FOUND, FAILED_PRECONDITION as of Get, and when it is
+  // not damaged.
+  struct DamagedDescriptors {
+    OptimizerId id;
+    std::vector<memory::FileDescriptor> fds;
+  };
+  absl::StatusOr<DamagedDescriptors> GetDamaged(const transport::Peer& peer, const std::string& name) const;
+
+  // For work on an optimizer outside of the table.
+  engine::WorkerPool* pool() const { return pool_; }
+  memory::MemoryBudget* budget() const { return budget_; }
 
   // The optimizer that the descriptor store knows by this name. NOT_FOUND: it is no optimizer's.
   static absl::StatusOr<OptimizerId> IdInStore(const std::string& store_name);
@@ -83,9 +110,9 @@ class OptimizerTable {
   // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
 
-  // Maps GPU memory for that attachment; see HostTransport::MapDevice.
+  // Maps GPU memory for that attachment; see DeviceTransport::MapDevice.
   absl::Status MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
-                         const memory::FileDescriptor& descriptor) const;
+                         std::span<const int> descriptors) const;
   void OnSessionEnd(const transport::Peer& peer);
 
   // Refuses new optimizers and attachments, ends all attachments, waits for their end and settles every optimizer.
@@ -111,14 +138,19 @@ class OptimizerTable {
     uint64_t bytes = 0;
   };
 
+  // Whether an optimizer of that name may be created.
+  absl::Status Admit(const OptimizerId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<OptimizerId> Find(const transport::Peer& peer, const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What Find has found and is not damaged.
+  const OptimizerPtr& Hosted(const OptimizerId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<OptimizerPtr> All() const;
+  void StartLease(const HostedOptimizer& optimizer);
   void Expire(const OptimizerId& id);
-  absl::Status Erase(const OptimizerPtr& optimizer);
+  absl::Status Erase(const OptimizerPtr& optimizer, bool lease_over);
 
   const size_t max_per_user_;
-  const memory::Placement placement_;
+  const memory::Binding binding_;
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;
   OptimizerObserver* const observer_;
@@ -128,7 +160,7 @@ class OptimizerTable {
   std::map<OptimizerId, DamagedMemory> damaged_ ABSL_GUARDED_BY(mu_);
   uint64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   bool shutting_down_ ABSL_GUARDED_BY(mu_) = false;
-  LeaseKeeper leases_;  // the last one: its thread uses the others
+  LeaseTimer leases_;  // the last one: its thread uses the others
 };
 
 }  // namespace superoffload::optimizer

@@ -1,34 +1,49 @@
 #include "server/rpc/attach_reactor.h"
 
+#include <utility>
 #include <vector>
 
-#include "server/rpc/convert.h"
+#include "server/rpc/from_proto.h"
+#include "server/rpc/to_proto.h"
 
 namespace superoffload::rpc {
 
 AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const checkpoint::Scheduler* scheduler,
-                             const transport::Peer& peer, const v1::AttachOptimizerRequest& request)
-    : table_(table) {
-  if (absl::Status status = Attach(peer, request); !status.ok()) {
-    Finish(ToGrpc(status));
-    return;
-  }
-  response_.set_attachment_epoch(epoch_);
-  *response_.mutable_optimizer() = ToProto(*optimizer_, scheduler->Get(optimizer_->id()), Details::kFull);
-  response_.set_next_slot(optimizer_->engine().statistics().next_slot());
-  StartWrite(&response_);
+                             const transport::Peer& peer)
+    : table_(table), scheduler_(scheduler), peer_(peer), request_(std::in_place, table->budget(), peer.uid) {
+  StartRead(&page_);
 }
 
-absl::Status AttachReactor::Attach(const transport::Peer& peer, const v1::AttachOptimizerRequest& request) {
-  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(peer, request.name());
+void AttachReactor::OnReadDone(bool ok) {
+  if (!ok) return Finish(EndedEarly());
+  absl::Status status = request_->Add(page_);
+  if (status.ok() && !request_->complete()) return StartRead(&page_);
+  if (status.ok()) status = Attach(request_->whole());
+  if (!status.ok()) return Finish(ToGrpc(status));
+  request_.reset();
+  StartWrite(&response_);
+  bool cancelled;
+  {
+    absl::MutexLock lock(&mu_);
+    cancelled = cancelled_;
+  }
+  if (cancelled) OnCancel();
+}
+
+absl::Status AttachReactor::Attach(const v1::AttachOptimizerRequest& request) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(peer_, request.name());
   if (!optimizer.ok()) return optimizer.status();
-  optimizer_ = *optimizer;
   absl::StatusOr<optimizer::Sync> sync = ToSync(request.sync());
   if (!sync.ok()) return sync.status();
   const std::vector<uint32_t> checksums(request.parameter_crc32().begin(), request.parameter_crc32().end());
   absl::StatusOr<uint64_t> epoch =
-      table_->Attach(peer, optimizer_, *sync, checksums, [this](const absl::Status& reason) { OnEnd(reason); });
+      table_->Attach(peer_, *optimizer, *sync, checksums, [this](const absl::Status& reason) { OnEnd(reason); });
   if (!epoch.ok()) return epoch.status();
+  response_.set_attachment_epoch(*epoch);
+  *response_.mutable_optimizer() = ToProto(**optimizer, scheduler_->Get((*optimizer)->id()));
+  response_.set_next_slot((*optimizer)->engine().statistics().next_slot());
+  absl::MutexLock lock(&mu_);
+  optimizer_ = *std::move(optimizer);
   epoch_ = *epoch;
   return absl::OkStatus();
 }
@@ -57,8 +72,16 @@ void AttachReactor::OnWriteDone(bool ok) {
 }
 
 void AttachReactor::OnCancel() {
-  if (epoch_ == 0) return;  // never attached
-  optimizer_->RequestDetach(epoch_, absl::CancelledError("the trainer ended the attachment"));
+  optimizer::OptimizerPtr optimizer;
+  uint64_t epoch;
+  {
+    absl::MutexLock lock(&mu_);
+    cancelled_ = true;
+    optimizer = optimizer_;
+    epoch = epoch_;
+  }
+  if (epoch == 0) return;  // not attached, or not yet
+  optimizer->RequestDetach(epoch, absl::CancelledError("the trainer ended the attachment"));
 }
 
 }  // namespace superoffload::rpc

@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/check.h"
 
 namespace superoffload::rpc {
 
@@ -20,8 +21,11 @@ absl::StatusOr<std::unique_ptr<BoundedCalls::Place>> BoundedCalls::Begin(uid_t u
 
 BoundedCalls::Place::~Place() {
   absl::MutexLock lock(&all_->mu_);
+  const auto of_user = all_->by_user_.find(uid_);
+  SUPEROFFLOAD_CHECK(of_user != all_->by_user_.end() && of_user->second > 0, "uid ", uid_, " ends one that it lacks");
+  SUPEROFFLOAD_CHECK_LE(of_user->second, all_->total_, "of uid ", uid_, " and of all");
   --all_->total_;
-  if (--all_->by_user_[uid_] == 0) all_->by_user_.erase(uid_);
+  if (--of_user->second == 0) all_->by_user_.erase(of_user);
 }
 
 }  // namespace superoffload::rpc

@@ -15,17 +15,17 @@ absl::Status CallQuota::Take(uid_t uid, absl::Time now) {
   absl::MutexLock lock(&mu_);
   if (calls_per_second_ == 0) return absl::OkStatus();
   const double most = 2.0 * calls_per_second_;
-  Bucket& bucket = buckets_.try_emplace(uid, Bucket{most, now}).first->second;
-  const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - bucket.filled));  // clocks jump
-  bucket.calls = std::min(most, bucket.calls + seconds * calls_per_second_);
-  bucket.filled = now;
-  if (bucket.calls < 1) {
+  Allowance& allowance = allowances_.try_emplace(uid, Allowance{most, now}).first->second;
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - allowance.filled));  // clocks jump
+  allowance.calls = std::min(most, allowance.calls + seconds * calls_per_second_);
+  allowance.filled = now;
+  if (allowance.calls < 1) {
     return absl::ResourceExhaustedError(
         absl::StrCat("more than ", calls_per_second_, " control calls per second by uid ", uid,
                      "; call less often (steps need none), or ask the daemon's operator "
                      "to raise control_calls_per_second"));
   }
-  bucket.calls -= 1;
+  allowance.calls -= 1;
   return absl::OkStatus();
 }
 

@@ -14,7 +14,7 @@
 
 namespace superoffload::rpc {
 
-// Thread-safe. A token bucket per user that holds two seconds' worth of calls.
+// Thread-safe. An allowance per user, which holds two seconds' worth of calls.
 class CallQuota {
  public:
   // 0 means no limit.
@@ -26,14 +26,14 @@ class CallQuota {
   absl::Status Take(uid_t uid, absl::Time now);
 
  private:
-  struct Bucket {
+  struct Allowance {
     double calls;
     absl::Time filled;
   };
 
   absl::Mutex mu_;
   uint32_t calls_per_second_ ABSL_GUARDED_BY(mu_);
-  std::map<uid_t, Bucket> buckets_ ABSL_GUARDED_BY(mu_);
+  std::map<uid_t, Allowance> allowances_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace superoffload::rpc

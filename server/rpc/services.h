@@ -2,15 +2,15 @@
 #ifndef SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
 #define SUPEROFFLOAD_SERVER_RPC_SERVICES_H_
 
-#include <atomic>
 #include <functional>
 
 #include "server/checkpoint/scheduler.h"
 #include "server/optimizer/optimizer_table.h"
 #include "server/optimizer/step_report_hub.h"
 #include "server/rpc/bounded_calls.h"
-#include "server/rpc/call_quota.h"
-#include "server/rpc/convert.h"
+#include "server/rpc/callers.h"
+#include "server/rpc/checkpoint_calls.h"
+#include "server/rpc/to_proto.h"
 #include "superoffload/v1/optimizer.grpc.pb.h"
 
 namespace superoffload::rpc {
@@ -37,11 +37,11 @@ class ServerServiceImpl final : public v1::ServerService::Service {
   const absl::StatusOr<v1::Topology> topology_;
 };
 
-// Unary calls are synchronous, since some wait for the kernels; streams are reactors, since they live as long as a
-// trainer, and so is GetOptimizer, which learns that way when a large answer has been sent.
+// Unary calls are synchronous, since some wait for the kernels. Others are reactors, which hold no thread while they wait
+// for their client: streams, requests that come in pages, and GetOptimizer, which learns that way when a page is sent.
 using OptimizerServiceBase = v1::OptimizerService::WithCallbackMethod_AttachOptimizer<
-    v1::OptimizerService::WithCallbackMethod_GetOptimizer<
-        v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>>;
+    v1::OptimizerService::WithCallbackMethod_CreateOptimizer<v1::OptimizerService::WithCallbackMethod_GetOptimizer<
+        v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>>>;
 
 class OptimizerServiceImpl final : public OptimizerServiceBase {
  public:
@@ -52,16 +52,16 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
       : table_(table),
         scheduler_(scheduler),
         hub_(hub),
-        observer_(observer),
-        descriptors_(descriptors),
-        quota_(calls_per_second) {}
+        callers_(table, descriptors, calls_per_second),
+        checkpoints_(&callers_, table, observer) {}
 
-  void SetCallsPerSecond(uint32_t calls_per_second) { quota_.SetCallsPerSecond(calls_per_second); }
+  void SetCallsPerSecond(uint32_t calls_per_second) { callers_.SetCallsPerSecond(calls_per_second); }
 
   // Cancels the checkpoints that calls wait for.
-  void CancelCheckpoints() { stopping_ = true; }
+  void CancelCheckpoints() { checkpoints_.Cancel(); }
 
-  grpc::Status CreateOptimizer(grpc::ServerContext*, const v1::CreateOptimizerRequest*, v1::Optimizer*) override;
+  grpc::ServerReadReactor<v1::CreateOptimizerRequest>* CreateOptimizer(grpc::CallbackServerContext*,
+                                                                       v1::Optimizer*) override;
   grpc::ServerUnaryReactor* GetOptimizer(grpc::CallbackServerContext*, const v1::GetOptimizerRequest*,
                                          v1::Optimizer*) override;
   grpc::Status ListOptimizers(grpc::ServerContext*, const v1::ListOptimizersRequest*,
@@ -77,38 +77,32 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   grpc::Status SettleOptimizer(grpc::ServerContext*, const v1::SettleOptimizerRequest*, v1::Optimizer*) override;
   grpc::Status UpdatePolicies(grpc::ServerContext*, const v1::UpdatePoliciesRequest*, v1::Optimizer*) override;
   grpc::Status ReportGpu(grpc::ServerContext*, const v1::ReportGpuRequest*, v1::ReportGpuResponse*) override;
+  grpc::Status ReportRun(grpc::ServerContext*, const v1::ReportRunRequest*, v1::RunReport*) override;
+  grpc::Status ResolveStep(grpc::ServerContext*, const v1::ResolveStepRequest*, v1::Optimizer*) override;
   grpc::Status CheckpointOptimizer(grpc::ServerContext*, const v1::CheckpointOptimizerRequest*,
                                    grpc::ServerWriter<v1::CheckpointProgress>*) override;
   grpc::Status RestoreOptimizer(grpc::ServerContext*, const v1::RestoreOptimizerRequest*, v1::Optimizer*) override;
-  grpc::ServerWriteReactor<v1::AttachOptimizerResponse>* AttachOptimizer(grpc::CallbackServerContext*,
-                                                                         const v1::AttachOptimizerRequest*) override;
+  grpc::Status ExportOptimizer(grpc::ServerContext*, const v1::ExportOptimizerRequest*,
+                               v1::ExportOptimizerResponse*) override;
+  grpc::ServerBidiReactor<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse>* AttachOptimizer(
+      grpc::CallbackServerContext*) override;
   grpc::ServerWriteReactor<v1::StepReport>* WatchSteps(grpc::CallbackServerContext*,
                                                        const v1::WatchStepsRequest*) override;
 
  private:
-  absl::StatusOr<transport::Peer> Authenticate(const grpc::ServerContextBase& context) const;
+  absl::Status Create(const transport::Peer& peer, const v1::CreateOptimizerRequest& request, v1::Optimizer* response);
 
-  // The same for what only a process of this machine can do: FAILED_PRECONDITION for remote operators.
-  absl::StatusOr<transport::Peer> AuthenticateTrainer(const grpc::ServerContextBase& context) const;
-  absl::StatusOr<optimizer::OptimizerPtr> Find(const grpc::ServerContextBase& context, const std::string& name) const;
-
-  // The optimizer, if the caller is the one attached to it.
-  absl::StatusOr<optimizer::OptimizerPtr> FindAttached(const grpc::ServerContextBase& context,
-                                                       const std::string& name) const;
-
-  v1::Optimizer Show(const optimizer::HostedOptimizer& optimizer, Details details) const {
-    return ToProto(optimizer, scheduler_->Get(optimizer.id()), details);
+  v1::Optimizer Show(const optimizer::HostedOptimizer& optimizer) const {
+    return ToProto(optimizer, scheduler_->Get(optimizer.id()));
   }
 
   optimizer::OptimizerTable* const table_;
   checkpoint::Scheduler* const scheduler_;
   optimizer::StepReportHub* const hub_;
-  optimizer::OptimizerObserver* const observer_;
-  const transport::DescriptorServer* const descriptors_;
-  mutable CallQuota quota_;
-  BoundedCalls file_operations_{8, 32, "calls that read or write files"};
-  BoundedCalls large_answers_{2, 64, "answers with all parameters of an optimizer"};
-  std::atomic<bool> stopping_{false};
+  Callers callers_;
+  CheckpointCalls checkpoints_;
+  BoundedCalls plan_pages_{8, 64, "pages of the parameters of optimizers"};
+  BoundedCalls watches_{64, 512, "streams of step reports"};
 };
 
 }  // namespace superoffload::rpc

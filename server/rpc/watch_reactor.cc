@@ -1,15 +1,16 @@
 #include "server/rpc/watch_reactor.h"
 
+#include "server/rpc/to_proto.h"
 #include <optional>
 #include <utility>
 
-#include "server/rpc/convert.h"
 
 namespace superoffload::rpc {
 
-WatchReactor* WatchReactor::Start(optimizer::StepReportHub* hub,
+WatchReactor* WatchReactor::Start(optimizer::StepReportHub* hub, std::unique_ptr<BoundedCalls::Place> place,
                                   std::function<bool(const optimizer::OptimizerId&)> filter) {
   std::shared_ptr<WatchReactor> reactor(new WatchReactor());
+  reactor->place_ = std::move(place);
   reactor->self_ = reactor;
   reactor->watch_ = hub->Add(std::move(filter), [weak = std::weak_ptr<WatchReactor>(reactor)] {
     if (const std::shared_ptr<WatchReactor> alive = weak.lock()) alive->MaybeWrite();
@@ -37,10 +38,9 @@ void WatchReactor::OnWriteDone(bool ok) {
   if (ok) MaybeWrite();
 }
 
-void WatchReactor::End(const grpc::Status& status) {
+void WatchReactor::OnCancel() {
   absl::MutexLock lock(&mu_);
-  if (std::exchange(finished_, true)) return;
-  Finish(status);
+  if (!std::exchange(finished_, true)) Finish(grpc::Status::CANCELLED);
 }
 
 }  // namespace superoffload::rpc

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/optimizer/step_report_hub.h"
+#include "server/rpc/bounded_calls.h"
 #include "superoffload/v1/optimizer.pb.h"
 
 namespace superoffload::rpc {
@@ -18,20 +19,23 @@ namespace superoffload::rpc {
 class WatchReactor final : public grpc::ServerWriteReactor<v1::StepReport>,
                            public std::enable_shared_from_this<WatchReactor> {
  public:
-  // Streams the reports that pass `filter`.
-  static WatchReactor* Start(optimizer::StepReportHub* hub, std::function<bool(const optimizer::OptimizerId&)> filter);
-
-  // Ends the stream with UNAVAILABLE; it is registered with the service for the daemon's shutdown.
-  void End(const grpc::Status& status);
+  // Streams the reports that pass `filter`. Has its place among the streams until it ends.
+  static WatchReactor* Start(optimizer::StepReportHub* hub, std::unique_ptr<BoundedCalls::Place> place,
+                             std::function<bool(const optimizer::OptimizerId&)> filter);
 
  private:
   WatchReactor() = default;
   void MaybeWrite() ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { End(grpc::Status::CANCELLED); }
-  void OnDone() override { self_.reset(); }
+  // The watcher has gone, or the server is shutting down.
+  void OnCancel() override;
+  void OnDone() override {
+    place_.reset();
+    self_.reset();
+  }
 
+  std::unique_ptr<BoundedCalls::Place> place_;
   std::shared_ptr<WatchReactor> self_;
   std::shared_ptr<optimizer::StepReportHub::Watch> watch_;
   absl::Mutex mu_;

@@ -99,6 +99,8 @@ absl::StatusOr<Topology> Discover() {
 
 size_t DefaultTrainerCores(const Superchip& superchip) { return std::max<size_t>(1, superchip.cores.size() / 10); }
 
+uint32_t DefaultWorkers(uint32_t cores) { return cores - cores / 10; }
+
 absl::StatusOr<CoreShares> ShareCores(const Superchip& superchip, size_t trainer_cores) {
   const size_t cores = superchip.cores.size();
   if (cores == 1) return CoreShares{superchip.cores.front(), {superchip.cores.front().front()}};

@@ -20,13 +20,13 @@ struct Superchip {
 
 struct Topology {
   std::vector<Superchip> superchips;         // by memory node
-  std::vector<unsigned> nodes_without_cpus;  // memory of GPUs, if anything: never to be used
+  std::vector<unsigned> nodes_without_cpus;  // GPUs' memory, or memory far from all cores: never used
   uint64_t page_bytes = 0;
 };
 
-// Of this machine, or of the one that $HWLOC_FSROOT or $HWLOC_XMLFILE describes, restricted to what the process may
-// use. GPU memory is no memory of a Superchip, whether or not it shows up as NUMA nodes. UNAVAILABLE: hwloc cannot
-// tell.
+// Of this machine, restricted to the processors and memory nodes of the process's cgroup (not to its affinity), or of
+// the machine that $HWLOC_FSROOT or $HWLOC_XMLFILE describes. GPU memory is no memory of a Superchip, whether or not it
+// shows up as NUMA nodes. UNAVAILABLE: hwloc cannot tell.
 absl::StatusOr<Topology> Discover();
 
 // How the cores of a Superchip are shared: trainers get the first ones.
@@ -37,6 +37,10 @@ struct CoreShares {
 
 // A tenth of the cores, at least one: 7 of Grace's 72 (SuperOffload, section 5: cores 0 to 6).
 size_t DefaultTrainerCores(const Superchip& superchip);
+
+// Workers of a daemon that is not bound to a Superchip, on so many cores: a tenth stays with trainers here, too. Where that
+// is less than a core, trainers and workers take turns on all of them.
+uint32_t DefaultWorkers(uint32_t cores);
 
 // INVALID_ARGUMENT: nothing would be left for the optimizer. With a single core both share it.
 absl::StatusOr<CoreShares> ShareCores(const Superchip& superchip, size_t trainer_cores);

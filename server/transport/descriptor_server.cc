@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/check.h"
 #include "server/memory/thread.h"
 #include "superoffload/v1/printable.h"
 
@@ -37,7 +38,7 @@ absl::StatusOr<std::string> RandomToken() {
 superoffload_socket_reply Reply(superoffload_socket_kind kind) {
   superoffload_socket_reply reply{};
   reply.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-  reply.version = SUPEROFFLOAD_SOCKET_VERSION;
+  reply.version = SUPEROFFLOAD_WIRE_VERSION;
   reply.kind = static_cast<uint16_t>(kind);
   return reply;
 }
@@ -70,23 +71,27 @@ bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescri
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
 }
 
-// The size of a request, however large it was, and the descriptor that came with it; the kernel drops further ones.
-ssize_t Receive(int fd, superoffload_device_request* request, memory::FileDescriptor* descriptor) {
+// The size of a request, however large it was, and the descriptors that came with it; the kernel drops further ones.
+ssize_t Receive(int fd, superoffload_device_request* request, std::vector<memory::FileDescriptor>* descriptors) {
   iovec iov{request, sizeof(*request)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  constexpr size_t kBytes = SUPEROFFLOAD_MAX_DEVICE_PIECES * sizeof(int);
+  static_assert(CMSG_SPACE(kBytes) == CMSG_LEN(kBytes), "padding would hold another one");
+  alignas(cmsghdr) char control[CMSG_SPACE(kBytes)];
   msghdr message{};
   message.msg_iov = &iov;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = CMSG_LEN(sizeof(int));  // not SPACE, where padding would hold another one
+  message.msg_controllen = sizeof(control);
   const ssize_t received = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
   if (received < 0) return received;
   const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int taken;
-    std::memcpy(&taken, CMSG_DATA(header), sizeof(taken));
-    *descriptor = memory::FileDescriptor(taken);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int taken;
+      std::memcpy(&taken, CMSG_DATA(header) + i * sizeof(int), sizeof(taken));
+      descriptors->emplace_back(taken);
+    }
   }
   return received;
 }
@@ -233,7 +238,11 @@ void DescriptorServer::Accept() {
   const int key = fd.get();
   memory::FileDescriptor process(
       refusal.ok() ? static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
-  connections_.emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token), std::move(refusal)});
+  const bool fresh = connections_
+                         .emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token),
+                                                  std::move(refusal)})
+                         .second;
+  SUPEROFFLOAD_CHECK(fresh, "descriptor ", key, " of a new connection is that of an open one");
 }
 
 absl::Status DescriptorServer::Admit(uid_t uid) const {
@@ -264,23 +273,31 @@ void DescriptorServer::DropOldestRefused() {
     ++refused;
     if (oldest == nullptr || connection.peer.session < oldest->peer.session) oldest = &connection;
   }
-  if (refused >= limits_.per_user) Drop(oldest->fd.get());
+  if (refused < limits_.per_user) return;
+  SUPEROFFLOAD_CHECK(oldest != nullptr, limits_.per_user, " connections per user");
+  Drop(oldest->fd.get());
 }
 
 bool DescriptorServer::Answer(const Connection& connection) {
   superoffload_device_request device_request{};  // the largest one
-  memory::FileDescriptor descriptor;
-  const ssize_t received = Receive(connection.fd.get(), &device_request, &descriptor);
+  std::vector<memory::FileDescriptor> descriptors;
+  const ssize_t received = Receive(connection.fd.get(), &device_request, &descriptors);
   if (received < 0) return errno == EAGAIN || errno == EINTR;
   if (received == 0) return false;
   const superoffload_socket_request& request = device_request.header;
   const size_t expected = request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
-  if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC ||
-      request.version != SUPEROFFLOAD_SOCKET_VERSION) {
+  if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC) {
     Send(connection.fd.get(),
-         ErrorReply(absl::InvalidArgumentError(absl::StrCat("not a request of descriptor socket version ",
-                                                            SUPEROFFLOAD_SOCKET_VERSION, " (", received,
-                                                            " bytes); use a client library of this daemon's version"))),
+         ErrorReply(absl::InvalidArgumentError(absl::StrCat(
+             "not a request of the descriptor socket (", received, " bytes); use the client library"))),
+         nullptr);
+    return false;
+  }
+  if (request.version != SUPEROFFLOAD_WIRE_VERSION) {
+    Send(connection.fd.get(),
+         ErrorReply(absl::FailedPreconditionError(
+             absl::StrCat("the client speaks version ", request.version, " of the wire, this daemon version ",
+                          SUPEROFFLOAD_WIRE_VERSION, "; install the same release of both"))),
          nullptr);
     return false;
   }
@@ -295,15 +312,15 @@ bool DescriptorServer::Answer(const Connection& connection) {
       return Send(connection.fd.get(), reply, nullptr);
     }
     case SUPEROFFLOAD_SOCKET_DESCRIPTORS: {
-      absl::StatusOr<AttachmentDescriptors> descriptors = source_(connection.peer, request.attachment_epoch);
-      if (!descriptors.ok()) return Send(connection.fd.get(), ErrorReply(descriptors.status()), nullptr);
+      absl::StatusOr<AttachmentDescriptors> answer = source_(connection.peer, request.attachment_epoch);
+      if (!answer.ok()) return Send(connection.fd.get(), ErrorReply(answer.status()), nullptr);
       superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_DESCRIPTORS);
       reply.descriptors = SUPEROFFLOAD_DESCRIPTOR_COUNT;
-      std::copy(descriptors->bytes.begin(), descriptors->bytes.end(), reply.bytes);
-      return Send(connection.fd.get(), reply, &*descriptors);
+      std::copy(answer->bytes.begin(), answer->bytes.end(), reply.bytes);
+      return Send(connection.fd.get(), reply, &*answer);
     }
     case SUPEROFFLOAD_SOCKET_DEVICE_MEMORY:
-      return ServeDevice(connection, device_request, std::move(descriptor));
+      return ServeDevice(connection, device_request, std::move(descriptors));
     default:
       return Send(connection.fd.get(),
                   ErrorReply(absl::UnimplementedError(absl::StrCat("unknown request kind ", request.kind))), nullptr);
@@ -311,7 +328,7 @@ bool DescriptorServer::Answer(const Connection& connection) {
 }
 
 bool DescriptorServer::ServeDevice(const Connection& connection, const superoffload_device_request& request,
-                                   memory::FileDescriptor descriptor) {
+                                   std::vector<memory::FileDescriptor> descriptors) {
   std::erase_if(mappings_, [](Mapping& mapping) {
     if (!mapping.done) return false;
     mapping.thread.join();
@@ -325,15 +342,18 @@ bool DescriptorServer::ServeDevice(const Connection& connection, const superoffl
                 nullptr);
   }
   Mapping& mapping = mappings_.emplace_back();
+  SUPEROFFLOAD_CHECK_LE(mappings_.size(), kMaxMappings);
   mapping.answer = std::move(answer);
-  mapping.descriptor = std::move(descriptor);
+  mapping.descriptors = std::move(descriptors);
   absl::StatusOr<std::thread> thread =
       memory::StartThread("so-map-device", [this, &mapping, request, peer = connection.peer] {
-        const absl::Status status = map_device_(peer, request, mapping.descriptor);
+        std::vector<int> numbers;
+        for (const memory::FileDescriptor& descriptor : mapping.descriptors) numbers.push_back(descriptor.get());
+        const absl::Status status = map_device_(peer, request, numbers);
         Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status),
              nullptr);
         mapping.answer = memory::FileDescriptor();
-        mapping.descriptor = memory::FileDescriptor();
+        mapping.descriptors.clear();
         mapping.done = true;
       });
   if (!thread.ok()) {
@@ -346,6 +366,7 @@ bool DescriptorServer::ServeDevice(const Connection& connection, const superoffl
 
 void DescriptorServer::Drop(int fd) {
   const auto it = connections_.find(fd);
+  SUPEROFFLOAD_CHECK(it != connections_.end(), "connection ", fd);
   const Peer peer = it->second.peer;
   {
     absl::MutexLock lock(&mu_);

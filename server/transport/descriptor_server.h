@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -45,10 +46,10 @@ class DescriptorServer {
  public:
   // Called by the server's thread; must not wait for long.
   using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
-  // Maps the GPU memory of the attachment that the request names. `descriptor` came with it, or is not valid. Called by
-  // a thread of its own: it may take minutes.
+  // Maps the GPU memory of the attachment that the request names. `descriptors` came with it. Called by a thread of
+  // its own: it may take minutes.
   using DeviceMapper = std::function<absl::Status(const Peer&, const superoffload_device_request& request,
-                                                  const memory::FileDescriptor& descriptor)>;
+                                                  std::span<const int> descriptors)>;
   using SessionEnd = std::function<void(const Peer&)>;
 
   // Serves a listening SOCK_SEQPACKET socket (unix_listener.h), which peers find at `path`.
@@ -67,6 +68,9 @@ class DescriptorServer {
   // Ends the connections of users that are not allowed any more, and with them their tokens and attachments.
   void SetAccess(AccessPolicy access);
 
+  // Whether the user may use the daemon at present. Thread-safe.
+  bool Allows(uid_t uid) const { return access().Allows(uid); }
+
   const std::string& path() const { return path_; }
 
  private:
@@ -82,8 +86,8 @@ class DescriptorServer {
 
   // A GPU's memory being mapped.
   struct Mapping {
-    memory::FileDescriptor answer;      // of the connection, which may end meanwhile
-    memory::FileDescriptor descriptor;  // that came with the request
+    memory::FileDescriptor answer;                    // of the connection, which may end meanwhile
+    std::vector<memory::FileDescriptor> descriptors;  // that came with the request
     std::atomic<bool> done{false};
     std::thread thread;
   };
@@ -101,7 +105,7 @@ class DescriptorServer {
   // False when the connection is to be closed.
   bool Answer(const Connection& connection);
   bool ServeDevice(const Connection& connection, const superoffload_device_request& request,
-                   memory::FileDescriptor descriptor);
+                   std::vector<memory::FileDescriptor> descriptors);
   void Drop(int fd);
   void DropOldestRefused();
 

@@ -2,32 +2,21 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/transport/futex.h"
+#include "kernels/check.h"
+#include "superoffload/v1/ring_wait.h"
 
 namespace superoffload::transport {
 namespace {
 
-template <typename T>
-std::atomic_ref<T> Shared(T& word) {
-  return std::atomic_ref<T>(word);
-}
+using ring::Shared;
 
-uint32_t RingEntries(size_t needed) { return std::bit_ceil(static_cast<uint32_t>(std::max<size_t>(needed, 64))); }
-
-// An entry that follows closely arrives within this time; to sleep and be woken takes longer.
-constexpr std::chrono::microseconds kSpinTime{20};
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
+uint32_t RingEntries(size_t needed) {
+  SUPEROFFLOAD_CHECK_LE(needed, size_t{1} << 31, "entries of a ring, whose indices have 32 bits");
+  return std::bit_ceil(static_cast<uint32_t>(std::max<size_t>(needed, 64)));
 }
 
 }  // namespace
@@ -39,10 +28,10 @@ absl::StatusOr<RingMemory> RingMemory::Create(uint64_t attachment_epoch, size_t 
   const uint32_t completion_entries = RingEntries(6 * buckets + 16);
   const size_t submission_bytes = size_t{submission_entries} * sizeof(superoffload_ring_entry);
   const size_t completion_bytes = size_t{completion_entries} * sizeof(superoffload_ring_entry);
-  memory::Placement place;
-  place.from_pool = false;
+  memory::Binding binding;
+  binding.from_pool = false;
   absl::StatusOr<memory::SharedMemory> memory = memory::SharedMemory::Create(
-      "superoffload-ring", SUPEROFFLOAD_RING_HEADER_BYTES + submission_bytes + completion_bytes, place);
+      "superoffload-ring", SUPEROFFLOAD_RING_HEADER_BYTES + submission_bytes + completion_bytes, binding);
   if (!memory.ok()) return memory.status();
   RingMemory ring(*std::move(memory), submission_entries, completion_entries);
   superoffload_ring_header* header = ring.header();
@@ -62,25 +51,22 @@ RingMemory::RingMemory(memory::SharedMemory memory, uint32_t submission_entries,
       submission_entries_(submission_entries),
       completion_entries_(completion_entries),
       submissions_(reinterpret_cast<superoffload_ring_entry*>(memory_.data() + SUPEROFFLOAD_RING_HEADER_BYTES)),
-      completions_(submissions_ + submission_entries) {}
+      completions_(submissions_ + submission_entries) {
+  SUPEROFFLOAD_CHECK(std::has_single_bit(submission_entries) && std::has_single_bit(completion_entries),
+                     submission_entries, " and ", completion_entries, " entries");
+  SUPEROFFLOAD_CHECK_LE(SUPEROFFLOAD_RING_HEADER_BYTES +
+                            (size_t{submission_entries} + completion_entries) * sizeof(superoffload_ring_entry),
+                        memory_.bytes(), "the rings and their memory");
+}
 
 absl::StatusOr<superoffload_ring_entry> RingMemory::WaitPop(const std::atomic<bool>& stop) {
-  auto tail = Shared(header()->submission_tail);
-  const auto spin_end = std::chrono::steady_clock::now() + kSpinTime;
-  while (tail.load(std::memory_order_acquire) == submission_head_) {
+  uint32_t& tail = header()->submission_tail;
+  ring::TailWait wait(tail, header()->submission_waiting, submission_head_);
+  while (!wait.Moved()) {
     if (stop.load(std::memory_order_acquire)) return absl::CancelledError("the attachment has ended");
-    if (std::chrono::steady_clock::now() < spin_end) {
-      Pause();
-      continue;
-    }
-    // Sequentially consistent with the trainer's "store tail, load waiting": one of the two sees the other.
-    Shared(header()->submission_waiting).store(1, std::memory_order_seq_cst);
-    if (tail.load(std::memory_order_seq_cst) == submission_head_ && !stop.load(std::memory_order_acquire)) {
-      FutexWait(&header()->submission_tail, submission_head_);
-    }
-    Shared(header()->submission_waiting).store(0, std::memory_order_relaxed);
+    if (!wait.Spin()) wait.Sleep(std::nullopt, [&stop] { return stop.load(std::memory_order_acquire); });
   }
-  const uint32_t available = tail.load(std::memory_order_acquire) - submission_head_;
+  const uint32_t available = Shared(tail).load(std::memory_order_acquire) - submission_head_;
   if (available > submission_entries_) {
     return absl::InvalidArgumentError(absl::StrCat("the submission ring claims ", available, " entries but holds ",
                                                    submission_entries_, "; the trainer corrupted it, attach again"));
@@ -92,7 +78,7 @@ absl::StatusOr<superoffload_ring_entry> RingMemory::WaitPop(const std::atomic<bo
   return entry;
 }
 
-void RingMemory::Wake() { FutexWakeAll(&header()->submission_tail); }
+void RingMemory::Wake() { ring::FutexWakeAll(header()->submission_tail); }
 
 absl::Status RingMemory::Push(const superoffload_ring_entry& entry) {
   const uint32_t used = completion_tail_ - Shared(header()->completion_head).load(std::memory_order_acquire);
@@ -101,16 +87,8 @@ absl::Status RingMemory::Push(const superoffload_ring_entry& entry) {
   }
   std::memcpy(&completions_[completion_tail_ & (completion_entries_ - 1)], &entry, sizeof(entry));
   ++completion_tail_;
-  Shared(header()->completion_tail).store(completion_tail_, std::memory_order_seq_cst);
-  WakeTrainer();
+  ring::PublishTail(header()->completion_tail, header()->completion_waiting, completion_tail_);
   return absl::OkStatus();
-}
-
-void RingMemory::WakeTrainer() {
-  auto waiting = Shared(header()->completion_waiting);
-  if (waiting.load(std::memory_order_seq_cst) == 0) return;
-  waiting.store(0, std::memory_order_relaxed);
-  FutexWakeAll(&header()->completion_tail);
 }
 
 void RingMemory::SetErrorText(const std::string& text) {
@@ -121,7 +99,7 @@ void RingMemory::SetErrorText(const std::string& text) {
 
 void RingMemory::Close() {
   Shared(header()->closed).store(1, std::memory_order_seq_cst);
-  FutexWakeAll(&header()->completion_tail);
+  ring::FutexWakeAll(header()->completion_tail);
 }
 
 }  // namespace superoffload::transport

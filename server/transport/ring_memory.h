@@ -17,8 +17,8 @@ namespace superoffload::transport {
 
 class RingMemory {
  public:
-  // Room for a step of `buckets` buckets and `groups` groups without waiting, on either side.
-  static absl::StatusOr<RingMemory> Create(uint64_t attachment_epoch, size_t buckets, size_t groups);
+  // Room for a step of `buckets` buckets and `group_entries` GROUP entries without waiting, on either side.
+  static absl::StatusOr<RingMemory> Create(uint64_t attachment_epoch, size_t buckets, size_t group_entries);
 
   RingMemory(RingMemory&&) = default;
 
@@ -43,7 +43,6 @@ class RingMemory {
  private:
   RingMemory(memory::SharedMemory memory, uint32_t submission_entries, uint32_t completion_entries);
   superoffload_ring_header* header() const { return reinterpret_cast<superoffload_ring_header*>(memory_.data()); }
-  void WakeTrainer();
 
   memory::SharedMemory memory_;
   uint32_t submission_entries_;

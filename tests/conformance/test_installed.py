@@ -3,7 +3,9 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
 
 from tests.support.build_directory import BUILD, exclusively
 
@@ -42,7 +44,7 @@ def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
     root = tmp_path / "root"
     with exclusively():
         run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
-    (readme,) = re.findall(r"```cmake\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (readme,) = re.findall(r"```cmake\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
     (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(readme=readme))
     (tmp_path / "plain.c").write_text(PLAIN)
     (tmp_path / "trainer.cc").write_text((ROOT / "client/examples/train_bigram.cc").read_text())
@@ -58,3 +60,33 @@ def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
         "pkg-config", "--cflags", "--libs", "superoffload", env={**os.environ, "PKG_CONFIG_PATH": str(pc.parent)}
     )
     assert "-lsuperoffload" in flags
+
+
+TRAINS = """
+import superoffload.plan, superoffload.torch, torch
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = superoffload.torch.AdamW([weight], lr=0.5)
+weight.sum().backward()
+optimizer.step()
+print(superoffload.torch.__file__, weight[0].item() < 1)
+"""
+
+
+def test_pip_installs_the_python_package(tmp_path):
+    (command,) = re.findall(r"^    (pip install \./\S+)", (ROOT / "deploy/README.md").read_text(), re.MULTILINE)
+    clone = tmp_path / "clone"
+    generated = shutil.ignore_patterns("__pycache__", "*_pb2*", "*.egg-info", "build")
+    for folder in ("client/python", "proto"):
+        shutil.copytree(ROOT / folder, clone / folder, ignore=generated)
+    shutil.copy(ROOT / "CMakeLists.txt", clone)  # the version
+    fresh = tmp_path / "fresh"
+    run(sys.executable, "-m", "venv", "--without-pip", fresh)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    # What is behind a .pth file has packages, but no editable install of this one: torch, and what builds need.
+    installed = [path for path in sys.path if path.endswith("-packages")]
+    (site / "installed.pth").write_text("\n".join(installed) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", fresh / "bin/python", *command.split()[1:]]
+    run(*pip, "--no-deps", "--no-build-isolation", "--quiet", cwd=clone)
+    file, trained = run(fresh / "bin/python", "-c", TRAINS, cwd=tmp_path).split()
+    assert pathlib.Path(file).is_relative_to(site) and trained == "True"
+    assert "superoffload plan" in run(fresh / "bin/superoffload", "--help")

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.multiprocessing  # tensors in ForkingPickler
-from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, ours_on_host, theirs  # noqa: F401
+from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, ours_on_gpu, ours_on_host, theirs  # noqa: F401
 
 import superoffload
 
@@ -139,7 +139,7 @@ def test_swapping_averaged_weights_in_and_back_is_accepted(ours_on_host):  # noq
     assert_agree(loop, ours_on_host)
 
 
-def test_views_ties_and_saved_state_see_every_step(ours_on_host):  # noqa: F811
+def test_views_ties_and_saved_state_see_every_step(ours):  # noqa: F811
     """Made before or after building, also through .data."""
 
     def loop(make):
@@ -158,9 +158,77 @@ def test_views_ties_and_saved_state_see_every_step(ours_on_host):  # noqa: F811
             looked_at = [row, flat, shadow, late, *saved.values()]
             assert torch.equal(row, model[0].weight[3]) and torch.equal(shadow, model[0].weight)
             seen += [tensor.clone() for tensor in looked_at]
+        if make is ours:
+            optimizer.close()
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+            assert torch.equal(row, model[0].weight[3]) and torch.equal(shadow, model[0].weight)
+        return seen
+
+    assert_agree(loop, ours)
+
+
+def test_on_a_gpu_a_tensor_that_covers_several_parameters_is_refused(ours_on_gpu):  # noqa: F811
+    both = torch.ones(16, 8)
+    halves = [torch.nn.Parameter(both[:8]), torch.nn.Parameter(both[8:])]
+    with pytest.raises(superoffload.Error, match=r"shape \[16, 8\].*after building"):
+        ours_on_gpu(halves)
+    assert [half.data_ptr() for half in halves] == [both.data_ptr(), both[8:].data_ptr()], "nothing was moved"
+    del both
+    ours_on_gpu(halves)
+
+
+def test_on_a_gpu_memory_formats_are_refused(ours_on_gpu):  # noqa: F811
+    convolution = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(superoffload.Error, match="contiguous_format"):
+        ours_on_gpu(convolution.parameters())
+    convolution.to(memory_format=torch.contiguous_format)
+    optimizer = ours_on_gpu(convolution.parameters())
+    convolution.to(memory_format=torch.channels_last)
+    convolution(torch.ones(2, 3, 6, 6)).square().mean().backward()
+    with pytest.raises(superoffload.Error, match=CHANGED):
+        optimizer.step()
+    optimizer.push_params()
+    convolution.zero_grad()
+    convolution(torch.ones(2, 3, 6, 6)).square().mean().backward()
+    optimizer.step()
+    assert convolution.weight.is_contiguous() and optimizer.last_result.committed_steps == 1
+
+
+def test_on_a_gpu_averaged_weights_are_swapped_in_and_back_between_steps(ours_on_gpu):  # noqa: F811
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        average = copy.deepcopy(model)
+        seen = []
+        for step in range(STEPS):
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept = [p.detach().clone() for p in model.parameters()]
+            with torch.no_grad():
+                for p, a in zip(model.parameters(), average.parameters(), strict=True):
+                    a.lerp_(p, 0.1)
+                    p.copy_(a)
+                seen.append(model(batch(0)).square().mean())
+                for index, (p, k) in enumerate(zip(model.parameters(), kept, strict=True)):
+                    if index % 2:
+                        p.copy_(k)
+                    else:
+                        p.data = k
         return [*model.parameters(), *seen]
 
-    assert_agree(loop, ours_on_host)
+    assert_agree(loop, ours_on_gpu)
+
+
+def test_on_a_gpu_memory_that_another_process_shares_is_an_error(ours_on_gpu):  # noqa: F811
+    """Steps would not reach the other process; on a real GPU torch itself refuses to share memory that is not its."""
+    model = net()
+    optimizer = ours_on_gpu(model.parameters())
+    model.share_memory()
+    model(batch(0)).square().mean().backward()
+    with pytest.raises(superoffload.Error, match=CHANGED):
+        optimizer.step()
 
 
 def test_memory_formats_and_slices_of_other_tensors(ours_on_host):  # noqa: F811
@@ -227,14 +295,104 @@ def test_a_model_that_was_cast_is_refused(ours_on_host):  # noqa: F811
     optimizer.step()
 
 
-def test_gradual_freezing(ours_on_host):  # noqa: F811
-    """A frozen layer has no gradient: the daemon takes it for zero, and says so (torch.optim leaves it alone)."""
+def gradual_freezing(make):
+    """The first layer is frozen for some steps: its weights, moments and step count stay, and go on from there."""
     model = net()
-    optimizer = ours_on_host(model.named_parameters(), weight_decay=0)
-    with pytest.warns(RuntimeWarning, match=r"without a gradient of 0\.weight, 0\.bias"):
-        for step in range(STEPS):
-            if step == 4:
-                model[0].requires_grad_(False)
-            model(batch(step)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    optimizer = make(model.parameters(), weight_decay=0.1)
+    for step in range(3 * STEPS):
+        model[0].requires_grad_(step // 4 % 2 == 0)
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.parameters(), *(optimizer.state[p]["step"] for p in model.parameters())]
+
+
+def heads(make):
+    """Several tasks share a trunk; each step trains one head, and one head is never used."""
+    torch.manual_seed(5)
+    trunk, heads = torch.nn.Linear(8, 48), [torch.nn.Linear(48, 4) for _ in range(4)]
+    parameters = [p for layer in (trunk, *heads) for p in layer.parameters()]
+    optimizer = make(parameters, kind="Adam", weight_decay=0.1)
+    for step in range(2 * STEPS):
+        heads[step % 3](torch.tanh(trunk(batch(step)))).square().mean().backward()
+        if step % 5 == 4:
+            torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters
+
+
+def experts(make):
+    """Tokens choose one of many experts; most experts have none in a step."""
+    torch.manual_seed(6)
+    router, experts = torch.nn.Linear(8, 16), [torch.nn.Linear(8, 8) for _ in range(16)]
+    parameters = [p for layer in (router, *experts) for p in layer.parameters()]
+    optimizer = make(parameters, weight_decay=0.1)
+    for step in range(2 * STEPS):
+        tokens = batch(step)[:5]
+        scores = router(tokens).softmax(-1)
+        loss = sum(
+            (score[choice] * experts[choice](token)).square().mean()
+            for token, score in zip(tokens, scores, strict=True)
+            for choice in [int(score.argmax())]
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters
+
+
+@pytest.mark.parametrize("loop", [gradual_freezing, heads, experts])
+def test_parameters_without_gradients_are_left_alone(ours, loop):  # noqa: F811
+    assert not assert_agree(loop, ours)
+
+
+def gradual_unfreezing(make):
+    """Layers join one after the other, each with its own learning rate, as Lightning's BaseFinetuning has them."""
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+    for layer in layers[1:]:
+        layer.requires_grad_(False)
+    optimizer = make(layers[0].parameters(), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+    for step in range(4 * STEPS):
+        if step % STEPS == STEPS - 1 and step // STEPS < 3:
+            layer = layers[step // STEPS + 1]
+            layer.requires_grad_(True)
+            optimizer.add_param_group({"params": layer.parameters(), "lr": 3e-3, "weight_decay": 0.0})
+            schedule.base_lrs.append(3e-3)
+            schedule.lr_lambdas.append(schedule.lr_lambdas[0])
+        x = batch(step)
+        for layer in reversed(layers):
+            x = torch.tanh(layer(x))
+        x.square().mean().backward()
+        if step % 5 == 0:
+            torch.nn.utils.clip_grad_norm_([p for layer in layers for p in layer.parameters()], 0.1)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    parameters = [p for layer in layers for p in layer.parameters()]
+    return [*parameters, *(optimizer.state[p][key] for p in parameters for key in ("step", "exp_avg", "exp_avg_sq"))]
+
+
+def test_groups_that_are_added_later(ours_on_host):  # noqa: F811
+    assert not assert_agree(gradual_unfreezing, ours_on_host)
+
+
+def test_a_group_that_cannot_be_added_leaves_the_optimizer_as_it_is(ours_on_host):  # noqa: F811
+    model = net()
+    optimizer = ours_on_host(model[0].parameters())
+    with pytest.raises(superoffload.Error, match="dense"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(4, dtype=torch.float64))]})
+    assert len(optimizer.param_groups) == 1
+    model(batch(0)).square().mean().backward()
+    optimizer.step()
+    assert optimizer.last_result.committed_steps == 1
+
+
+def test_a_named_optimizer_is_built_with_all_its_groups(loop_daemon):  # noqa: F811
+    model = net()
+    optimizer = superoffload.torch.AdamW(model[0].parameters(), endpoint=loop_daemon.endpoint, name="named-groups")
+    with pytest.raises(superoffload.Error, match="when building"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+    optimizer.close()

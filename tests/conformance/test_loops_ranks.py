@@ -1,5 +1,7 @@
-"""Two ranks that reduce gradients by hand, as loops without DistributedDataParallel do: weights are torch.optim's, and the
-same bits on both ranks."""
+"""Two ranks that reduce gradients by hand, as loops without DistributedDataParallel do.
+
+Weights are torch.optim's, and the same bits on both ranks.
+"""
 
 import subprocess
 import sys
@@ -34,6 +36,7 @@ for overlap in ("auto", True, False):
     ranks = [torch.empty_like(actual) for _ in range(2)]
     torch.distributed.all_gather(ranks, actual)
     assert torch.equal(*ranks), overlap
+torch.distributed.destroy_process_group()  # gloo ends a process that exits without
 """
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import superoffload.torch
+from superoffload._core.control import Connection
+from superoffload.v1 import optimizer_pb2 as pb
 
 BINARIES = pathlib.Path(__file__).parents[2] / "build" / "prometheus" / "usr" / "bin"
 DEADLINE_SECONDS = 60
@@ -108,7 +110,8 @@ def test_prometheus_scrapes_and_answers(trained, tmp_path):
     prometheus = Prometheus(tmp_path, daemon.info.metrics_address)
     try:
         prometheus.wait_value("up", 1)
-        prometheus.wait_value('superoffload_steps_total{optimizer="scraped",verdict="commit"}', 7)
+        (hosted,) = Connection(daemon.endpoint).call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+        prometheus.wait_value(f'superoffload_steps_total{{optimizer="{hosted.id}",verdict="commit"}}', 7)
         prometheus.wait_value('sum(superoffload_steps_total{verdict=~"skip.*"})', 1)
         prometheus.wait_value("superoffload_attachments", 1)
         prometheus.wait_value("count(superoffload_build_info)", 1)

@@ -1,5 +1,6 @@
 """Loops that save and resume as people write them: the weights are bit for bit those of a run in one piece."""
 
+import collections.abc
 import copy
 import gc
 import io
@@ -177,6 +178,20 @@ def test_a_directory_that_moved_is_found_beside_its_file_or_named_in_the_error(t
 
     resume(tmp_path / "b" / "optimizer.pt")
     assert identical(weights(model), then)
+
+
+def test_state_is_looked_at_as_in_torch_and_not_rebuilt_by_whoever_moves_it():
+    """Lightning rebuilds each Mapping in optimizer.state at the end of fit(), all its tensors included."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = optimizer.state[model.weight]
+    assert not isinstance(state, collections.abc.Mapping)
+    assert set(state) == set(state.keys()) == {"step", "exp_avg", "exp_avg_sq", "master"} and len(state) == 4
+    assert "exp_avg" in state and "momentum_buffer" not in state and state.get("momentum_buffer") is None
+    assert {key: tensor.shape for key, tensor in state.items()}["master"] == model.weight.shape
+    assert len(list(state.values())) == 4 and state["step"] == 1
 
 
 def test_torch_optim_state_loads_and_the_models_weights_stay():

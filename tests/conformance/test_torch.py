@@ -54,6 +54,23 @@ def test_agrees_with_torch_in_fp32(kind, clip):
     assert difference(ours, theirs) < 2e-7
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this release of torch has no grad_dtype")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_fp32_gradients_of_bf16_parameters_keep_their_bits(overlap):
+    model = build(torch.bfloat16)
+    for parameter in list(model.parameters())[1:]:
+        parameter.grad_dtype = torch.float32
+    optimizer = superoffload.torch.AdamW(model.named_parameters(), lr=1e-3, overlap=overlap)
+    for seed in range(3):
+        loss_of(model, seed).backward()
+    optimizer.step()
+    state = optimizer.state_tensors()
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        assert parameter.grad.dtype == (torch.float32 if index > 0 else torch.bfloat16)
+        torch.testing.assert_close(state[name]["exp_avg"], 0.1 * parameter.grad.float(), rtol=1e-6, atol=0)
+    optimizer.close()
+
+
 def train(policy, overlap, clip=0.05, accumulation=1, dtype=torch.bfloat16):
     model = build(dtype)
     optimizer = superoffload.torch.AdamW(
@@ -97,7 +114,7 @@ def test_clip_grad_norm_returns_the_daemons_norm():
     assert difference(ours, theirs) < 1e-7
 
 
-def test_edited_gradients_are_handed_over_again():
+def test_edited_gradients_are_submitted_again():
     ours, theirs = build(), build()
     a = superoffload.torch.AdamW(ours.parameters(), bucket_bytes=4096)
     b = torch.optim.AdamW(theirs.parameters())

@@ -12,7 +12,7 @@ SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
 MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each
 # Of gpu_test: those that kill are for `kills`, and one of each kind is enough for a dry run.
 KILLING = ("ATrainerThatIsKilledLeavesAHealthyDaemon", "ADaemonThatIsKilledLeavesAHealthyTrainer")
-DRY_TESTS = ("DaemonLegacy", "MeasuresWhatWorksAndTakesTheBest")
+DRY_TESTS = ("DaemonDescriptor", "MeasuresWhatWorksAndTakesTheBest")
 SANITIZED_TESTS = ("Trainer",) if machine.DRY_RUN else ("DaemonResident", "Trainer", "Direct")
 SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
     "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
@@ -56,7 +56,15 @@ def smoke(session: Session) -> None:
         session.call(f"three steps, mover {mover}: bits equal the host's", 40, _three_steps, mover)
     found = session.call("what attaching measures", 40, _attachment).result or {}
     session.table += [f"attached: {name:34} {value}"[:140] for name, value in found.items()]
+    found = session.call("GPU memory while attaching: parameters exist once", 90, _memory_of_attaching).result or []
+    session.table += found
     session.facts["table"] = session.table
+
+
+def _memory_of_attaching() -> list[str]:
+    from tests.device import probe
+
+    return probe.memory_of_attaching()
 
 
 def _versions() -> dict[str, str]:
@@ -66,9 +74,9 @@ def _versions() -> dict[str, str]:
     import torch
     from google import protobuf
 
-    import superoffload._library
+    import superoffload._core.library
 
-    superoffload._library.function("last_error")  # loads it
+    superoffload._core.library.function("last_error")  # loads it
     found = {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA of torch": str(torch.version.cuda)}
     found |= {"grpc": grpc.__version__, "protobuf": protobuf.__version__}
     print(found)
@@ -112,6 +120,8 @@ def bits(session: Session) -> None:
     for dtype in DTYPES:
         for mover in MOVERS:
             session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
+        session.call(f"JAX, {dtype}, plain, overlapped and inside of jit", 80, _jax_check, dtype)
+    session.call("PyTorch, two ranks on one GPU", 60, _ranks_check)
     wanted = DRY_TESTS if machine.DRY_RUN else None
     _gpu_tests(
         session, lambda name: _last_word(name) not in KILLING and (wanted is None or _last_word(name) in wanted), 30
@@ -122,6 +132,18 @@ def _torch_check(dtype: str, mover: str) -> dict[str, int]:
     from tests.device import torch_check
 
     return torch_check.check(dtype, mover)
+
+
+def _ranks_check() -> dict[str, str]:
+    from tests.device import ranks_check
+
+    return ranks_check.check()
+
+
+def _jax_check(dtype: str) -> dict[str, int]:
+    from tests.device import jax_check
+
+    return jax_check.check(dtype)
 
 
 def kills(session: Session) -> None:

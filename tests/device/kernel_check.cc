@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/adam/adam_element.h"
+#include "kernels/algorithm.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "tests/support/random_elements.h"
 
@@ -102,6 +102,29 @@ class Gpu {
   CudaEvent begin_, end_;
 };
 
+// A table of tensors where kernels read it: in pinned memory of the host.
+class PinnedTable {
+ public:
+  PinnedTable(const Gpu& gpu, const std::vector<PackedTensor>& tensors, uint64_t elements) : gpu_(gpu) {
+    const size_t chunks = (elements + kChunkElements - 1) / kChunkElements;
+    const size_t tensors_bytes = tensors.size() * sizeof(PackedTensor);
+    gpu_.Check(gpu_.driver().MemHostAlloc(&data_, tensors_bytes + (chunks + 1) * sizeof(uint32_t), 1),
+               "allocating pinned memory");
+    auto* const table = static_cast<PackedTensor*>(data_);
+    auto* const begins = reinterpret_cast<uint32_t*>(table + tensors.size());
+    std::copy(tensors.begin(), tensors.end(), table);
+    IndexChunks(tensors, elements, begins);
+    table_ = {table, begins, static_cast<uint32_t>(tensors.size())};
+  }
+  ~PinnedTable() { gpu_.driver().MemFreeHost(data_); }
+  const PackTable& get() const { return table_; }
+
+ private:
+  const Gpu& gpu_;
+  void* data_ = nullptr;
+  PackTable table_{};
+};
+
 struct Tally {
   int checks = 0, failures = 0;
   void Report(const std::string& what, bool good) {
@@ -122,15 +145,18 @@ void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
     const uint64_t n = std::min<uint64_t>(1 + random() % 20000, elements - first);
     const std::vector<std::byte> data = test::RandomElements(n, dtype, kLowest, random);
     tensors.push_back({gpu.Upload(data), first, n});
-    for (uint64_t i = 0; i < n; ++i) expected[first + i] = LoadElement({data.data(), dtype}, i);
+    for (uint64_t i = 0; i < n; ++i) {
+      float stored = 0;
+      StoreElement({&stored, slot_dtype}, 0, LoadElement({data.data(), dtype}, i));
+      expected[first + i] = LoadElement({&stored, slot_dtype}, 0);
+    }
     first = (first + n + 63) / 64 * 64;
   }
   const size_t chunks = (elements + kChunkElements - 1) / kChunkElements;
   std::byte* const slot = gpu.Upload(std::vector<std::byte>(elements * DTypeBytes(slot_dtype), std::byte{0xff}));
   double* const sums = gpu.Upload(std::vector<double>(chunks, -1));
-  const PackedTensor* const table = gpu.Upload(tensors);
-  gpu.Check(gpu.kernels().Pack(
-      {table, static_cast<uint32_t>(tensors.size()), dtype, {slot, slot_dtype}, elements, sums}, gpu.stream()));
+  const PinnedTable table(gpu, tensors, elements);
+  gpu.Check(gpu.kernels().Pack({table.get(), dtype, {slot, slot_dtype}, elements, sums}, gpu.stream()));
   const std::vector<std::byte> packed = gpu.Download(slot, elements * DTypeBytes(slot_dtype));
   bool good = true;
   for (uint64_t i = 0; i < elements; ++i) {
@@ -144,53 +170,60 @@ void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
   }
   tally.Report(std::string("pack and norm, ") + Name(dtype) + " to " + Name(slot_dtype), good);
   for (const PackedTensor& tensor : tensors) gpu.Free(tensor.data);
-  for (const void* pointer :
-       {static_cast<const void*>(slot), static_cast<const void*>(sums), static_cast<const void*>(table)}) {
-    gpu.Free(pointer);
-  }
+  gpu.Free(slot);
+  gpu.Free(sums);
 }
 
-void CheckResident(const Gpu& gpu, DType dtype, WeightDecay form, Tally& tally) {
+void CheckResident(const Gpu& gpu, DType dtype, const Algorithm& algorithm, Tally& tally) {
   constexpr size_t kElements = 2 * kChunkElements + 4321;
   std::mt19937 random(99);
-  std::vector<float> p(kElements, 0.25f), m(kElements), v(kElements);
+  std::vector<std::vector<float>> state(algorithm.arrays.size(), std::vector<float>(kElements));
+  std::fill(state[0].begin(), state[0].end(), 0.25f);
   std::vector<std::byte> theta(kElements * DTypeBytes(dtype));
-  float *gpu_p = gpu.Upload(p), *gpu_m = gpu.Upload(m), *gpu_v = gpu.Upload(v);
+  StateView gpu_state;
+  for (size_t a = 0; a < state.size(); ++a) gpu_state.arrays[a] = gpu.Upload(state[a]);
   std::byte* const gpu_theta = gpu.Upload(theta);
   for (uint64_t t = 1; t <= 5; ++t) {
     const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
-    const AdamStep step = MakeAdamStep({.lr = 1e-2, .weight_decay = 0.1, .decay_form = form}, t, 0.5);
+    const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), t, 0.5);
     std::byte* const gpu_gradient = gpu.Upload(gradient);
-    gpu.Check(gpu.kernels().ResidentAdam(
-        {{gpu_p, gpu_m, gpu_v}, step, {gpu_gradient, dtype}, {gpu_theta, dtype}, kElements}, gpu.stream()));
+    gpu.Check(gpu.kernels().Resident(
+        algorithm, {gpu_state, constants, {gpu_gradient, dtype}, {gpu_theta, dtype}, kElements}, gpu.stream()));
     for (size_t first = 0; first < kElements; first += kChunkElements) {
       const size_t bytes = first * DTypeBytes(dtype);
-      Plain(std::min(kChunkElements, kElements - first), {&p[first], &m[first], &v[first]}, step,
-            {gradient.data() + bytes, dtype}, {theta.data() + bytes, dtype});
+      StateView view;
+      for (size_t a = 0; a < state.size(); ++a) view.arrays[a] = &state[a][first];
+      algorithm.best().plain(0, std::min(kChunkElements, kElements - first), view, constants,
+                             {gradient.data() + bytes, dtype}, {theta.data() + bytes, dtype});
     }
     gpu.Download(gpu_gradient, 1);
     gpu.Free(gpu_gradient);
   }
-  const auto same = [&](const float* device, const std::vector<float>& host) {
-    return std::memcmp(gpu.Download(device, kElements).data(), host.data(), kElements * sizeof(float)) == 0;
-  };
-  const bool good =
-      same(gpu_p, p) && same(gpu_m, m) && same(gpu_v, v) && gpu.Download(gpu_theta, theta.size()) == theta;
-  tally.Report(std::string("resident ") + (form == WeightDecay::kL2 ? "Adam, " : "AdamW, ") + Name(dtype), good);
-  for (const void* pointer : {static_cast<const void*>(gpu_p), static_cast<const void*>(gpu_m),
-                              static_cast<const void*>(gpu_v), static_cast<const void*>(gpu_theta)}) {
-    gpu.Free(pointer);
+  bool good = gpu.Download(gpu_theta, theta.size()) == theta;
+  for (size_t a = 0; a < state.size(); ++a) {
+    const std::vector<float> device = gpu.Download(gpu_state.Floats(a), kElements);
+    good = good && std::memcmp(device.data(), state[a].data(), kElements * sizeof(float)) == 0;
+    gpu.Free(gpu_state.arrays[a]);
   }
+  gpu.Free(gpu_theta);
+  tally.Report("resident " + std::string(algorithm.name) + ", " + Name(dtype), good);
 }
 
 void Measure(const Gpu& gpu, size_t elements) {
   const auto memory = [&](size_t bytes) { return gpu.Allocate(bytes); };
   void *from = memory(2 * elements), *to = memory(4 * elements);
-  auto *p = static_cast<float*>(memory(4 * elements)), *m = static_cast<float*>(memory(4 * elements)),
-       *v = static_cast<float*>(memory(4 * elements));
+  const Algorithm& algorithm = *Algorithms().front();
+  StateView state;
+  for (size_t a = 0; a < algorithm.arrays.size(); ++a) state.arrays[a] = memory(4 * elements);
   auto* const sums = static_cast<double*>(memory((elements / kChunkElements + 1) * sizeof(double)));
-  const PackedTensor* const table = gpu.Upload(std::vector<PackedTensor>{{from, 0, elements}});
-  const AdamStep step = MakeAdamStep({}, 3, 1);
+  const PinnedTable whole(gpu, {{from, 0, elements}}, elements);
+  // Of a thousand tensors each, as in a model of many small ones; none ends where a tile does.
+  std::vector<PackedTensor> pieces;
+  for (uint64_t first = 0; first < elements; first += elements / 1000 + 1) {
+    pieces.push_back({static_cast<std::byte*>(from) + 2 * first, first, std::min(elements / 1000 + 1, elements - first)});
+  }
+  const PinnedTable many(gpu, pieces, elements);
+  const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), 3, 1);
   const auto address = [](void* pointer) { return reinterpret_cast<CudaPointer>(pointer); };
   const double copy = 4.0 * elements / gpu.Seconds([&] {
     gpu.Check(gpu.driver().MemcpyDtoDAsync(address(to), address(from), 2 * elements, gpu.stream()), "copying");
@@ -200,13 +233,24 @@ void Measure(const Gpu& gpu, size_t elements) {
     std::printf("%-48s %8.1f GB/s, %.2f of the copy\n", what, bytes / seconds / 1e9, bytes / seconds / copy);
   };
   row("pack bfloat16 to bfloat16, with the norm", 4.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().Pack({table, 1, DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
+    gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
   }));
+  row("the same, of a thousand tensors", 4.0 * elements, gpu.Seconds([&] {
+    gpu.Check(gpu.kernels().Pack({many.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
+  }));
+  // The last buckets are small, and nothing shortens the chain of a chunk's additions.
+  for (const size_t small : {size_t{2} << 20, size_t{32} << 20}) {
+    if (small > elements) continue;
+    const PinnedTable table(gpu, {{from, 0, small}}, small);
+    row(("the same, a bucket of " + std::to_string(small >> 19) + " MiB").c_str(), 4.0 * small, gpu.Seconds([&] {
+      gpu.Check(gpu.kernels().Pack({table.get(), DType::kBFloat16, {to, DType::kBFloat16}, small, sums}, gpu.stream()));
+    }));
+  }
   row("pack bfloat16 to float32, with the norm", 6.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().Pack({table, 1, DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
+    gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
   }));
   row("resident AdamW, bfloat16", 28.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().ResidentAdam({{p, m, v}, step, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements},
+    gpu.Check(gpu.kernels().Resident(algorithm, {state, constants, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements},
                                          gpu.stream()));
   }));
   std::vector<std::byte> host(2 * elements);
@@ -231,9 +275,10 @@ int Main(size_t elements) {
   Tally tally;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     CheckPack(gpu, dtype, dtype, tally);
-    if (dtype != DType::kFloat32) CheckPack(gpu, dtype, DType::kFloat32, tally);
-    CheckResident(gpu, dtype, WeightDecay::kDecoupled, tally);
-    CheckResident(gpu, dtype, WeightDecay::kL2, tally);
+    for (const DType slot_dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      if (slot_dtype != dtype) CheckPack(gpu, dtype, slot_dtype, tally);
+    }
+    for (const Algorithm* algorithm : Algorithms()) CheckResident(gpu, dtype, *algorithm, tally);
   }
   Measure(gpu, elements);
   std::printf("checks=%d failures=%d\n", tally.checks, tally.failures);

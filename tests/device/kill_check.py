@@ -16,7 +16,7 @@ from tests.device import machine
 
 import superoffload
 import superoffload.torch
-from superoffload._control import Connection
+from superoffload._core.control import Connection
 from superoffload.torch import GpuOptions
 from superoffload.v1 import optimizer_pb2
 

@@ -48,6 +48,14 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def release_cached() -> None:
+    """Has torch's allocator give back what nothing is in."""
+    import torch
+
+    if not DRY_RUN:
+        torch.cuda.empty_cache()
+
+
 def used_gpu_bytes() -> int:
     """Of all processes: the daemon's context and what the trainer exports to it, too."""
     import torch

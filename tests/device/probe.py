@@ -14,9 +14,11 @@ from tests.device.bench import MPS
 import superoffload.torch
 from superoffload.torch import GpuOptions, GpuReport
 
-PROBES = 8  # of client/src/gpu/gpu_plane.cc
+ROUNDS = 8
 PROBE_ELEMENTS = 4096 if machine.DRY_RUN else 32 << 20
 PARAMETERS = 20_000 if machine.DRY_RUN else 200_000_000
+ATTACHED_PARAMETERS = 20_000 if machine.DRY_RUN else 1_000_000_000
+CONTEXT_BYTES = 1 << 30  # of contexts and kernels that are loaded meanwhile
 MATRIX = 64 if machine.DRY_RUN else 8192
 PRODUCTS = 500
 
@@ -31,9 +33,47 @@ def attach_once() -> GpuReport:
         return optimizer.gpu_report
 
 
+def memory_of_attaching() -> list[str]:
+    """Lines of a table: GPU memory while optimizers are built, of models that are on the GPU, on the CPU and on meta.
+
+    Raises RuntimeError where more was used at once than the parameters, the slots, a piece and what torch's allocator
+    could not give back.
+    """
+    machine.use_gpu()
+    lines = []
+    for origin in ("GPU", "CPU", "meta"):
+        model = models.build(ATTACHED_PARAMETERS)
+        values = {name: tensor.detach().cpu() for name, tensor in model.named_parameters()}
+        if origin != "GPU":
+            model.to({"CPU": "cpu", "meta": "meta"}[origin])
+        parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        largest = max(parameter.nbytes for parameter in model.parameters())
+        machine.release_cached()
+        before = machine.used_gpu_bytes() - (parameters_bytes if origin == "GPU" else 0)
+        with machine.daemon(machine.daemon_budget(models.count(model))):
+            optimizer = superoffload.torch.AdamW(
+                model.named_parameters(),
+                gpu=GpuOptions(device=None if origin == "GPU" else "cuda", weights=values, resident_buckets=0),
+            )
+            report = optimizer.gpu_report
+            after = machine.used_gpu_bytes()
+            optimizer.close()
+        piece = max(8 << 20, report.gpu_bytes // 128)
+        most = parameters_bytes + largest + 2 * piece + report.unreturned_bytes + CONTEXT_BYTES
+        used = report.attach_peak_bytes - before
+        lines.append(
+            f"parameters from {origin:4} {parameters_bytes / 2**20:9.1f} MiB, at most {used / 2**20:9.1f} as they "
+            f"moved, {(after - before) / 2**20:9.1f} afterwards, {report.unreturned_bytes / 2**20:.1f} kept by torch"
+        )
+        if used > most and not machine.DRY_RUN:
+            raise RuntimeError(f"{lines[-1]}: more than {most / 2**20:.1f} MiB")
+    print("\n".join(lines))
+    return lines
+
+
 def movers_beside_kernels() -> list[str]:
-    """Lines of a table: an attachment's copies by each mover beside the same kernels, and plain copies alone; then how
-    much longer a trainer's matrix products take while each mover works."""
+    """Lines of a table: what an attachment found that each mover's copies cost kernels beside them, and plain copies
+    alone; then how much longer a trainer's matrix products take while each mover works."""
     machine.use_gpu()
     model = models.build(PARAMETERS)
     lines = []
@@ -43,11 +83,12 @@ def movers_beside_kernels() -> list[str]:
         report = optimizer.gpu_report
         optimizer.close()
         plain = _plain_copy_seconds(PROBE_ELEMENTS)
-        lines.append(f"{'plain copies alone':26} {plain * 1e3:9.2f} ms")
+        lines.append(f"{'plain copies alone':26} {plain * 1e3:9.3f} ms per round")
         for mover, seconds in sorted(report.seconds.items()):
             taken = "  <- taken" if mover == report.mover else ""
             lines.append(
-                f"{mover + ' beside kernels':26} {seconds * 1e3:9.2f} ms  {plain / seconds:5.2f} of plain copies{taken}"
+                f"{mover + ' beside products':26} {seconds * 1e3:9.3f} ms of them lost per round, "
+                f"{seconds / plain:5.2f} of plain copies{taken}"
             )
         alone = _products_seconds()
         for mover in sorted(report.seconds):
@@ -70,18 +111,18 @@ def movers_beside_kernels_with_mps(directory: str) -> list[str]:
 
 
 def _plain_copy_seconds(elements: int) -> float:
-    """Of as many rounds as an attachment measures, each there and back, in bf16, with nothing else on the GPU."""
+    """Of one round, there and back, in bf16, with nothing else on the GPU."""
     there = torch.empty(elements, dtype=torch.bfloat16, device=machine.DEVICE)
     here = torch.empty(elements, dtype=torch.bfloat16, pin_memory=not machine.DRY_RUN)
     begin = 0.0
-    for number in range(-1, PROBES):
+    for number in range(-1, ROUNDS):
         if number == 0:
             machine.synchronize()
             begin = time.perf_counter()
         here.copy_(there, non_blocking=True)
         there.copy_(here, non_blocking=True)
         machine.synchronize()
-    return time.perf_counter() - begin
+    return (time.perf_counter() - begin) / ROUNDS
 
 
 def _products_seconds() -> float:

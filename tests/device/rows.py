@@ -18,7 +18,7 @@ from superoffload.torch import GpuOptions, VerdictKind
 from superoffload.v1 import optimizer_pb2
 
 BATCH = 2 if machine.DRY_RUN else 16  # sequences per step: 32 k tokens
-WARM_UP = 5  # of which three are watched, without overlap (_torch_overlap.py)
+WARM_UP = 5  # of which three are watched, without overlap (superoffload/torch/overlap.py)
 STEPS = 2 if machine.DRY_RUN else 7
 MAX_GRAD_NORM = 1e-4
 LEARNING_RATE = 1e-5
@@ -104,7 +104,7 @@ def measure_attached(model: torch.nn.Module, optimizer: superoffload.torch.AdamW
     kinds, early = [], []
 
     def step() -> None:
-        early.append(optimizer._hand_over._policy.early)
+        early.append(optimizer._submitter._policy.early)
         optimizer.step()
         if not overlaps:
             optimizer.synchronize()
@@ -138,9 +138,7 @@ def superoffload_rows(mover: str, settings: list[tuple[str, int]]) -> Iterator[d
 
 def _set(optimizer: superoffload.torch.AdamW, speculation: str, residents: int) -> None:
     """As an operator and the resident tuner do it."""
-    optimizer._quiesce()
-    optimizer._connection.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=optimizer.name))
-    optimizer._attachment.set_resident(residents)
+    optimizer._residents.keep(residents, optimizer._quiesce)
     policies = optimizer_pb2.Policies(speculation=f"SPECULATION_{speculation.upper()}")
     request = optimizer_pb2.UpdatePoliciesRequest(name=optimizer.name, policies=policies)
     optimizer._connection.call("UpdatePolicies", request)

@@ -2,7 +2,7 @@
 # What needs a GPU, in steps that each fit into a few minutes. Dated tables go to RESULTS.md.
 # Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle FOLDER | --build FOLDER] [--budget SECONDS] [--dry-run]
 #   smoke     3 minutes: the GPU's attributes, the machine, and three steps under each mover. First of all
-#   bits      7 minutes: kernels, movers, residents and PyTorch against the host, bit for bit
+#   bits      7 minutes: kernels, movers, residents, PyTorch, two ranks of it, and JAX against the host, bit for bit
 #   bench     9 minutes: a billion parameters at 32 k tokens per step against no optimizer and against peers; a trace
 #   kills     3 minutes: trainers and daemons killed under each mover, bits compared
 #   sanitize  4 minutes: compute-sanitizer on the kernels and the movers

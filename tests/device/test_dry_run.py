@@ -89,7 +89,14 @@ def test_each_leaves_a_few_small_files_and_prints_a_short_summary(dry, name):
 def test_smoke_prints_what_decides_how_memory_is_used(dry):
     text = (dry[1] / "smoke.txt").read_text()
     attributes = ("(88)", "(100)", "host NUMA id (134)", "copy engines (40)", "concurrent managed access", "IPC events")
-    others = ("exported as a descriptor", "CUDA of the driver", "MPS", "free and total bytes", "attached: mover")
+    others = (
+        "exported as a descriptor",
+        "CUDA of the driver",
+        "MPS",
+        "free and total bytes",
+        "attached: mover",
+        "from meta",
+    )
     for words in attributes + others:
         assert words in text
     facts = report_of(dry, "smoke")["steps"][0]["result"]
@@ -123,6 +130,11 @@ def test_bench_has_every_row_in_its_regime(dry):
         assert label in text
     assert results["superoffload, layers compiled (own floor), 4 residents"]["floor_milliseconds"] > 0
     assert (dry[1] / "bench.trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_bits_compares_two_ranks_on_one_gpu(dry):
+    (ranks,) = [step for step in report_of(dry, "bits")["steps"] if "two ranks" in step["title"]]
+    assert ranks["result"] == {"sharded": "same bits", "replicated": "same bits"}
 
 
 def test_kills_kill_trainers_and_daemons_under_each_mover(dry):

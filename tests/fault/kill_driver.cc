@@ -47,11 +47,10 @@ v1::CreateOptimizerRequest Plan() {
   v1::CreateOptimizerRequest request;
   request.set_name(kName);
   request.set_bucket_bytes(64 << 10);
+  request.set_algorithm("adamw");
   v1::ParameterGroup* group = request.add_groups();
-  group->set_lr(0.02);
-  group->set_beta1(0.9);
-  group->set_beta2(0.999);
-  group->set_eps(1e-8);
+  SetScalar(group, "lr", 0.02);
+  SetScalar(group, "weight_decay", 0);
   v1::Parameter* weight = request.add_parameters();
   weight->set_name("weight");
   weight->add_shape(kBytes);
@@ -149,13 +148,6 @@ pid_t StartTrainer(const std::string& endpoint, uint64_t steps) {
   return pid;
 }
 
-// The daemon is the keeper's only child.
-std::optional<pid_t> ChildOf(pid_t keeper) {
-  std::ifstream children("/proc/" + std::to_string(keeper) + "/task/" + std::to_string(keeper) + "/children");
-  pid_t child = 0;
-  return children >> child ? std::optional(child) : std::nullopt;
-}
-
 std::unique_ptr<Client> ConnectPatiently(const std::string& endpoint) {
   for (;;) {
     if (auto client = Client::Connect(endpoint); client.ok()) return *std::move(client);
@@ -208,7 +200,7 @@ Trained TrainUnderFire(uint32_t kills, std::mt19937_64& random) {
     if (random() % 2 == 0) {
       end_trainer();
       trainer = StartTrainer(daemon.endpoint(), kNoEnd);
-    } else if (const std::optional<pid_t> victim = ChildOf(daemon.pid())) {
+    } else if (const std::optional<pid_t> victim = daemon.kept_daemon()) {
       ::kill(*victim, SIGKILL);
     } else {
       --killed;  // the last one is not yet replaced

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import pickle
 import signal
 import threading
 import time
@@ -13,21 +14,9 @@ import torch
 from tests.conftest import Daemon
 
 import superoffload.torch
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2
-
-FAKE_DISK = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "libsuperoffload_fake_disk.so"
-
-
-@pytest.fixture
-def disk(tmp_path, monkeypatch):
-    control = tmp_path / "disk"
-    control.write_text("ok")
-    monkeypatch.setenv("FAKE_DISK", str(control))
-    preload = os.environ.get("LD_PRELOAD")
-    monkeypatch.setenv("LD_PRELOAD", f"{preload}:{FAKE_DISK}" if preload else str(FAKE_DISK))
-    return control
 
 
 @pytest.fixture
@@ -139,6 +128,35 @@ def test_steps_wait_for_a_slow_disk_and_keep_their_bits(failing_daemon, disk, tm
     assert states_equal(optimizer.state_tensors(), reference.state_tensors())
 
 
+def test_a_checkpoint_and_a_pickle_beside_another_wait_for_it(failing_daemon, disk, tmp_path):
+    """As when the loop saves while the daemon takes a scheduled one."""
+    model, optimizer = trained(failing_daemon)
+    before = optimizer.state_tensors()
+    disk.write_text("slow")
+    control = Connection(failing_daemon.endpoint)
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "first"))
+    first = control._stub.CheckpointOptimizer(request, metadata=control._metadata)
+    while not os.path.exists(tmp_path / ".first.partial"):
+        next(first)
+    assert optimizer.save_checkpoint(tmp_path / "second") == 4
+    assert list(first)[-1].committed_steps == 4
+    again = control._stub.CheckpointOptimizer(
+        optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "third")),
+        metadata=control._metadata,
+    )
+    while not os.path.exists(tmp_path / ".third.partial"):
+        next(again)
+    pickled = pickle.dumps(optimizer.state_dict())
+    assert list(again)[-1].committed_steps == 4
+    disk.write_text("ok")
+    train(model, optimizer, 4, 6)
+    optimizer.load_state_dict(pickle.loads(pickled))
+    assert states_equal(optimizer.state_tensors(), before)
+    train(model, optimizer, 4, 6)
+    optimizer.restore_checkpoint(tmp_path / "second")
+    assert states_equal(optimizer.state_tensors(), before)
+
+
 def test_a_cancelled_checkpoint_leaves_nothing(failing_daemon, disk, tmp_path):
     model, optimizer = trained(failing_daemon)
     disk.write_text("slow")
@@ -182,3 +200,45 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(daemon, tmp_path, name
     with pytest.raises(Error) as raised:
         Connection(daemon.endpoint).call("RestoreOptimizer", request, timeout_seconds=60)
     assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT and "no regular file" in raised.value.message
+
+
+def test_a_file_system_that_hangs_takes_so_many_calls_of_a_user_and_no_more(failing_daemon, disk, tmp_path):
+    """Each one's thread waits for the disk; further ones are refused, and other calls go on."""
+    names = [f"run-{i}" for i in range(9)]
+    optimizers = [trained(failing_daemon, name)[1] for name in names]
+    disk.write_text("hang")
+
+    def checkpoint(name, outcomes):
+        connection = Connection(failing_daemon.endpoint)
+        request = optimizer_pb2.CheckpointOptimizerRequest(name=name, directory=str(tmp_path / f"saved-{name}"))
+        try:
+            connection.stream("CheckpointOptimizer", request)
+        except Error as error:
+            outcomes.append(error)
+        connection.close()
+
+    outcomes = []
+    threads = [threading.Thread(target=checkpoint, args=(name, outcomes)) for name in names]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while not outcomes:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert outcomes[0].code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "has 8 calls that read or write files" in str(outcomes[0])
+    listed = Connection(failing_daemon.endpoint).call("ListOptimizers", optimizer_pb2.ListOptimizersRequest())
+    assert len(listed.optimizers) == len(names)
+    (victim,) = (
+        pathlib.Path(f"/proc/{failing_daemon.process.pid}/task/{failing_daemon.process.pid}/children")
+        .read_text()
+        .split()
+    )
+    disk.write_text("ok")
+    os.kill(int(victim), signal.SIGKILL)  # what hangs for ever ends with the daemon only
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == len(names)
+    for optimizer in optimizers:
+        optimizer.state_tensors()  # with the successor
+        optimizer.close()

@@ -1,18 +1,22 @@
 """The keeper loses no optimizer: under few descriptors, when the daemon cannot start, stopped, killed itself."""
 
 import contextlib
+import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
 from tests.conftest import Daemon
+from tests.support.users import CTL
 
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
 
 OFF = "--metrics_address=off"
@@ -20,7 +24,7 @@ OFF = "--metrics_address=off"
 
 def create(connection, *names):
     for name in names:
-        request = pb.CreateOptimizerRequest(name=name, groups=[pb.ParameterGroup(lr=1e-3, eps=1e-8)])
+        request = pb.CreateOptimizerRequest(name=name, algorithm="adamw", groups=[pb.ParameterGroup()])
         request.parameters.add(name="weight", shape=[8], dtype=pb.DATA_TYPE_FLOAT32)
         connection.call("CreateOptimizer", request, timeout_seconds=30)
 
@@ -110,6 +114,37 @@ def test_a_daemon_that_cannot_start_is_tried_again_until_it_can(tmp_path):
     assert f"optimizer-{os.getuid()}-run" in kept.log  # what is held
 
 
+def ctl(kept, *words):
+    command = [CTL, f"--endpoint={kept.endpoint}", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_what_is_kept_can_be_listed_and_dropped_while_no_daemon_can_start(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text('metrics_address: "off"')
+    kept = Daemon("--keeper", f"--config={config}")
+    create(Connection(kept.endpoint), "run", "gone")
+    wait_until(lambda: len(ctl(kept, "kept").stdout.splitlines()) == 3)  # the daemon waits for no answer of its keeper
+    refused = ctl(kept, "drop-kept", "gone")  # behind the daemon's back
+    assert refused.returncode == 1 and "superoffloadctl delete" in refused.stderr
+
+    config.write_text("a typo")
+    (victim,) = children(kept.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    listed = json.loads(ctl(kept, "kept", "--json").stdout)["optimizers"]
+    assert {optimizer["name"] for optimizer in listed} == {"run", "gone"}
+    assert all(int(optimizer["memory_bytes"]) > 0 for optimizer in listed)
+    missing = ctl(kept, "drop-kept", "neither")
+    assert missing.returncode == 1 and "NOT_FOUND" in missing.stderr
+    wait_until(lambda: ctl(kept, "drop-kept", "gone").returncode == 0)  # refused while a daemon is being tried
+
+    config.write_text('metrics_address: "off"')
+    kept.process.send_signal(signal.SIGHUP)
+    assert names(reconnected(kept)) == {"run"}
+    assert kept.stop() == 0, kept.log
+    assert f"optimizer-{os.getuid()}-gone was dropped" in kept.log
+
+
 def test_a_daemon_that_never_started_ends_its_keeper(tmp_path):
     config = tmp_path / "superoffloadd.textproto"
     config.write_text("a typo")
@@ -160,7 +195,9 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     os.kill(kept.process.pid, signal.SIGCONT)
     create(connection, "last", "very-last")
 
-    wait_until(lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * (len(many) + 1))
+    wait_until(
+        lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * (len(many) + 1)
+    )
     os.kill(daemon, signal.SIGKILL)
     assert names(reconnected(kept)) == many - {"run-7"} | {"last", "very-last"}
     assert kept.stop() == 0, kept.log
@@ -178,3 +215,22 @@ def test_the_keeper_has_no_address_that_another_user_could_take():
     ]
     assert not [name for name in named if name.startswith("@")]
     assert kept.stop() == 0
+
+
+@pytest.mark.parametrize("old", ["deleted", "moved"])  # as packages do it, and as pip does it
+def test_an_upgraded_program_is_what_the_keeper_starts_next(tmp_path, monkeypatch, old):
+    program = tmp_path / "superoffloadd"
+    shutil.copy(os.environ["SUPEROFFLOAD_DAEMON"], program)
+    monkeypatch.setattr("tests.conftest.BINARY", str(program))
+    kept = Daemon("--keeper", OFF)
+    create(Connection(kept.endpoint), "run")
+    (victim,) = children(kept.process.pid)
+    shutil.copy(program, tmp_path / "upgraded")
+    if old == "moved":
+        program.rename(tmp_path / "stashed")
+    (tmp_path / "upgraded").replace(program)
+    os.kill(victim, signal.SIGKILL)
+    assert names(reconnected(kept)) == {"run"}
+    (successor,) = wait_until(lambda: children(kept.process.pid))
+    assert successor != victim and os.readlink(f"/proc/{successor}/exe") == str(program)
+    assert kept.stop() == 0, kept.log

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from tests.conftest import BINARY, Daemon
 
-from superoffload import _control
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core import control
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 
 
 class FakeTime:
@@ -43,7 +43,7 @@ def dead(monkeypatch):
         while not connection.alive():
             assert successor.poll() is None
 
-    monkeypatch.setattr(_control, "time", FakeTime(5, start))
+    monkeypatch.setattr(control, "time", FakeTime(5, start))
     yield connection
     connection.close()
     for successor in successors:
@@ -55,7 +55,7 @@ def dead(monkeypatch):
 
 def test_a_successor_that_takes_seconds_to_listen_is_found(dead):
     dead.wait_reopened()
-    assert dead.call("ListOptimizers", _control.optimizer_pb2.ListOptimizersRequest()) is not None
+    assert dead.call("ListOptimizers", control.optimizer_pb2.ListOptimizersRequest()) is not None
 
 
 def test_the_environment_says_how_long_a_client_waits_without_a_socket(dead, monkeypatch):

@@ -23,7 +23,7 @@ MEMORY_BYTES = 8 << 30  # of address space, which threads reserve and do not use
 
 TRAINER = """
 import contextlib, sys, time, torch, superoffload.torch
-from superoffload._error import Error
+from superoffload._core.error import Error
 
 endpoint, path, steps, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 torch.manual_seed(3)

@@ -9,12 +9,12 @@ import sys
 import grpc
 import pytest
 import torch
-from tests.conftest import Daemon
+from tests.conftest import BINARY, Daemon
 from tests.fault.test_keeper import OFF, children, create, names, reconnected, wait_until
 
 import superoffload.torch
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
@@ -54,7 +54,7 @@ def step(trained, optimizer):
 def leave_unfilled(daemon, name="run"):
     """As a trainer that was killed in its constructor does."""
     connection = Connection(daemon.endpoint)
-    request = pb.CreateOptimizerRequest(name=name, groups=[pb.ParameterGroup(lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8)])
+    request = pb.CreateOptimizerRequest(name=name, algorithm="adamw", groups=[pb.ParameterGroup()])
     request.parameters.add(name="weight", shape=[300], dtype=pb.DATA_TYPE_FLOAT32)
     connection.call("CreateOptimizer", request)
     connection.close()
@@ -101,6 +101,61 @@ def test_every_call_comes_back_after_a_death_between_steps(kept, tmp_path):
     assert optimizer.last_result.committed_steps == 2
 
 
+def test_an_id_outlives_the_daemon_but_not_the_optimizer(kept):
+    def the_id():
+        connection = reconnected(kept)
+        (hosted,) = connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+        return hosted.id
+
+    create(Connection(kept.endpoint), "run")
+    first = the_id()
+    kill_daemon(kept)
+    assert the_id() == first
+    Connection(kept.endpoint).call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="run"))
+    create(Connection(kept.endpoint), "run")
+    assert the_id() != first
+
+
+LOST = "lost with the daemon.*step 1.*checkpoint"
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["unknown", "taken"])
+def test_a_trainer_is_told_when_keeper_and_daemon_died_at_once(taken, tmp_path):
+    kept = Daemon("--keeper", OFF)
+    trained = [model() for _ in range(5)]
+    optimizers = [optimizer_of(kept, each, f"run-{i}") for i, each in enumerate(trained)]
+    for each, optimizer in zip(trained, optimizers, strict=True):
+        step(each, optimizer)
+    (daemon,) = children(kept.process.pid)
+    os.kill(kept.process.pid, signal.SIGSTOP)  # neither has the other's memory any more
+    os.kill(daemon, signal.SIGKILL)
+    kept.process.kill()
+    kept.process.wait()
+    flags = [BINARY, f"--runtime_directory={kept.directory.name}", OFF]
+    successor = subprocess.Popen(flags)
+    reconnected(kept).close()
+    if taken:  # by a trainer that began anew
+        for i in range(len(trained)):
+            optimizer_of(kept, model(), f"run-{i}").close()
+    calls = [
+        lambda each, optimizer: step(each, optimizer),
+        lambda _, optimizer: optimizer.state_tensors(),
+        lambda _, optimizer: optimizer.save_checkpoint(tmp_path / "saved"),
+        lambda _, optimizer: optimizer.push_params(),
+        lambda _, optimizer: optimizer.pull_params(),
+    ]
+    for call, each, optimizer in zip(calls, trained, optimizers, strict=True):
+        before = each["weight"].detach().clone()
+        with pytest.raises(Error, match=LOST) as raised:
+            call(each, optimizer)
+        assert raised.value.code == grpc.StatusCode.DATA_LOSS
+        assert torch.equal(each["weight"].detach(), before)
+        optimizer.close()
+    assert not (tmp_path / "saved").exists()
+    successor.terminate()
+    assert successor.wait(60) == 0
+
+
 def test_an_edit_outlives_the_daemon_and_can_be_pushed(kept):
     trained = model()
     optimizer = optimizer_of(kept, trained)
@@ -140,6 +195,50 @@ def test_a_recovered_optimizer_belongs_to_its_trainer_as_long_as_that_lives(kept
     assert ctl(kept, "delete", "run").returncode == 0
 
 
+def start_trainer(daemon, arguments):
+    code = TRAINER.replace('name="run"', arguments)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code, daemon.endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout.readline() == "ready\n"
+    return trainer
+
+
+def test_a_lease_does_not_run_out_while_the_trainer_of_a_recovered_optimizer_lives(kept):
+    trainer = start_trainer(kept, 'name="run", lease_seconds=0.2')
+    kill_daemon(kept)
+    connection = reconnected(kept)
+    for sentinel in ("first", "second"):  # whose leases began later, and were as long
+        create(connection, sentinel)
+        update = pb.UpdatePoliciesRequest(name=sentinel)
+        update.policies.lease.nanos = 200_000_000
+        connection.call("UpdatePolicies", update)
+        wait_until(lambda gone=sentinel: gone not in names(connection))
+    assert names(connection) == {"run"}
+    trainer.kill()
+    trainer.wait()
+    wait_until(lambda: not names(connection))
+
+
+def test_an_anonymous_optimizer_of_a_killed_trainer_goes_after_five_minutes(kept):
+    connection = Connection(kept.endpoint)
+    trainer = start_trainer(kept, "")
+    (hosted,) = connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+    assert hosted.policies.lease.seconds == 300
+    trainer.kill()
+    trainer.wait()
+    wait_until(lambda: ctl(kept, "delete", hosted.name).returncode == 0)  # once the daemon knows of the death
+
+    trainer = start_trainer(kept, "")
+    (hosted,) = connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+    update = pb.UpdatePoliciesRequest(name=hosted.name)
+    update.policies.lease.nanos = 200_000_000  # for five minutes
+    connection.call("UpdatePolicies", update)
+    trainer.kill()
+    trainer.wait()
+    wait_until(lambda: not names(connection))
+
+
 def test_memory_that_cannot_be_hosted_keeps_its_name_and_comes_back(tmp_path):
     config = tmp_path / "superoffloadd.textproto"
     config.write_text('metrics_address: "off"')
@@ -149,7 +248,7 @@ def test_memory_that_cannot_be_hosted_keeps_its_name_and_comes_back(tmp_path):
     step(trained, optimizer)
     expected = trained["weight"].detach().clone()
     optimizer.close()
-    config.write_text('metrics_address: "off" per_user_memory_bytes: 1000')
+    config.write_text('metrics_address: "off" per_user_memory_bytes: 5000')
     kill_daemon(kept)
     assert "damaged" in ctl(kept, "list").stdout
     with pytest.raises(Error, match='"run".*per_user_memory_bytes.*delete') as raised:

@@ -10,8 +10,8 @@ from tests.conftest import Daemon
 from tests.support.users import request
 
 import superoffload.torch
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
 
 FAKE = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "libsuperoffload_fake_threads.so"

@@ -31,7 +31,7 @@ class Server {
         [](const transport::Peer&, uint64_t) -> absl::StatusOr<transport::AttachmentDescriptors> {
           return absl::NotFoundError("no such attachment");
         },
-        [](const transport::Peer&, const superoffload_device_request&, const memory::FileDescriptor&) {
+        [](const transport::Peer&, const superoffload_device_request&, std::span<const int>) {
           return absl::UnavailableError("no GPU");
         },
         [](const transport::Peer&) {});
@@ -55,7 +55,7 @@ class Server {
   void CheckWitness() const {
     superoffload_socket_request hello{};
     hello.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-    hello.version = SUPEROFFLOAD_SOCKET_VERSION;
+    hello.version = SUPEROFFLOAD_WIRE_VERSION;
     hello.kind = SUPEROFFLOAD_SOCKET_HELLO;
     superoffload_socket_reply reply{};
     if (::send(witness_.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != sizeof(hello) ||

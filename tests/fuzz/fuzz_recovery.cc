@@ -10,9 +10,10 @@
 
 #include "server/checkpoint/scheduler.h"
 #include "server/engine/record.h"
+#include "server/engine/worker_threads.h"
 #include "server/optimizer/optimizer_table.h"
-#include "server/rpc/convert.h"
 #include "server/rpc/durable.h"
+#include "server/rpc/from_proto.h"
 
 using namespace superoffload;
 
@@ -33,11 +34,8 @@ class NullStore final : public optimizer::DescriptorStore {
 v1::CreateOptimizerRequest Request() {
   v1::CreateOptimizerRequest request;
   request.set_name("fuzzed");
-  v1::ParameterGroup* const group = request.add_groups();
-  group->set_lr(1e-3);
-  group->set_beta1(0.9);
-  group->set_beta2(0.999);
-  group->set_eps(1e-8);
+  request.set_algorithm("adamw");
+  request.add_groups();
   v1::Parameter* const parameter = request.add_parameters();
   parameter->set_name("w");
   parameter->add_shape(3000);
@@ -50,14 +48,14 @@ v1::CreateOptimizerRequest Request() {
 // The input: edits of five bytes each, part, offset (two), value, and how many bytes get it. The description's checksum
 // hides most of it, so the first byte says whether the description is rewritten with the rest of the input instead.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static engine::WorkerPool pool(1);
+  static engine::WorkerThreads pool(1);
   static const v1::CreateOptimizerRequest request = Request();
   static const engine::OptimizerSpec spec = *rpc::ToSpec(request);
   static const engine::Layout layout = *engine::PlanLayout(spec);
   if (size == 0) return 0;
   optimizer::HostedMemory memory =
-      *optimizer::HostedMemory::Create(layout, spec.groups.size(), rpc::Describe(1000, request), {});
-  engine::Record(memory.record.data(), spec.groups.size(), layout.chunks);
+      *optimizer::HostedMemory::Create(layout, rpc::Describe(1000, request), {});
+  engine::Record(memory.record.data(), layout);
   if (data[0] % 4 == 3) {
     memory.Describe(std::string(reinterpret_cast<const char*>(data) + 1, size - 1)).IgnoreError();
   } else {

@@ -10,6 +10,8 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/engine/step_engine.h"
+#include "server/engine/worker_threads.h"
+#include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
 using namespace superoffload;
@@ -36,28 +38,29 @@ class Bytes {
   size_t size_;
 };
 
-class Sink final : public transport::CompletionSink {
+class Sink final : public engine::CompletionSink {
  public:
   explicit Sink(uint32_t buckets) : buckets_(buckets) {}
-  void SlotFree(uint64_t, uint32_t) override {}
+  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
   void ParametersReady(uint64_t, uint32_t, bool speculative) override {
     absl::MutexLock lock(&mu_);
     if (!speculative) ++final_;
   }
-  void NormMeasured(uint64_t, double) override {
+  void Prepared(uint64_t, uint64_t, double) override {}
+  void NormMeasured(uint64_t, double, double) override {
     absl::MutexLock lock(&mu_);
     ++norms_;
   }
-  void VerdictReached(const transport::VerdictReport& report) override {
+  void VerdictReached(const engine::VerdictReport& report) override {
     absl::MutexLock lock(&mu_);
     verdict_ = report;
   }
-  transport::VerdictReport WaitFinal() {
+  engine::VerdictReport WaitFinal() {
     absl::MutexLock lock(&mu_);
     const auto done = [this] {
       mu_.AssertHeld();
       if (!verdict_) return false;
-      const bool skip = transport::IsSkip(verdict_->verdict);
+      const bool skip = engine::IsSkip(verdict_->verdict);
       return final_ == (skip ? verdict_->republished_buckets
                              : buckets_ - (verdict_->speculation_stands ? verdict_->speculated_buckets : 0));
     };
@@ -70,7 +73,7 @@ class Sink final : public transport::CompletionSink {
   const uint32_t buckets_;
   absl::Mutex mu_;
   uint32_t final_ = 0, norms_ = 0;
-  std::optional<transport::VerdictReport> verdict_;
+  std::optional<engine::VerdictReport> verdict_;
 };
 
 class NullObserver final : public engine::StepObserver {
@@ -80,7 +83,8 @@ class NullObserver final : public engine::StepObserver {
 
 engine::OptimizerSpec Spec() {
   engine::OptimizerSpec spec;
-  spec.groups = {{.lr = 1e-2}, {.lr = 1e-3, .weight_decay = 0.1}};
+  spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}}),
+                 test::ScalarsWith(*spec.algorithm, {{"lr", 1e-3}, {"weight_decay", 0.1}})};
   for (uint32_t i = 0; i < 4; ++i)
     spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {700}, .group = i % 2});
   spec.bucket_bytes = engine::kMinBucketBytes;
@@ -98,7 +102,7 @@ bool GoodScale(double scale) { return std::isfinite(scale) && scale != 0; }
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static engine::WorkerPool pool(2);
+  static engine::WorkerThreads pool(2);
   static const engine::Layout layout = *engine::PlanLayout(Spec());
   const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
   Bytes bytes(data, std::min<size_t>(size, 512));
@@ -106,29 +110,33 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   NullObserver observer;
   const auto policy = static_cast<engine::SpeculationPolicy>(bytes.Next() % 3);
   engine::StepEngine engine(&layout, Spec().groups, memory.view(), policy, &pool, &observer);
-  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, *kernels::SupportedAdamKernels().front());
+  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, layout.algorithm->best());
   Sink sink(buckets);
   engine.Attach(&sink);
 
   // The model.
   uint64_t step = 0;
   bool open = false;
-  std::vector<bool> arrived(buckets);
+  std::vector<bool> arrived(buckets), absent(layout.placements.size());
   const auto all = [&] { return std::count(arrived.begin(), arrived.end(), true) == buckets; };
   while (!bytes.empty()) {
-    const uint8_t op = bytes.Next() % 8;
+    const uint8_t op = bytes.Next() % 9;
     const uint64_t named = step + (bytes.Next() % 8 == 0 ? 1 : 0) + (op == 1 ? 1 : 0);
     const bool right_step = named == step;
     switch (op) {
       case 0: {
         const uint32_t group = bytes.Next() % 3;
-        const transport::GroupUpdate update{bytes.Number(), 0.9, bytes.Number(), 1e-8, bytes.Number()};
-        const bool good = group < 2 && std::isfinite(update.lr) && update.lr >= 0 && update.beta2 >= 0 &&
-                          update.beta2 < 1 && std::isfinite(update.weight_decay) && update.weight_decay >= 0;
-        Expect(engine.SetGroup(group, update).ok() == good, "SetGroup");
-        if (!good) break;
-        kernels::AdamHyperparameters& h = reference.groups()[group];
-        h = {update.lr, update.beta1, update.beta2, update.eps, update.weight_decay, h.decay_form};
+        const uint32_t first = bytes.Next() % 7, count = bytes.Next() % 3;
+        std::vector<double> values;
+        for (uint32_t i = 0; i < count; ++i) values.push_back(bytes.Number());
+        const std::span<const kernels::Scalar> scalars = layout.algorithm->scalars;
+        bool good = group < 2 && first <= scalars.size() && count <= scalars.size() - first;
+        for (uint32_t i = 0; good && i < count; ++i) {
+          const kernels::Scalar& scalar = scalars[first + i];
+          good = std::isfinite(values[i]) && values[i] >= scalar.least && values[i] < scalar.below;
+        }
+        Expect(engine.SetScalars(group, first, values).ok() == good, "SetScalars");
+        if (good) std::copy(values.begin(), values.end(), reference.groups()[group].begin() + first);
         break;
       }
       case 1: {
@@ -139,6 +147,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         ++step;
         open = true;
         arrived.assign(buckets, false);
+        absent.assign(layout.placements.size(), false);
         const uint8_t seed = bytes.Next();
         for (const engine::BucketLayout& bucket : layout.buckets) {
           for (size_t i = 0; i < bucket.elements; ++i) {
@@ -164,7 +173,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const uint32_t slot = engine.statistics().next_slot();
         Expect(engine.EndStep(named, scale, max_norm).ok() == good, "EndStep");
         if (!good) break;
-        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm), "verdict");
+        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm, absent), "verdict");
         open = false;
         break;
       }
@@ -172,8 +181,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const bool good = open && right_step;
         Expect(engine.AbandonStep(named).ok() == good, "AbandonStep");
         if (!good) break;
-        Expect(sink.WaitFinal().verdict == transport::Verdict::kSkipAbandoned, "verdict of an abandoned step");
+        Expect(sink.WaitFinal().verdict == engine::Verdict::kSkipAbandoned, "verdict of an abandoned step");
         open = false;
+        break;
+      }
+      case 7: {
+        const uint32_t first = bytes.Next() % 6, count = bytes.Next() % 4;
+        bool good = open && right_step && first <= absent.size() && count <= absent.size() - first;
+        for (uint32_t i = 0; good && i < count; ++i) {
+          const engine::Placement& place = layout.placements[first + i];
+          for (uint32_t b = 0; b < place.bucket_count; ++b) good = good && !arrived[place.first_bucket + b];
+        }
+        Expect(engine.ParametersAbsent(named, first, count).ok() == good, "ParametersAbsent");
+        if (good) std::fill_n(absent.begin() + first, count, true);
         break;
       }
       default: {
@@ -185,7 +205,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   engine.Detach();
   Expect(engine.WaitSettled().ok(), "WaitSettled");
-  for (const uint64_t offset : layout.state_array_offsets) {
+  Expect(engine.parameter_steps() == reference.steps(), "step counts");
+  for (const auto& [offset, dtype] : layout.state_arrays) {
     Expect(std::memcmp(memory.state.data() + offset, reference.memory().state.data() + offset,
                        layout.state_elements * sizeof(float)) == 0,
            "state");

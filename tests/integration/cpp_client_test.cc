@@ -25,11 +25,10 @@ v1::CreateOptimizerRequest Plan(const std::string& name) {
   v1::CreateOptimizerRequest request;
   request.set_name(name);
   request.set_bucket_bytes(4096);
+  request.set_algorithm("adamw");
   v1::ParameterGroup* group = request.add_groups();
-  group->set_lr(0.1);
-  group->set_beta1(0.9);
-  group->set_beta2(0.999);
-  group->set_eps(1e-8);
+  SetScalar(group, "lr", 0.1);
+  SetScalar(group, "weight_decay", 0);
   for (uint64_t elements : {5000, 100, 200}) {
     v1::Parameter* parameter = request.add_parameters();
     parameter->set_name("w" + std::to_string(elements));

@@ -4,13 +4,10 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -21,8 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/strip.h"
 
 namespace superoffload::transport {
 namespace {
@@ -31,8 +26,9 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kSlots = 2;
 constexpr uint64_t kGradientBytes = 8192, kParametersBytes = 8192;
+constexpr uint64_t kPieces = 2, kPieceBytes = uint64_t{8} << 20;  // the second one is shorter
 
-class RecordingPeer final : public MoverPeer {
+class RecordingRings final : public Rings {
  public:
   absl::Status Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares) override {
     absl::MutexLock lock(&mu_);
@@ -86,16 +82,20 @@ class DeviceMoverTest : public ::testing::Test {
     memory_.next_slot = [] { return 1u; };
     EXPECT_EQ(kernels::GpuDevice::Open(0, &device_).code, 0);
     const kernels::CurrentDevice current(*device_);
-    EXPECT_EQ(kernels::SharedGpuMemory::Allocate(device_, 1 << 20, kernels::Sharing::kDescriptor, &trainers_).code, 0);
+    EXPECT_EQ(kernels::SharedGpuMemory::Reserve(device_, kPieceBytes + (1 << 20), kPieces,
+                                                kernels::Export::kAsDescriptors, &trainers_)
+                  .code,
+              0);
+    EXPECT_EQ(trainers_->Back(trainers_->bytes()).code, 0);
     EXPECT_EQ(kernels::MakeStream(*device_, &stream_).code, 0);
     EXPECT_EQ(kernels::PinnedMemory::Allocate(device_, trainers_->bytes(), &staging_).code, 0);
     std::memset(staging_.data(), 0, trainers_->bytes());
     Write(0, trainers_->bytes());
-    kernels::SharedGpuMemoryTicket ticket;
-    EXPECT_EQ(trainers_->Export(&ticket, &descriptor_).code, 0);
-    good_.sharing = SUPEROFFLOAD_SHARING_DESCRIPTOR;
+    EXPECT_EQ(trainers_->ExportTo(&descriptors_).code, 0);
+    EXPECT_EQ(descriptors_.size(), kPieces);
     good_.slots = kSlots;
-    good_.memory_bytes = ticket.bytes;
+    good_.memory_bytes = trainers_->bytes();
+    good_.piece_bytes = trainers_->piece_bytes();
     good_.slots_offset = 2 * kParametersBytes;
     good_.slot_bytes = kGradientBytes;
     good_.sums_offset = good_.slots_offset + kSlots * kGradientBytes;
@@ -104,11 +104,11 @@ class DeviceMoverTest : public ::testing::Test {
 
   ~DeviceMoverTest() override {
     stream_ = {};
-    ::close(descriptor_);
+    for (const int descriptor : descriptors_) ::close(descriptor);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceMover>> Open(const superoffload_device_request& request) {
-    return DeviceMover::Open(request, descriptor_, memory_, &peer_);
+    return DeviceMover::Open(request, descriptors_, memory_, &rings_);
   }
 
   // The trainer's GPU memory, from and to the same place of `staging_`.
@@ -147,22 +147,22 @@ class DeviceMoverTest : public ::testing::Test {
   MovedMemory memory_;
   std::shared_ptr<const kernels::GpuDevice> device_;
   std::unique_ptr<kernels::SharedGpuMemory> trainers_;
-  int descriptor_ = -1;
+  std::vector<int> descriptors_;
   kernels::OwnedStream stream_;
   kernels::PinnedMemory staging_;
   superoffload_device_request good_{};
-  RecordingPeer peer_;
+  RecordingRings rings_;
 };
 
 TEST_F(DeviceMoverTest, MemoryThatDoesNotHoldTheOptimizerIsRefused) {
   ASSERT_TRUE(Open(good_).ok());
   constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
   const std::pair<uint64_t superoffload_device_request::*, std::vector<uint64_t>> bad[] = {
-      {&superoffload_device_request::memory_bytes, {0, kParametersBytes, (2 << 20) + 1, kHuge}},
-      {&superoffload_device_request::slots_offset, {2 << 20, kHuge}},
-      {&superoffload_device_request::slot_bytes, {0, kGradientBytes - 1, 2 << 20, kHuge, kHuge / 2}},
-      {&superoffload_device_request::sums_offset, {2 << 20, kHuge - 7}},
-      {&superoffload_device_request::sums_bytes, {0, 2 << 20, kHuge}}};
+      {&superoffload_device_request::memory_bytes, {0, kParametersBytes, (10 << 20) + 1, kHuge}},
+      {&superoffload_device_request::slots_offset, {10 << 20, kHuge}},
+      {&superoffload_device_request::slot_bytes, {0, kGradientBytes - 1, 10 << 20, kHuge, kHuge / 2}},
+      {&superoffload_device_request::sums_offset, {10 << 20, kHuge - 7}},
+      {&superoffload_device_request::sums_bytes, {0, 10 << 20, kHuge}}};
   for (const auto& [field, values] : bad) {
     for (const uint64_t value : values) {
       superoffload_device_request request = good_;
@@ -177,70 +177,20 @@ TEST_F(DeviceMoverTest, MemoryThatDoesNotHoldTheOptimizerIsRefused) {
   }
 }
 
-// Not a test of its own: the exporter of the next one, since no process can open its own legacy handle. Prints its
-// ticket and lives until its input ends.
-TEST(LegacyExporter, DISABLED_Exports) {
-  std::shared_ptr<const kernels::GpuDevice> device;
-  ASSERT_EQ(kernels::GpuDevice::Open(0, &device).code, 0);
-  const kernels::CurrentDevice current(*device);
-  std::unique_ptr<kernels::SharedGpuMemory> memory;
-  ASSERT_EQ(kernels::SharedGpuMemory::Allocate(device, 1 << 20, kernels::Sharing::kLegacy, &memory).code, 0);
-  kernels::SharedGpuMemoryTicket ticket;
-  int descriptor = -1;
-  ASSERT_EQ(memory->Export(&ticket, &descriptor).code, 0);
-  kernels::SharedGpuMemoryTicket own = ticket;
-  std::unique_ptr<kernels::SharedGpuMemory> opened;
-  EXPECT_NE(kernels::SharedGpuMemory::Import(device, own, -1, &opened).code, 0) << "a driver that is too kind";
-  std::printf("\nticket %s\n", absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(&ticket),
-                                                                        sizeof(ticket))).c_str());
-  std::fflush(stdout);
-  while (std::getchar() != EOF) {
+TEST_F(DeviceMoverTest, MemoryIsAsManyDescriptorsAsItSays) {
+  for (const uint64_t piece_bytes : {uint64_t{0}, uint64_t{1}, kPieceBytes / 2, 2 * kPieceBytes, kPieceBytes + 1}) {
+    superoffload_device_request request = good_;
+    request.piece_bytes = piece_bytes;
+    EXPECT_EQ(Open(request).status().code(), absl::StatusCode::kInvalidArgument) << piece_bytes;
   }
-}
-
-TEST_F(DeviceMoverTest, ALegacyHandleOpensAnotherProcessesMemoryAndNoMoreOfItThanThereIs) {
-  int to[2], from[2];
-  ASSERT_EQ(::pipe(to) + ::pipe(from), 0);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, to[0], 0);
-  ::posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-  for (const int fd : {to[0], to[1], from[0], from[1]}) ::posix_spawn_file_actions_addclose(&actions, fd);
-  std::string words[] = {"/proc/self/exe", "--gtest_also_run_disabled_tests", "--gtest_filter=LegacyExporter.*"};
-  char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
-  pid_t exporter = 0;
-  ASSERT_EQ(::posix_spawn(&exporter, arguments[0], &actions, nullptr, arguments, environ), 0);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(to[0]);
-  ::close(from[1]);
-  std::string ticket_text;
-  FILE* const output = ::fdopen(from[0], "r");
-  for (char line[1024]; ticket_text.empty() && std::fgets(line, sizeof(line), output) != nullptr;) {
-    if (std::strncmp(line, "ticket ", 7) == 0) ticket_text = absl::HexStringToBytes(absl::StripSuffix(line + 7, "\n"));
-  }
-  kernels::SharedGpuMemoryTicket ticket;
-  ASSERT_EQ(ticket_text.size(), sizeof(ticket));
-  std::memcpy(static_cast<void*>(&ticket), ticket_text.data(), sizeof(ticket));
-  good_.sharing = SUPEROFFLOAD_SHARING_LEGACY;
-  std::memcpy(good_.memory_handle, ticket.handle.bytes, sizeof(good_.memory_handle));
-  good_.memory_offset = ticket.offset;
-  good_.memory_bytes = ticket.bytes;
-  EXPECT_TRUE(Open(good_).ok()) << Open(good_).status();
-  superoffload_device_request bad = good_;
-  bad.memory_bytes = ticket.bytes + 1;
-  EXPECT_EQ(Open(bad).status().code(), absl::StatusCode::kInvalidArgument);
-  for (const uint64_t offset : {uint64_t{1}, uint64_t{2} << 20, std::numeric_limits<uint64_t>::max()}) {
-    bad = good_;
-    bad.memory_offset = ticket.offset + offset;
-    EXPECT_EQ(Open(bad).status().code(), absl::StatusCode::kInvalidArgument) << offset;
-  }
-  ::close(to[1]);
-  while (std::fgetc(output) != EOF) {
-  }
-  std::fclose(output);
-  int status = 0;
-  ::waitpid(exporter, &status, 0);
-  EXPECT_EQ(status, 0);
+  std::swap(descriptors_.front(), descriptors_.back());  // the last one is the shortest
+  EXPECT_EQ(Open(good_).status().code(), absl::StatusCode::kInvalidArgument);
+  const int last = descriptors_.back();
+  descriptors_.pop_back();
+  const absl::Status fewer = Open(good_).status();
+  EXPECT_EQ(fewer.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(fewer.message(), HasSubstr("LimitNOFILE="));
+  descriptors_.push_back(last);
 }
 
 TEST_F(DeviceMoverTest, GarbageForARequestIsAStatus) {
@@ -283,7 +233,7 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 1));
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1));  // after it
   mover->reset();
-  std::vector<std::string> calls = peer_.Take();
+  std::vector<std::string> calls = rings_.Take();
   // A slot is free again whatever became of its gradient: all name slot 0 but one, which does not exist.
   EXPECT_EQ(std::erase(calls, "taken 0"), 3 + std::size(cases) - 1);
   ASSERT_EQ(calls.size(), 5u + std::size(cases) + 2);
@@ -293,6 +243,19 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
   for (size_t i = 0; i < std::size(cases); ++i) EXPECT_THAT(calls[5 + i], HasSubstr(cases[i].sentence));
   EXPECT_THAT(calls.back(), HasSubstr("without an open step"));
   EXPECT_TRUE(std::ranges::equal(gradients_, before));
+}
+
+// A trainer may die while its copies are being timed.
+TEST_F(DeviceMoverTest, ItEndsWhenProbesThatAreUnderWayAreAnswered) {
+  constexpr int kProbes = 200;
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  for (int i = 0; i < kProbes; ++i) (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_PROBE, 1));
+  mover->reset();
+  std::vector<std::string> calls = rings_.Take();
+  EXPECT_EQ(std::erase(calls, "taken 0"), kProbes);
+  EXPECT_EQ(std::erase(calls, "landed 0"), kProbes);
+  EXPECT_TRUE(calls.empty());
 }
 
 TEST_F(DeviceMoverTest, ParametersComeWhenTheStepHasCommittedTheLastBucketFirst) {
@@ -316,8 +279,8 @@ TEST_F(DeviceMoverTest, ParametersComeWhenTheStepHasCommittedTheLastBucketFirst)
   expect_unchanged("clipped, and not yet published again");
   published(3, /*speculative=*/true);
   (*mover)->VerdictReached(3, /*commits=*/true, /*speculation_stands=*/true);
-  peer_.AwaitCalls(2);
-  EXPECT_THAT(peer_.Take(), ::testing::ElementsAre("landed 1", "landed 0"));
+  rings_.AwaitCalls(2);
+  EXPECT_THAT(rings_.Take(), ::testing::ElementsAre("landed 1", "landed 0"));
   EXPECT_EQ(Read(0, 1)[0], std::byte{5});
 }
 
@@ -337,8 +300,8 @@ TEST_F(DeviceMoverTest, WhoTellsOfParametersDoesNotWaitForTheDriver) {
   stall(nullptr);
   EXPECT_TRUE(returned);
   told.wait();
-  peer_.AwaitCalls(2);
-  EXPECT_THAT(peer_.Take(), ::testing::UnorderedElementsAre("landed 1", "landed 0"));
+  rings_.AwaitCalls(2);
+  EXPECT_THAT(rings_.Take(), ::testing::UnorderedElementsAre("landed 1", "landed 0"));
 }
 
 TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWanted) {
@@ -352,18 +315,18 @@ TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWan
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 1));
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, 1));
   (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, 1));
-  superoffload_ring_entry unwanted = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 1, 1);
+  superoffload_ring_entry unwanted = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 1, 0);
   unwanted.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
   (*mover)->Submit(unwanted);
   (*mover)->VerdictReached(1, /*commits=*/true, /*speculation_stands=*/false);
   (*mover)->Published(1, 1, /*speculative=*/false);
   (*mover)->Published(1, 0, /*speculative=*/false);
-  peer_.AwaitCalls(8);
+  rings_.AwaitCalls(8);
   mover->reset();
-  std::vector<std::string> calls = peer_.Take();
+  std::vector<std::string> calls = rings_.Take();
   EXPECT_THAT(calls,
               ::testing::IsSupersetOf({std::string("taken 1"), std::string("deliver 3 42"), std::string("landed 0")}));
-  EXPECT_THAT(calls, ::testing::Contains(HasSubstr("already handed over")));
+  EXPECT_THAT(calls, ::testing::Contains(HasSubstr("already submitted")));
   EXPECT_THAT(calls, ::testing::Not(::testing::Contains("landed 1")));
   EXPECT_EQ(gradients_[kGradientBytes], std::byte{3}) << "in the slot that the step fills";
   EXPECT_EQ(gradients_[0], std::byte{0});

@@ -29,6 +29,7 @@ class HostTrainer final : public test::ExactTrainer {
   }
   absl::Status BeginStep(double gradient_scale) override { return attachment_.BeginStep(gradient_scale); }
   absl::Status GradientReady(size_t parameter) override { return attachment_.GradientReady(parameter); }
+  absl::Status ParameterAbsent(size_t parameter) override { return attachment_.ParameterAbsent(parameter); }
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
     return attachment_.EndStep(gradient_scale, max_grad_norm);
   }

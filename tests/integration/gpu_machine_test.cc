@@ -30,7 +30,7 @@ class GpuMachineTest : public GpuTest {
   uint32_t buckets() const { return static_cast<uint32_t>(attachment_->optimizer().layout().buckets_size()); }
 
   // A gradient of zeros, by the memory of which nobody is interested.
-  int HandOverNothing(uint32_t bucket, kernels::CudaStream stream = nullptr) {
+  int SubmitNothing(uint32_t bucket, kernels::CudaStream stream = nullptr) {
     return superoffload_gpu_gradient_ready(handle(), bucket, nullptr, 0, v1::DATA_TYPE_BFLOAT16,
                                            reinterpret_cast<uint64_t>(stream));
   }
@@ -42,7 +42,7 @@ class GpuMachineTest : public GpuTest {
 };
 
 // Where copies of the daemon's memory wait in the driver, only a thread of the library's own waits with them.
-TEST_F(GpuMachineTest, HandingOverNeverWaitsForACopy) {
+TEST_F(GpuMachineTest, SubmittingNeverWaitsForACopy) {
   for (const char* const machine : {"h100-pcie", "hmm"}) {
     for (const char* const failure : {"", "cuMemHostRegister_v2=304"}) {
       SCOPED_TRACE(std::string(machine) + " " + failure);
@@ -57,13 +57,12 @@ TEST_F(GpuMachineTest, HandingOverNeverWaitsForACopy) {
       EXPECT_EQ(report_.staged, staged);
       ASSERT_EQ(superoffload_begin_step(handle(), 1), 0);
       if (staged) stall("cuMemcpyDtoHAsync_v2");
-      std::future<int> handed_over =
-          std::async(std::launch::async, [&] { return HandOverNothing(0) + HandOverNothing(1); });
-      const bool returned = handed_over.wait_for(kHang) == std::future_status::ready;
+      std::future<int> submitted = std::async(std::launch::async, [&] { return SubmitNothing(0) + SubmitNothing(1); });
+      const bool returned = submitted.wait_for(kHang) == std::future_status::ready;
       if (staged && returned) OfDriver<void()>("fakeCudaAwaitStalled")();
       stall(nullptr);
       EXPECT_TRUE(returned);
-      EXPECT_EQ(handed_over.get(), 0);
+      EXPECT_EQ(submitted.get(), 0);
       EXPECT_EQ(superoffload_abandon_step(handle()), 0);
       EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
       ::unsetenv("FAKE_CUDA_FAIL");
@@ -72,7 +71,7 @@ TEST_F(GpuMachineTest, HandingOverNeverWaitsForACopy) {
   }
 }
 
-// In a graph's replay nothing would be handed over, and nobody would wait for parameters.
+// In a graph's replay nothing would be submitted, and nobody would wait for parameters.
 TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
   for (const superoffload_mover mover : {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER}) {
     ASSERT_NO_FATAL_FAILURE(AttachTo(mover));
@@ -91,13 +90,13 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
       EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
       EXPECT_THAT(std::string(superoffload_last_error()), HasSubstr("CUDA graph"));
     };
-    expect_refused(HandOverNothing(0, stream.get()));
+    expect_refused(SubmitNothing(0, stream.get()));
     expect_refused(superoffload_gpu_pack_after(handle(), number));
     expect_refused(superoffload_gpu_await_parameters(handle(), 0, -1, number));
     expect_refused(superoffload_gpu_push(handle(), number));
     void* graph = nullptr;
     ASSERT_EQ(OfDriver<int(kernels::CudaStream, void**)>("cuStreamEndCapture")(stream.get(), &graph), 0);
-    EXPECT_EQ(HandOverNothing(0, stream.get()), 0) << superoffload_last_error();
+    EXPECT_EQ(SubmitNothing(0, stream.get()), 0) << superoffload_last_error();
     EXPECT_EQ(superoffload_abandon_step(handle()), 0);
     EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
     TrainExactly(7);

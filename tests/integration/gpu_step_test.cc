@@ -73,7 +73,7 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
   }
 
   // Begins a step with this for every gradient.
-  void HandOverAll(uint16_t bfloat16) {
+  void SubmitAll(uint16_t bfloat16) {
     for (size_t i = 0; i < kGradientBytes; i += 2) std::memcpy(gradient_->host() + i, &bfloat16, sizeof(bfloat16));
     Tensor::Require(
         device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
@@ -132,7 +132,7 @@ TEST_P(GpuStepTest, LiveParametersChangeOnlyWhenTheStepCommits) {
                      {kTenth, 0, SUPEROFFLOAD_VERDICT_COMMIT}};
   for (const auto& step : steps) {
     const std::vector<std::byte> before = LiveNow();
-    ASSERT_NO_FATAL_FAILURE(HandOverAll(step.gradient));
+    ASSERT_NO_FATAL_FAILURE(SubmitAll(step.gradient));
     if (step.gradient != kInfinity) WaitSpeculated(before);
     for (int look = 0; look < 50; ++look) {
       ASSERT_EQ(std::memcmp(Live(), before.data(), before.size()), 0) << "before the step's end";
@@ -155,7 +155,7 @@ TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
   ::setenv("FAKE_CUDA_SLOW", "HtoD=5000", 1);
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
-  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
   ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
   superoffload_verdict verdict;
   ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
@@ -184,12 +184,27 @@ TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
   attachment_.reset();
 }
 
+// Handing parameters over copies them to where their last copies come from.
+TEST_P(GpuStepTest, HandingParametersOverHandsOverTheLatest) {
+  ::setenv("FAKE_CUDA_SLOW", "HtoD=5000", 1);
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+  ASSERT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+  const std::vector<std::byte> published(host_.begin(), host_.end());
+  ASSERT_EQ(superoffload_gpu_push(handle(), stream()), 0) << superoffload_last_error();
+  EXPECT_TRUE(std::ranges::equal(host_, published));
+  EXPECT_TRUE(LiveIsHosts());
+  attachment_.reset();
+}
+
 // Whatever was launched before the step's end reads the parameters of the step before, however late it runs.
 TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const std::vector<std::byte> before = LiveNow();
-  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
   struct Reader {
     const std::byte* live;
     std::vector<std::byte> seen;
@@ -218,10 +233,10 @@ TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
 TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
-  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
   ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
   ASSERT_EQ(superoffload_wait_verdict(handle(), -1, nullptr), 0) << superoffload_last_error();
-  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
   ASSERT_EQ(superoffload_measure_norm(handle(), 1), 0) << superoffload_last_error();
   ASSERT_EQ(superoffload_wait_norm(handle(), -1, nullptr), 0) << superoffload_last_error();  // completions have come
   constexpr int kHangMilliseconds = 60'000;
@@ -255,7 +270,7 @@ TEST_P(GpuUploadOrderTest, TheBucketThatForwardReadsFirstComesFirst) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const std::vector<std::byte> before = LiveNow();
-  ASSERT_NO_FATAL_FAILURE(HandOverAll(kTenth));
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
   WaitSpeculated(before);
   auto* const on_copy = OfDriver<void(void (*)(uint64_t, size_t))>("fakeCudaOnCopyToGpu");
   copied.clear();

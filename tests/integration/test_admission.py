@@ -8,11 +8,11 @@ import subprocess
 import grpc
 import pytest
 import torch
-from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, configured, ctl, request
+from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, become, configured, ctl, request
 
 import superoffload.torch
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
@@ -69,9 +69,8 @@ def test_checkpoints_use_files_with_the_rights_of_the_user(daemon):
     os.chown(theirs, STRANGER, STRANGER)
     (theirs / "text").write_text("to be or not to be " * 100)
     trainer = subprocess.Popen(
-        [TRAINER, f"--text={theirs}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
+        [*become(STRANGER), TRAINER, f"--text={theirs}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
         stdout=subprocess.DEVNULL,
-        user=STRANGER,
     )
     while "bigram" not in ctl(daemon, "list", user=STRANGER).stdout:
         assert trainer.poll() is None
@@ -181,7 +180,7 @@ def test_remote_operators_need_a_certificate_of_the_authority(tmp_path):
         from superoffload.v1 import optimizer_pb2_grpc
 
         with pytest.raises(grpc.RpcError) as raised:
-            optimizer_pb2_grpc.OptimizerServiceStub(channel).CreateOptimizer(request())
+            optimizer_pb2_grpc.OptimizerServiceStub(channel).CreateOptimizer(iter([request()]))
     assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert "unix socket" in raised.value.details()
     optimizer.close()

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 
 import superoffload.torch
-from superoffload._error import Error
+from superoffload._core.error import Error
+from superoffload.v1 import optimizer_pb2 as pb
 
 INDEX = "model.safetensors.index.json"
 
@@ -89,7 +90,7 @@ def test_is_of_one_moment_while_training_goes_on(daemon, tmp_path):
         client = optimizer_of_control(daemon)
         while not done.is_set():
             directory = tmp_path / f"ckpt-{len(taken)}"
-            request = superoffload.torch.optimizer_pb2.CheckpointOptimizerRequest(name="busy", directory=str(directory))
+            request = pb.CheckpointOptimizerRequest(name="busy", directory=str(directory))
             taken.append((directory, client.stream("CheckpointOptimizer", request).committed_steps))
         client.close()
 
@@ -120,7 +121,7 @@ def test_is_of_one_moment_while_training_goes_on(daemon, tmp_path):
 
 
 def optimizer_of_control(daemon):
-    from superoffload._control import Connection
+    from superoffload._core.control import Connection
 
     return Connection(daemon.endpoint)
 
@@ -133,7 +134,7 @@ def test_schedule_takes_every_nth_step_and_keeps_the_newest(daemon, tmp_path):
         train(model, optimizer, last - 5 if last <= 20 else 20, last)
         newest = f"step-{last // 5 * 5:08d}"
         wait_for(lambda newest=newest: newest in os.listdir(tmp_path))
-    wait_for(lambda: sorted(os.listdir(tmp_path)) == ["step-00000015", "step-00000020"])
+    wait_for(lambda: sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000015", "step-00000020"])
     assert read(tmp_path / "step-00000020")[0]["metadata"]["committed_steps"] == 20
 
 
@@ -203,11 +204,9 @@ def test_what_cannot_be_is_refused_with_a_sentence(daemon, tmp_path):
     refused(lambda: optimizer.save_checkpoint(tmp_path / "no" / "parent"), status.NOT_FOUND, "No such file")
     refused(lambda: optimizer.restore_checkpoint(tmp_path), status.NOT_FOUND, INDEX)
     control = optimizer_of_control(daemon)
-    request = superoffload.torch.optimizer_pb2.RestoreOptimizerRequest(name="refused", directories=["ckpt"])
+    request = pb.RestoreOptimizerRequest(name="refused", directories=["ckpt"])
     refused(lambda: control.call("RestoreOptimizer", request), status.INVALID_ARGUMENT, "absolute path")
-    request = superoffload.torch.optimizer_pb2.RestoreOptimizerRequest(
-        name="refused", directories=[str(tmp_path / "ckpt")]
-    )
+    request = pb.RestoreOptimizerRequest(name="refused", directories=[str(tmp_path / "ckpt")])
     refused(lambda: control.call("RestoreOptimizer", request), status.FAILED_PRECONDITION, "is attached to process")
     control.close()
     bigger = torch.nn.Sequential(*build(), torch.nn.Linear(64, 64)).to(torch.bfloat16)
@@ -217,8 +216,8 @@ def test_what_cannot_be_is_refused_with_a_sentence(daemon, tmp_path):
         'no tensor "model.3.weight"',
     )
     index = tmp_path / "ckpt" / INDEX
-    index.write_text(index.read_text().replace('"version": 1', '"version": 2'))
-    refused(lambda: optimizer.restore_checkpoint(tmp_path / "ckpt"), status.FAILED_PRECONDITION, "format version 2")
+    index.write_text(index.read_text().replace('"version": 2', '"version": 3'))
+    refused(lambda: optimizer.restore_checkpoint(tmp_path / "ckpt"), status.FAILED_PRECONDITION, "format version 3")
 
 
 def test_state_goes_to_torch_and_back(daemon):
@@ -261,7 +260,7 @@ def test_a_lease_that_runs_out_deletes_the_optimizer(daemon):
     train(model, optimizer, 0, 1)  # attached: it stays
     optimizer.close()
     control = optimizer_of_control(daemon)
-    request = superoffload.torch.optimizer_pb2.ListOptimizersRequest
+    request = pb.ListOptimizersRequest
     assert [o.name for o in control.call("ListOptimizers", request()).optimizers] == ["leased"]
     wait_for(lambda: not control.call("ListOptimizers", request()).optimizers)
     control.close()

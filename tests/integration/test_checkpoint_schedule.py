@@ -1,15 +1,17 @@
 """Scheduled checkpoints: age is the order of writing within a run, and nobody removes or overwrites another's."""
 
 import os
+import shutil
 import time
 
 import grpc
 import pytest
 import torch
+from tests.conftest import Daemon
 
 import superoffload.torch
-from superoffload._control import Connection
-from superoffload._error import Error
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
 
 
@@ -49,6 +51,16 @@ def test_a_new_run_removes_its_own_checkpoints_only(daemon, tmp_path):
     wait_for(tmp_path, "step-00000010", "step-00000010-2")
 
 
+def test_a_copy_under_another_name_stays(daemon, tmp_path):
+    model = torch.nn.Linear(8, 8)
+    optimizer = optimizer_of(daemon, model, "copied", tmp_path)
+    train(model, optimizer, 5)
+    wait_for(tmp_path, "step-00000005")
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-00000005-best")
+    train(model, optimizer, 5)
+    wait_for(tmp_path, "step-00000010", "step-00000005-best")
+
+
 def test_a_run_that_went_back_takes_checkpoints_at_once_and_removes_the_older(daemon, tmp_path):
     model = torch.nn.Linear(8, 8)
     scheduled = tmp_path / "scheduled"
@@ -73,7 +85,7 @@ def test_a_run_that_went_back_takes_checkpoints_at_once_and_removes_the_older(da
 def test_two_optimizers_with_one_directory_are_refused(daemon, tmp_path):
     first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
     optimizer_of(daemon, first, "rank0", tmp_path)
-    with pytest.raises(Error, match='rank0.*directory of its own') as raised:
+    with pytest.raises(Error, match="rank0.*directory of its own") as raised:
         optimizer_of(daemon, second, "rank1", f"{tmp_path}/")
     assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT
     kept = optimizer_of(daemon, second, "rank1")
@@ -99,3 +111,46 @@ def test_policies_given_at_attach_replace_those_of_the_optimizer(daemon, tmp_pat
     optimizer_of(daemon, model, "run", lease_seconds=2000).close()
     assert policies().checkpoint.directory == str(second)
     assert policies().lease.seconds == 2000
+
+
+@pytest.fixture
+def other_daemon():
+    started = Daemon("--metrics_address=off")
+    yield started
+    assert started.stop() == 0, started.log
+
+
+def test_two_daemons_do_not_share_the_directory_of_a_schedule(daemon, other_daemon, tmp_path):
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    optimizer = optimizer_of(daemon, first, "rank-0", tmp_path)
+    with pytest.raises(Error, match='"rank-0" in superoffloadd [0-9]+.*directory of its own') as raised:
+        optimizer_of(other_daemon, second, "rank-1", tmp_path)
+    assert raised.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    connection = Connection(other_daemon.endpoint)
+    assert not connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers  # its name is free
+
+    theirs = optimizer_of(other_daemon, second, "rank-1")
+    update = pb.UpdatePoliciesRequest(name="rank-1")
+    update.policies.checkpoint.every_steps = 5
+    update.policies.checkpoint.directory = str(tmp_path)
+    with pytest.raises(Error, match="rank-0"):
+        connection.call("UpdatePolicies", update)
+    train(first, optimizer, 5)
+    wait_for(tmp_path, "step-00000005")
+    optimizer.close()
+    theirs.close()
+
+
+def test_a_directory_is_free_again_with_the_end_of_its_schedule(daemon, other_daemon, tmp_path):
+    optimizer = optimizer_of(daemon, torch.nn.Linear(8, 8), "run", tmp_path)
+    optimizer.close()
+    update = pb.UpdatePoliciesRequest(name="run")
+    update.policies.checkpoint.every_steps = 7
+    update.policies.checkpoint.directory = str(tmp_path)
+    Connection(daemon.endpoint).call("UpdatePolicies", update)  # its own
+    Connection(daemon.endpoint).call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="run"))
+    model = torch.nn.Linear(8, 8)
+    other = optimizer_of(other_daemon, model, "run", tmp_path)
+    train(model, other, 5)
+    wait_for(tmp_path, "step-00000005")
+    other.close()

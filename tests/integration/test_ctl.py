@@ -114,3 +114,24 @@ def test_without_a_daemon_the_places_are_named(tmp_path):
     if run.returncode == 0:
         pytest.skip("a daemon of the system is running here")
     assert run.returncode == 1 and str(tmp_path) in run.stderr and "/run/superoffloadd" in run.stderr
+
+
+def program(tmp_path, text):
+    """Another superoffloadd, as far as check-upgrade can tell."""
+    path = tmp_path / "superoffloadd"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_check_upgrade_tells_whether_the_next_daemon_recovers_the_optimizers(daemon, trainer, tmp_path):
+    assert "will recover them" in ctl(daemon, "check-upgrade")
+    (version,) = json.loads(ctl(daemon, "info", "--json"))["record_versions"]
+    assert "will recover" in ctl(daemon, "check-upgrade", program(tmp_path, f"echo {version} {version + 1}"))
+    refused = ctl(daemon, "check-upgrade", program(tmp_path, f"echo {version + 1} {version + 2}"), status=1)
+    assert "checkpoints" in refused and f"of version {version}" in refused
+    assert "--record_versions" in ctl(daemon, "check-upgrade", program(tmp_path, "exit 2"), status=1)
+
+
+def test_a_daemon_without_optimizers_may_be_replaced_by_any(daemon, tmp_path):
+    assert "hosts no optimizer" in ctl(daemon, "check-upgrade", program(tmp_path, "echo 98 99"))

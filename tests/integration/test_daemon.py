@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import urllib.request
 
 import grpc
@@ -16,9 +17,10 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import Daemon
 
 import superoffload.torch
-from superoffload._control import Connection
+from superoffload._core.control import Connection
 from superoffload.v1 import optimizer_pb2 as pb
 
 LIBRARY = os.environ.get("SUPEROFFLOAD_LIBRARY", "libsuperoffload.so.0")
@@ -29,8 +31,8 @@ def parameters(n=1, shape=(64,)):
 
 
 def create_request(**changes):
-    request = pb.CreateOptimizerRequest(name="o")
-    request.groups.add(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8)
+    request = pb.CreateOptimizerRequest(name="o", algorithm="adamw")
+    request.groups.add()
     request.parameters.add(name="w", shape=[8, 8], dtype=pb.DATA_TYPE_BFLOAT16)
     for field, value in changes.items():
         setattr(request, field, value)
@@ -77,8 +79,8 @@ def test_calls_without_a_token_are_unauthenticated(daemon):
         (create_request(name=""), "INVALID_ARGUMENT", "name"),
         (create_request(name="a/b"), "INVALID_ARGUMENT", "name"),
         (create_request(bucket_bytes=1), "INVALID_ARGUMENT", "bucket_bytes"),
-        (create_request(algorithm=99), "INVALID_ARGUMENT", "algorithm"),
-        (pb.CreateOptimizerRequest(name="o"), "INVALID_ARGUMENT", "group"),
+        (create_request(algorithm="sgd"), "INVALID_ARGUMENT", "algorithm"),
+        (pb.CreateOptimizerRequest(name="o", algorithm="adamw"), "INVALID_ARGUMENT", "group"),
     ],
 )
 def test_bad_plans_are_refused(daemon, request_, code, words):
@@ -121,7 +123,7 @@ def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
         b"x",
         os.urandom(64),
         os.urandom(4096),
-        struct.pack("<IHH", 0x46464F53, 1, 77) + bytes(56),
+        struct.pack("<IHH", 0x46464F53, 3, 77) + bytes(56),
     ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.connect(daemon.info.descriptor_socket)
@@ -141,11 +143,46 @@ def test_metrics_are_what_prometheus_reads(metered_daemon):
         sum(w.sum() for w in weights).backward()
         optimizer.step()
         optimizer.zero_grad()
-    text = urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics").read().decode()
+    assert optimizer.metrics_address == metered_daemon.info.metrics_address
+    text = urllib.request.urlopen(f"http://{optimizer.metrics_address}/metrics").read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(name.startswith(("superoffload", "exposer")) for name in families), families.keys()
     steps = [f for name, f in families.items() if name.startswith("superoffload") and name.endswith("steps")]
     assert any(sum(sample.value for sample in family.samples) == 5 for family in steps), text
+
+
+def labels_of_steps(daemon):
+    """Of steps that have ended: what is counted may be later than what the trainer is told."""
+    text, deadline = "", time.monotonic() + 60
+    while "superoffload_steps_total" not in text and time.monotonic() < deadline:
+        text = urllib.request.urlopen(f"http://{daemon.info.metrics_address}/metrics").read().decode()
+    assert "superoffload_steps_total" in text
+    return set(re.findall(r'superoffload_steps_total{(.*?),verdict="commit"}', text)), text
+
+
+def test_metrics_name_neither_optimizers_nor_users(metered_daemon):
+    weights = parameters(1)
+    optimizer = superoffload.torch.AdamW(weights, endpoint=metered_daemon.endpoint, name="metered")
+    sum(w.sum() for w in weights).backward()
+    optimizer.step()
+    (hosted,) = Connection(metered_daemon.endpoint).call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+    labels, text = labels_of_steps(metered_daemon)
+    assert re.fullmatch("[0-9a-f]{16}", hosted.id)
+    assert labels == {f'optimizer="{hosted.id}"'}
+    assert "metered" not in text and "uid" not in text
+
+
+def test_metrics_name_them_where_the_configuration_says_so(tmp_path):
+    config = tmp_path / "superoffloadd.textproto"
+    config.write_text('metrics_address: "127.0.0.1:0" metric_labels: METRIC_LABELS_NAMES')
+    daemon = Daemon(f"--config={config}")
+    weights = parameters(1)
+    optimizer = superoffload.torch.AdamW(weights, endpoint=daemon.endpoint, name="metered")
+    sum(w.sum() for w in weights).backward()
+    optimizer.step()
+    assert labels_of_steps(daemon)[0] == {f'optimizer="metered",uid="{os.getuid()}"'}
+    optimizer.close()
+    assert daemon.stop() == 0, daemon.log
 
 
 def test_bad_configuration_names_the_field(tmp_path):
@@ -154,6 +191,13 @@ def test_bad_configuration_names_the_field(tmp_path):
     binary = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
     run = subprocess.run([binary, f"--config={path}"], capture_output=True, text=True, timeout=30)
     assert run.returncode == 2 and "no_such_field" in run.stderr and ":2:" in run.stderr
+
+
+def test_an_empty_configuration_is_one_of_defaults(tmp_path):
+    path = tmp_path / "empty.textproto"
+    path.write_text("")
+    daemon = Daemon(f"--config={path}", "--metrics_address=off")
+    assert daemon.stop() == 0, daemon.log
 
 
 def test_the_client_library_exports_only_its_interface():

@@ -54,7 +54,15 @@ def test_a_good_machine_is_told_so(tmp_path):
     write(tmp_path, GOOD)
     kept = Daemon("--keeper", "--metrics_address=off")
     findings = examine(kept.endpoint, f"--root={tmp_path}")
-    for check in ("daemon", "descriptor store", "CUDA IPC", "resctrl", "huge pages", "NUMA balancing", "CPU governor"):
+    for check in (
+        "daemon",
+        "descriptor store",
+        "PID namespace",
+        "resctrl",
+        "huge pages",
+        "NUMA balancing",
+        "CPU governor",
+    ):
         assert findings[check]["severity"] == "ok", findings[check]
     assert kept.stop() == 0
 
@@ -65,3 +73,28 @@ def test_it_works_here_and_without_a_daemon(tmp_path):
     assert "start it" in findings["daemon"]["remedy"]
     text = subprocess.run([CTL, "doctor", f"--endpoint=unix:{tmp_path}/x"], capture_output=True, text=True)
     assert text.returncode == 0 and "page size" in text.stdout
+
+
+def test_the_remedy_for_a_daemon_that_does_not_run_is_one_that_works_here(tmp_path):
+    def remedy():
+        return examine(f"unix:{tmp_path}/control.sock", f"--root={tmp_path}")["daemon"]["remedy"]
+
+    assert "--keeper" in remedy() and "systemctl" not in remedy()
+    write(tmp_path, {"run/systemd/system/x": ""})
+    assert "install-service" in remedy() and "systemctl" not in remedy()
+    write(tmp_path, {"usr/lib/systemd/system/superoffloadd@.service": "[Unit]"})
+    assert "systemctl enable --now superoffloadd@0.socket" in remedy()
+
+
+def test_it_knows_both_ways_of_installing_the_service(tmp_path):
+    def service(status=0):
+        return examine(f"unix:{tmp_path}/control.sock", f"--root={tmp_path}", status=status)["service"]
+
+    write(tmp_path, {"run/systemd/system/x": ""})
+    assert "install-service" in service()["remedy"]
+    write(tmp_path, {"etc/systemd/system/superoffloadd@.service": "[Unit]"})
+    assert service(status=1)["severity"] == "failure"  # its program is missing
+    write(tmp_path, {"usr/local/lib/superoffload/superoffload/bin/superoffloadd": "a program"})
+    assert "installed by install-service" in service()["what"]
+    write(tmp_path, {"usr/lib/systemd/system/superoffloadd@.service": "[Unit]"})
+    assert "Debian package" in service()["what"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import superoffload.torch
-from superoffload._control import Connection
+from superoffload._core.control import Connection
 from superoffload.v1 import optimizer_pb2 as pb
 from superoffload.v1 import optimizer_pb2_grpc
 
@@ -27,6 +27,7 @@ HELLO, WELCOME, DESCRIPTORS, SOCKET_ERROR = range(1, 5)
 BUCKETS = 3
 DEADLINE_SECONDS = 30
 
+ABSENT = 8
 _ENTRY = struct.Struct("<HHIQQ5d")
 _HEADER = struct.Struct("<QIIIIQQQ")
 _SUBMISSION_TAIL, _COMPLETION_TAIL, _COMPLETION_HEAD = 64, 192, 256
@@ -40,6 +41,11 @@ class Completion:
     error: str
 
 
+def scalars_of(first: int, count: int) -> float:
+    """The first eight bytes of a payload that are two numbers of 32 bits, in the place of a double."""
+    return struct.unpack("<d", struct.pack("<II", first, count))[0]
+
+
 class RawTrainer:
     """A trainer that writes its ring by hand, every byte of it."""
 
@@ -49,17 +55,18 @@ class RawTrainer:
         token = self.ask(HELLO)[0][48:112].decode()
         self.metadata = [("superoffload-token", token)]
         self.stub = optimizer_pb2_grpc.OptimizerServiceStub(daemon.channel)
-        request = pb.CreateOptimizerRequest(name=name, bucket_bytes=4 * bucket_elements)
-        request.groups.add(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8)
+        request = pb.CreateOptimizerRequest(name=name, algorithm="adamw", bucket_bytes=4 * bucket_elements)
+        scalars = {"lr": 0.1, "weight_decay": 0}
+        request.groups.add(scalars=[pb.Scalar(name=scalar, value=value) for scalar, value in scalars.items()])
         request.parameters.add(name="w", shape=[BUCKETS * bucket_elements], dtype=pb.DATA_TYPE_FLOAT32)
-        self.stub.CreateOptimizer(request, metadata=self.metadata)
+        self.stub.CreateOptimizer(iter([request]), metadata=self.metadata)
         self.name = name
         self.attach(pb.SYNC_PUSH)
         self.stub.PushParameters(pb.PushParametersRequest(name=name), metadata=self.metadata)  # zeros
 
     def attach(self, sync: int = pb.SYNC_PULL) -> None:
         request = pb.AttachOptimizerRequest(name=self.name, sync=sync)
-        self.stream = self.stub.AttachOptimizer(request, metadata=self.metadata)
+        self.stream = self.stub.AttachOptimizer(iter([request]), metadata=self.metadata)
         response = next(self.stream)
         self.epoch, self.step = response.attachment_epoch, response.optimizer.step
         reply, fds = self.ask(DESCRIPTORS, self.epoch)
@@ -72,7 +79,7 @@ class RawTrainer:
         )
 
     def ask(self, kind: int, epoch: int = 0) -> tuple[bytes, list[int]]:
-        self._socket.send(struct.pack("<IHHQ48x", 0x46464F53, 1, kind, epoch))
+        self._socket.send(struct.pack("<IHHQ48x", 0x46464F53, 3, kind, epoch))
         reply, fds, _, _ = socket.recv_fds(self._socket, 512, 4)
         return reply, fds
 
@@ -170,15 +177,25 @@ def code(completion: Completion) -> str:
         ([(GRADIENT_READY, 0)], "FAILED_PRECONDITION", "without an open step"),
         ([(MEASURE_NORM, 0, 1.0)], "FAILED_PRECONDITION", "without an open step"),
         ([(ABANDON_STEP, 0)], "FAILED_PRECONDITION", "without an open step"),
-        ([(GROUP, 1, 0.1, 0.9, 0.9, 1e-8, 0.0)], "INVALID_ARGUMENT", "group 1"),
-        ([(GROUP, 0, 0.1, 1.0, 0.9, 1e-8, 0.0)], "INVALID_ARGUMENT", "beta1"),
+        ([(GROUP, 1, scalars_of(0, 1), 0.1)], "INVALID_ARGUMENT", "group 1"),
+        ([(GROUP, 0, scalars_of(0, 2), 0.1, 1.0)], "INVALID_ARGUMENT", "beta1"),
+        ([(GROUP, 0, scalars_of(3, 3), 1e-8, 0.0, 0.0)], "INVALID_ARGUMENT", "do not all exist"),
+        ([(GROUP, 0, scalars_of(0, 5), 0.1)], "INVALID_ARGUMENT", "GROUP has 5"),
+        ([(ABSENT, 0, scalars_of(1, 0))], "FAILED_PRECONDITION", "without an open step"),
+        ([(BEGIN_STEP, 0, 1.0), (ABSENT, 1, scalars_of(1, 0))], "INVALID_ARGUMENT", "do not all exist"),
+        ([(BEGIN_STEP, 0, 1.0), (ABSENT, 0, scalars_of(2**32 - 1, 0))], "INVALID_ARGUMENT", "do not all exist"),
+        (
+            [(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, 0), (ABSENT, 0, scalars_of(1, 0))],
+            "FAILED_PRECONDITION",
+            "submitted",
+        ),
         ([(BEGIN_STEP, 0, float("nan"))], "INVALID_ARGUMENT", "scale"),
         ([(999, 0)], "UNIMPLEMENTED", "999"),
         ([(BEGIN_STEP, 0, 1.0), (BEGIN_STEP, 0, 1.0)], "FAILED_PRECONDITION", "open"),
         ([(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, 0), (GRADIENT_READY, 0)], "ALREADY_EXISTS", "bucket 0"),
         ([(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, BUCKETS)], "INVALID_ARGUMENT", "3 buckets"),
         ([(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, 2), (END_STEP, 0, 1.0, 0.0)], "FAILED_PRECONDITION", "missing"),
-        ([(BEGIN_STEP, 0, 1.0), (GROUP, 0, -1.0, 0.9, 0.9, 1e-8, 0.0)], "INVALID_ARGUMENT", "lr"),
+        ([(BEGIN_STEP, 0, 1.0), (GROUP, 0, scalars_of(0, 1), -1.0)], "INVALID_ARGUMENT", "lr"),
     ],
 )
 def test_a_wrong_submission_has_no_effect(daemon, bystander, submissions, expected, words):
@@ -286,8 +303,8 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 print(weight.detach().double().sum().item(), flush=True)
-weight.sum().backward()  # handed over, never stepped
-print("handed over", flush=True)
+weight.sum().backward()  # submitted, never stepped
+print("submitted", flush=True)
 time.sleep(600)
 """
 
@@ -324,7 +341,7 @@ def test_the_death_of_a_trainer_is_noticed_though_its_forks_live(daemon):
 def test_a_trainer_killed_inside_a_step_leaves_its_optimizer_at_the_step_before(daemon, bystander):
     process = subprocess.Popen([sys.executable, "-c", VANISHING, daemon.endpoint], stdout=subprocess.PIPE, text=True)
     total = float(process.stdout.readline())
-    assert process.stdout.readline() == "handed over\n"
+    assert process.stdout.readline() == "submitted\n"
     bystander()
     process.send_signal(signal.SIGKILL)
     process.wait()

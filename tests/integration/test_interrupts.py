@@ -3,12 +3,15 @@
 import os
 import sys
 
+import grpc
 import pytest
 import torch
+from tests.support import fake_torch_gpu
+from tests.support.loops import loop_daemon  # noqa: F401
 
 import superoffload.torch
 
-PACKAGE = os.path.dirname(superoffload.torch.__file__)
+PACKAGE = os.path.dirname(superoffload.__file__)
 STEPS = 4
 
 
@@ -36,121 +39,149 @@ class Interrupt:
         sys.settrace(None)
 
 
-def build():
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
-    return model, superoffload.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.1, overlap=True)
+class Loop:
+    """A training loop that can say whether its weights are those of an undisturbed one."""
+
+    def __init__(self, endpoint, expected):
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+        self.optimizer = superoffload.torch.AdamW(
+            self.model.parameters(), lr=1e-2, max_grad_norm=0.1, overlap=True, endpoint=endpoint
+        )
+        self.expected = expected
+        self.step = 0
+
+    def backward(self):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(self.step % STEPS))
+        ((self.model(x) - x) ** 2).mean().backward()
+
+    def step_after_interrupt(self):
+        """On a GPU gradients may have left for the step that was cut off: then they have to be computed again."""
+        try:
+            self.optimizer.step()
+        except superoffload.Error as error:
+            assert error.code == grpc.StatusCode.FAILED_PRECONDITION and "zero_grad()" in str(error)
+            assert self.optimizer.gpu_report is not None
+            self.optimizer.zero_grad()
+            self.backward()
+            self.optimizer.step()
+
+    def weights(self):
+        self.optimizer.synchronize()
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def as_expected(self, step):
+        return all(torch.equal(p, q) for p, q in zip(self.weights(), self.expected[step], strict=True))
+
+    def end(self):
+        """The step has been made."""
+        self.optimizer.zero_grad()
+        self.step += 1
+        assert self.as_expected(self.step)
+        assert self.optimizer.last_result.committed_steps == self.step
 
 
-def backward(model, step):
-    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(step % STEPS))
-    ((model(x) - x) ** 2).mean().backward()
+def interrupted_everywhere(once, least):
+    """Calls ``once`` with an interrupt at the first line, at the second, and so on until there is no such line."""
+    line = 0
+    while True:
+        line += 1
+        interrupt = Interrupt(line)
+        once(interrupt)
+        if interrupt.left > 0:
+            break
+    assert line > least
 
 
 @pytest.fixture(scope="module")
-def expected():
-    """Weights after each number of steps."""
-    model, optimizer = build()
+def expected(loop_daemon):  # noqa: F811
+    """Weights after each number of steps, on the host."""
+    loop = Loop(loop_daemon.endpoint, None)
     weights = []
-    for step in range(200 * STEPS):
-        weights.append([parameter.detach().clone() for parameter in model.parameters()])
-        backward(model, step)
-        optimizer.step()
-        optimizer.zero_grad()
+    for loop.step in range(300 * STEPS):
+        weights.append(loop.weights())
+        loop.backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    loop.optimizer.close()
     return weights
 
 
-def matches(model, weights):
-    return all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True))
+@pytest.fixture(params=["host", "gpu"])
+def loop(request, loop_daemon, expected):  # noqa: F811
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "gpu":
+            fake_torch_gpu.install(patch)
+        loop = Loop(loop_daemon.endpoint, expected)
+        yield loop
+        loop.optimizer.close()
 
 
-def test_in_step(expected):
-    model, optimizer = build()
+def test_in_step(loop):
+    optimizer = loop.optimizer
     seen = set()
-    line, step = 0, 0
-    while True:
-        line += 1
-        backward(model, step)
-        interrupt = Interrupt(line)
+
+    def once(interrupt):
+        loop.backward()
         try:
             with interrupt:
                 optimizer.step()
         except KeyboardInterrupt as error:
-            committed = optimizer.last_result is not None and optimizer.last_result.committed_steps == step + 1
+            committed = optimizer.last_result is not None and optimizer.last_result.committed_steps == loop.step + 1
             for note in getattr(error, "__notes__", []):  # none before its first line and after its last one
                 seen.add(note)
                 assert ("was committed" in note) is committed
             if not committed:
-                assert matches(model, expected[step])
-                optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        assert matches(model, expected[step]), line
-        assert optimizer.last_result.committed_steps == step
-        if interrupt.left > 0:
-            break
-    assert line > 100
+                assert loop.as_expected(loop.step)
+                loop.step_after_interrupt()
+        loop.end()
+
+    interrupted_everywhere(once, least=100)
     assert {note.partition("the step ")[2].partition(";")[0] for note in seen} == {"was committed", "was not committed"}
 
 
 @pytest.mark.parametrize("again", ["zero_grad", "step"])
-def test_in_backward(expected, again):
-    model, optimizer = build()
-    line, step = 0, 0
-    while True:
-        line += 1
-        interrupt = Interrupt(line)
+def test_in_backward(loop, again):
+    def once(interrupt):
         try:
             with interrupt:
-                backward(model, step)
+                loop.backward()
         except KeyboardInterrupt:
-            assert matches(model, expected[step])
+            assert loop.as_expected(loop.step)
             if again == "zero_grad":
-                optimizer.zero_grad()
+                loop.optimizer.zero_grad()
             else:
-                for parameter in model.parameters():
+                for parameter in loop.model.parameters():
                     parameter.grad = None
-            backward(model, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        assert matches(model, expected[step]), line
-        if interrupt.left > 0:
-            break
-    assert line > 30
+            loop.backward()
+        loop.step_after_interrupt()
+        loop.end()
+
+    interrupted_everywhere(once, least=30)
 
 
-def test_in_zero_grad_and_clipping(expected):
-    model, optimizer = build()
-    step = 0
-    for call in (optimizer.zero_grad, lambda: optimizer.clip_grad_norm_(1.0)):
-        line = 0
-        while True:
-            line += 1
-            backward(model, step)
-            interrupt = Interrupt(line)
-            try:
-                with interrupt:
-                    call()
-            except KeyboardInterrupt:
-                assert matches(model, expected[step])
-            optimizer.zero_grad()
-            backward(model, step)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            assert matches(model, expected[step]), line
-            if interrupt.left > 0:
-                break
-        assert line > 10
+@pytest.mark.parametrize("call", ["zero_grad", "clip_grad_norm_"])
+def test_in_zero_grad_and_clipping(loop, call):
+    def once(interrupt):
+        loop.backward()
+        try:
+            with interrupt:
+                getattr(loop.optimizer, call)(*([1.0] if call == "clip_grad_norm_" else []))
+        except KeyboardInterrupt:
+            assert loop.as_expected(loop.step)
+        loop.optimizer.zero_grad()
+        loop.backward()
+        loop.optimizer.step()
+        loop.end()
+
+    interrupted_everywhere(once, least=10)
 
 
-def test_any_other_exception_in_a_step_leaves_it_usable(expected, monkeypatch):
-    model, optimizer = build()
-    backward(model, 0)
+def test_any_other_exception_in_a_step_leaves_it_usable(loop, monkeypatch):
+    loop.backward()
     with monkeypatch.context() as context:
-        context.setattr(optimizer._attachment, "wait_step", lambda: 1 / 0)
+        context.setattr(loop.optimizer._attachment, "_wait_result", lambda function: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            optimizer.step()
-    assert optimizer.state_dict()["superoffload"].identity["committed_steps"] == 1
-    assert matches(model, expected[1])
+            loop.optimizer.step()
+    assert loop.optimizer.state_dict()["superoffload"].identity["committed_steps"] == 1
+    loop.end()

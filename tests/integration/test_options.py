@@ -1,5 +1,6 @@
 """Options and names: what changes nothing is taken, what would have to change results is refused."""
 
+import functools
 import re
 import warnings
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import superoffload.torch
-from superoffload import _torch_options
+from superoffload._core import names
 
 
 def build():
@@ -39,9 +40,7 @@ def test_torchs_defaults_are_taken_and_change_nothing():
     superoffload.torch.Adam(build().parameters(), 1e-3, (0.9, 0.999), 1e-8, 0, False, fused=True, foreach=True)
 
 
-@pytest.mark.parametrize(
-    "option", [{"amsgrad": True}, {"maximize": True}, {"differentiable": True}, {"max_grad_norm": 1.0}], ids=str
-)
+@pytest.mark.parametrize("option", [{"amsgrad": True}, {"differentiable": True}, {"max_grad_norm": 1.0}], ids=str)
 def test_what_would_change_results_is_refused_wherever_it_is_said(option):
     (name,) = option
     if name != "max_grad_norm":
@@ -136,6 +135,22 @@ def test_clips_of_one_step_work_one_after_another_as_in_torch(norms):
         assert torch.allclose(p, q, rtol=0, atol=1e-6)
 
 
+def test_groups_that_maximize_and_groups_that_do_not_are_refused_wherever_it_is_said():
+    model = build()
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "maximize": True}]
+    refused(lambda: superoffload.torch.AdamW(groups), grpc.StatusCode.UNIMPLEMENTED, "maximize", "negate the loss")
+    groups[1]["maximize"] = False
+    optimizer = superoffload.torch.AdamW(groups)
+    optimizer.param_groups[1]["maximize"] = True
+    refused(lambda: train(model, optimizer), grpc.StatusCode.UNIMPLEMENTED, "maximize")
+    optimizer.param_groups[0]["maximize"] = True
+    optimizer.step()
+    state = torch.optim.AdamW(model.parameters(), maximize=True).state_dict()
+    loaded = superoffload.torch.AdamW(build().parameters())
+    loaded.load_state_dict(state)
+    assert loaded.param_groups[0]["maximize"]
+
+
 def test_a_negative_norm_is_refused():
     model = build()
     optimizer = superoffload.torch.AdamW(model.parameters())
@@ -147,23 +162,48 @@ def test_a_negative_norm_is_refused():
 
 def test_sharded_parameters_are_refused_in_a_sentence(tmp_path):
     import torch.distributed
-    from torch.distributed.tensor import Replicate, distribute_module, init_device_mesh
-    from torch.distributed.tensor.placement_types import Partial
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DeviceMesh, DTensor, Shard, init_device_mesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        sharded = [distribute_module(build(), mesh), torch.distributed.fsdp.fully_shard(build(), mesh=mesh)]
-        partial = torch.distributed.tensor.DTensor.from_local(torch.ones(4), mesh, [Partial()])
-        assert isinstance(partial, torch.distributed.tensor.DTensor) and Replicate() is not None
-        for parameters in (*(list(model.parameters()) for model in sharded), [torch.nn.Parameter(partial)]):
-            refused(
-                lambda parameters=parameters: superoffload.torch.AdamW(parameters),
-                grpc.StatusCode.UNIMPLEMENTED,
-                "DistributedDataParallel",
-            )
+        meta = TensorMeta((4,), (1,), torch.float32)
+        partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        gpus = DeviceMesh("cuda", [0], _init_backend=False)
+        offloaded = DTensor(torch.ones(4), DTensorSpec(gpus, (Shard(0),), meta), requires_grad=False)
+        two = DeviceMesh("cpu", [[0], [1]], _init_backend=False)
+        twice = DTensorSpec(two, (_StridedShard(0, split_factor=1), Shard(0)), TensorMeta((5,), (1,), torch.float32))
+        unevenly_twice = DTensor(torch.ones(3), twice, requires_grad=False)
+        flat = FullyShardedDataParallel(build(), device_id=torch.device("cpu"))
+        original = FullyShardedDataParallel(build(), device_id=torch.device("cpu"), use_orig_params=True)
+        for parameters, remedy in (
+            (flat.parameters(), "fully_shard"),
+            (original.parameters(), "fully_shard"),
+            ([torch.nn.Parameter(partial)], "redistribute"),
+            ([torch.nn.Parameter(offloaded)], "leave the policy out"),
+            ([torch.nn.Parameter(unevenly_twice)], "not divisible by 2 ranks"),
+        ):
+            parameters = list(parameters)
+            build_it = functools.partial(superoffload.torch.AdamW, parameters)
+            refused(build_it, grpc.StatusCode.UNIMPLEMENTED, remedy)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_gradients_of_tiles_leave_with_the_last_tile():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters(), overlap=True)
+    train(model, optimizer, 2)
+    for ready in (False, True):
+        for parameter in model.parameters():
+            parameter.ds_grad_is_ready = ready
+        model(torch.ones(2, 8)).square().mean().backward()
+        assert bool(optimizer._attachment._submitted) == ready
+    optimizer.step()
+    assert optimizer.last_result.committed_steps == 3
 
 
 def test_an_empty_parameter_with_a_gradient_is_nobodys_business():
@@ -228,4 +268,4 @@ def test_pushing_keeps_the_masters_of_parameters_that_are_the_published_ones():
 @pytest.mark.parametrize("program", ["-c", "-m", "", "/home/me/train.py", "a script"])
 def test_the_name_that_is_made_for_an_anonymous_optimizer_is_no_option(monkeypatch, program):
     monkeypatch.setattr("sys.argv", [program])
-    assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]*-\d+-[0-9a-f]{8}", _torch_options.make_name())
+    assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]*-\d+-[0-9a-f]{8}", names.make_name())

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import superoffload.torch
-from superoffload import _daemon, _private_daemon
+from superoffload._core import daemon as daemons
+from superoffload._core import private_daemon
 
 BUILD = """
 import os, signal, sys, torch, superoffload.torch
-from superoffload import _daemon
+from superoffload._core import daemon
 model = torch.nn.Linear(8, 8)
 optimizer = superoffload.torch.AdamW(model.parameters())
 def train():
@@ -82,7 +83,7 @@ def test_persistent_data_loader_workers_do_not_keep_the_daemon(base):
     out = run(
         BUILD
         + """
-from superoffload import _private_daemon
+from superoffload._core import private_daemon
 data = torch.utils.data.DataLoader(torch.zeros(8), num_workers=2, persistent_workers=True)
 for _ in data:
     train()
@@ -90,7 +91,7 @@ workers = iter(data)
 def killed(*_):
     print("killed", flush=True)
 kill = os.kill
-_private_daemon.os.kill = lambda pid, number: killed() if number == signal.SIGKILL else kill(pid, number)
+private_daemon.os.kill = lambda pid, number: killed() if number == signal.SIGKILL else kill(pid, number)
 print(optimizer.last_result.committed_steps)
 """,
         TMPDIR=base,
@@ -108,7 +109,7 @@ def test_a_killed_private_daemon_is_said_at_once_and_the_next_optimizer_has_anot
 
     optimizer = superoffload.torch.AdamW(model.parameters())
     train(optimizer)
-    process = _daemon._private._process
+    process = daemons._private._process
     process.kill()
     with pytest.raises(superoffload.Error, match=f"killed by signal {int(signal.SIGKILL)}") as raised:
         train(optimizer)
@@ -119,20 +120,20 @@ def test_a_killed_private_daemon_is_said_at_once_and_the_next_optimizer_has_anot
     train(again)
     assert again.last_result.committed_steps == 1
     assert not torch.equal(model.weight, weight)
-    assert _daemon._private._process.pid != process.pid
+    assert daemons._private._process.pid != process.pid
 
 
 FIND = """
 import os, signal, sys
-from superoffload import _daemon
-endpoint = _daemon.resolve_endpoint(None)
+from superoffload._core import daemon
+endpoint = daemon.resolve_endpoint(None)
 """
 RANK = (
     FIND
     + """
 print(endpoint, flush=True)
 sys.stdin.readline()
-print(_daemon._answers(endpoint), flush=True)
+print(daemon._answers(endpoint), flush=True)
 """
 )
 
@@ -167,6 +168,29 @@ def test_ranks_of_one_launch_share_a_daemon_that_ends_with_the_last(base):
     assert not directories(base)
 
 
+def test_a_daemon_of_ranks_that_are_bound_to_cores_has_those_of_their_launcher(base):
+    mine = os.sched_getaffinity(0)
+    bound = f"import os; os.sched_setaffinity(0, {{{min(mine)}}})\n"
+    ranks = [start_rank(rank, base, port="29873", script=bound + RANK) for rank in range(2)]
+    for rank in ranks:
+        rank.stdout.readline()
+    (directory,) = directories(base)
+    assert os.sched_getaffinity(int((directory / "pid").read_text())) == mine
+    assert [os.sched_getaffinity(rank.pid) for rank in ranks] == [{min(mine)}] * 2
+    assert [end(rank) for rank in ranks] == ["True"] * 2
+
+
+def test_the_start_of_a_private_daemon_is_one_line_that_says_how_to_keep_its_state(base):
+    started = subprocess.run(
+        [sys.executable, "-c", FIND + "daemon.resolve_endpoint(None)"],
+        env={**os.environ, "TMPDIR": base},
+        capture_output=True,
+        text=True,
+    )
+    (line,) = started.stderr.splitlines()
+    assert "private superoffloadd" in line and "superoffloadd --keeper" in line and "install-service" in line
+
+
 def test_what_a_killed_trainer_left_is_removed_by_the_next(base):
     environment = {**os.environ, "TMPDIR": base}
     killed = subprocess.run([sys.executable, "-c", FIND + "os.kill(os.getpid(), signal.SIGKILL)"], env=environment)
@@ -179,15 +203,15 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(base):
 def test_a_long_TMPDIR_is_no_obstacle(base):
     long = os.path.join(base, "x" * 100)
     os.mkdir(long)
-    assert run(FIND + "print(_daemon._answers(endpoint))", TMPDIR=long).strip() == "True"
+    assert run(FIND + "print(daemon._answers(endpoint))", TMPDIR=long).strip() == "True"
 
 
 def refusal(monkeypatch, daemon, library=None):
-    monkeypatch.setattr(_daemon, "_private", None)
+    monkeypatch.setattr(daemons, "_private", None)
     monkeypatch.setenv("SUPEROFFLOAD_DAEMON", daemon)
     if library is not None:
         monkeypatch.setenv("SUPEROFFLOAD_LIBRARY", library)
-        monkeypatch.setattr(_private_daemon._library, "_library", _private_daemon._library._library.__wrapped__)
+        monkeypatch.setattr(private_daemon.library, "_library", private_daemon.library._library.__wrapped__)
     with pytest.raises(superoffload.Error) as raised:
         superoffload.torch.AdamW(torch.nn.Linear(2, 2).parameters())
     return str(raised.value)

@@ -1,6 +1,7 @@
 """What a daemon that is stopped does with the optimizers that it owns."""
 
 import os
+import re
 import resource
 import signal
 
@@ -20,6 +21,11 @@ def train(optimizer, weight, steps):
 
 def weights():
     return torch.nn.Parameter(torch.linspace(-1, 1, 4096))
+
+
+def record_version(description):
+    """Of DurableOptimizer: the field's bytes, and those of the next field's tag."""
+    return re.search(rb"\x18[\x01-\x7f]\xc2\x02", description.read_bytes()).group()
 
 
 def stop(daemon):
@@ -52,6 +58,11 @@ def test_a_named_optimizer_is_there_again_after_a_stop(tmp_path):
     assert [entry for entry in os.listdir(tmp_path / "kept") if not entry.startswith(".")] == [f"{os.geteuid()}-run-17"]
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
     optimizer.close()
+    description = tmp_path / "kept" / f"{os.geteuid()}-run-17" / "optimizer"
+    version = record_version(description)
+    description.write_bytes(
+        description.read_bytes().replace(version, version[:1] + bytes([version[1] - 1]) + version[2:])
+    )
 
     daemon = configured(tmp_path, kept)
     described = ctl(daemon, "describe", "run-17")
@@ -62,11 +73,16 @@ def test_a_named_optimizer_is_there_again_after_a_stop(tmp_path):
     assert torch.equal(weight, undisturbed)
     optimizer.close()
     stop(daemon)
+    assert record_version(description) == version, (
+        "the new optimizer is of the present version, whatever the old one was"
+    )
 
     # It was consumed: what a later stop keeps is what a later start has.
     daemon = configured(tmp_path, kept)
     assert "6 of them committed" in ctl(daemon, "describe", "run-17").stdout
+    assert f".restored-{os.geteuid()}-run-17" in os.listdir(tmp_path / "kept")
     assert ctl(daemon, "delete", "run-17").returncode == 0
+    assert not os.listdir(tmp_path / "kept")
     stop(daemon)
     daemon = configured(tmp_path, kept)
     assert len(ctl(daemon, "list").stdout.splitlines()) == 1

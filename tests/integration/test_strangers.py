@@ -14,9 +14,9 @@ import textwrap
 import pytest
 from tests import conftest
 from tests.conftest import BINARY, Daemon
-from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, configured, ctl, request
+from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, become, configured, ctl, request
 
-from superoffload._control import Connection
+from superoffload._core.control import Connection
 from superoffload.v1 import optimizer_pb2 as pb
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
@@ -34,7 +34,7 @@ def python_of(user, code):
     """A process that imports as this user, who may read the interpreter, and goes on as that one."""
     prelude = f"""
         import grpc, os, socket, warnings
-        from superoffload import _control, _daemon
+        from superoffload._core import control, daemon
         from superoffload.v1 import optimizer_pb2 as pb, optimizer_pb2_grpc
         os.setresuid({user}, {user}, {user})
         """
@@ -55,6 +55,20 @@ def start(directory, *flags, **arguments):
         timeout=60,
         **arguments,
     )
+
+
+def keep_little_of_what_is_freed(monkeypatch):
+    """A daemon with AddressSanitizer holds back 256 MiB of freed memory unless it is asked not to."""
+    options = os.environ.get("ASAN_OPTIONS", "")
+    monkeypatch.setenv("ASAN_OPTIONS", f"{options}:quarantine_size_mb=8:thread_local_quarantine_size_kb=64")
+
+
+SHADOWS = 4 if "TSAN_OPTIONS" in os.environ else 1  # ThreadSanitizer has several bytes of its own for each of ours
+
+
+def peak_bytes(daemon):
+    status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
 def test_a_daemon_does_not_serve_in_the_directory_of_another_user(shared):
@@ -84,13 +98,9 @@ def test_a_daemon_follows_no_link_in_its_directory(shared):
 
 @contextlib.contextmanager
 def daemon_of(user, directory):
-    process = subprocess.Popen(
-        [BINARY, f"--runtime_directory={directory}", "--metrics_address=off"],
-        stderr=subprocess.PIPE,
-        text=True,
-        user=user,
-        group=user,
-    )
+    as_user = become(user, f"--regid={user}", "--keep-groups")
+    command = [*as_user, BINARY, f"--runtime_directory={directory}", "--metrics_address=off"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert "serves" in process.stderr.readline()
     yield
     process.terminate()
@@ -110,7 +120,7 @@ def test_a_python_trainer_does_not_take_the_daemon_of_another_user_for_its_own(s
         found = run_python(
             """
             warnings.simplefilter("error")
-            print(_daemon.resolve_endpoint(None))
+            print(daemon.resolve_endpoint(None))
             """,
             STRANGER,
             XDG_RUNTIME_DIR=str(shared),
@@ -119,7 +129,7 @@ def test_a_python_trainer_does_not_take_the_daemon_of_another_user_for_its_own(s
         assert found.returncode == 1 and not found.stdout, found.stdout
         assert str(FRIEND) in found.stderr and "SUPEROFFLOAD_ENDPOINT" in found.stderr
         named = run_python(
-            "print(_daemon.resolve_endpoint(None))",
+            "print(daemon.resolve_endpoint(None))",
             STRANGER,
             SUPEROFFLOAD_ENDPOINT=f"unix:{shared}/superoffloadd/control.sock",
         )
@@ -160,11 +170,10 @@ def test_a_user_that_is_revoked_has_neither_attachment_nor_token(tmp_path, share
     os.chmod(daemon.directory.name, 0o755)
     (shared / "text").write_text("to be or not to be " * 100)
     trainer = subprocess.Popen(
-        [TRAINER, f"--text={shared}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
+        [*become(STRANGER), TRAINER, f"--text={shared}/text", f"--endpoint={daemon.endpoint}", "--steps=100000000"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        user=STRANGER,
     )
     while "bigram" not in ctl(daemon, "list", user=STRANGER).stdout:
         assert trainer.poll() is None
@@ -185,7 +194,7 @@ def test_a_revoked_user_creates_nothing_over_an_open_connection(tmp_path):
         python_of(
             STRANGER,
             f"""
-            connection = _control.Connection("{daemon.endpoint}")
+            connection = control.Connection("{daemon.endpoint}")
             print("connected", flush=True)
             input()
             try:
@@ -224,9 +233,7 @@ def test_a_stranger_with_many_connections_locks_nobody_out(tmp_path, monkeypatch
         print("held", flush=True)
         input()
         """
-    flood = subprocess.Popen(
-        python_of(STRANGER, code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    flood = subprocess.Popen(python_of(STRANGER, code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert flood.stdout.readline() == "held\n"
     served = ctl(daemon, "list", user=FRIEND)
     assert served.returncode == 0, served.stderr
@@ -274,3 +281,115 @@ def test_a_name_neither_forges_lines_nor_reaches_a_terminal(daemon):
     missing = ctl(daemon, "restore", "o", "/nowhere\n\x1b[2J")
     assert missing.returncode == 1 and "\x1b" not in missing.stderr and len(missing.stderr.splitlines()) == 1
     connection.close()
+
+
+def test_the_keeper_answers_its_own_user_and_root_only():
+    kept = Daemon("--keeper", "--metrics_address=off")
+    assert ctl(kept, "kept").returncode == 0
+    refused = ctl(kept, "kept", user=STRANGER)
+    assert refused.returncode == 1 and "PERMISSION_DENIED" in refused.stderr
+    assert kept.stop() == 0, kept.log
+
+
+def test_an_operator_says_whose_optimizer_is_meant(daemon):
+    os.chmod(daemon.directory.name, 0o755)
+    created = run_python(
+        f"""
+        connection = control.Connection("{daemon.endpoint}")
+        for name in ("run", "theirs", "other"):
+            message = pb.CreateOptimizerRequest(name=name)
+            message.algorithm = "adamw"
+            message.groups.add()
+            message.parameters.add(name="w", shape=[8], dtype=pb.DATA_TYPE_BFLOAT16)
+            connection.call("CreateOptimizer", message)
+        """,
+        FRIEND,
+    )
+    assert created.returncode == 0, created.stderr
+    connection = Connection(daemon.endpoint)
+    connection.call("CreateOptimizer", request("run"))
+
+    def left():
+        optimizers = connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
+        return {(optimizer.uid, optimizer.name) for optimizer in optimizers}
+
+    ambiguous = ctl(daemon, "delete", "run")
+    assert ambiguous.returncode == 1 and "--uid" in ambiguous.stderr
+    assert left() == {(0, "run"), (FRIEND, "run"), (FRIEND, "theirs"), (FRIEND, "other")}
+    assert ctl(daemon, f"--uid={FRIEND}", "delete", "run").returncode == 0
+    assert (0, "run") in left() and (FRIEND, "run") not in left()
+    assert ctl(daemon, "delete", "theirs").returncode == 0  # only one has it
+    connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=f"{FRIEND}/other"))
+    assert left() == {(0, "run")}
+    assert ctl(daemon, "delete", "run", user=STRANGER).returncode == 1
+    assert left() == {(0, "run")}
+
+
+def flood(endpoint):
+    """What a user sends to the calls that need no token: prints True where it is refused."""
+    return f"""
+        def call(method, message):
+            options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+            channels.append(grpc.insecure_channel("{endpoint}", options=options))
+            return channels[-1].unary_unary(method).future(message)
+
+        channels = []
+        large = b"\\xfa\\x3e\\x80\\x80\\x80\\x32" + bytes(100 << 20)  # an unknown field
+        for method in ("/grpc.health.v1.Health/Check", "/superoffload.v1.ServerService/GetServerInfo"):
+            print(call(method, b"").code().name == "OK")
+            print("OK" not in [call.code().name for call in [call(method, large) for _ in range(8)]])
+        """
+
+
+@pytest.mark.parametrize("allowed", [False, True], ids=["not-allowed", "allowed"])
+def test_a_user_without_a_token_takes_no_memory_of_the_daemon(tmp_path, monkeypatch, allowed):
+    keep_little_of_what_is_freed(monkeypatch)
+    daemon = configured(tmp_path, "" if allowed else f"allowed_uids: {os.getuid()}")
+    os.chmod(daemon.directory.name, 0o755)
+    before = peak_bytes(daemon)
+    strangers = run_python(flood(daemon.endpoint), STRANGER)
+    assert strangers.stdout.split() == ["True"] * 4, strangers.stdout + strangers.stderr
+    assert peak_bytes(daemon) - before < SHADOWS * 256 << 20  # 700 MiB where the messages are taken
+    assert daemon.stop() == 0
+
+
+def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(tmp_path, monkeypatch):
+    """Eight plans of which always one more page comes, and 100,000 streams that are not let in."""
+    keep_little_of_what_is_freed(monkeypatch)
+    daemon = configured(tmp_path, "memory_budget_bytes: 300000000\nper_user_memory_bytes: 150000000")
+    os.chmod(daemon.directory.name, 0o755)
+    before = peak_bytes(daemon)
+    code = f"""
+        import itertools
+        connection = control.Connection("{daemon.endpoint}")
+        page = pb.CreateOptimizerRequest(name="o", more=True)
+        for index in range(400):
+            page.parameters.add(name=f"{{index:0500}}", shape=[1])
+        padding = b"\\xfa\\x3e\\x80\\x80\\x03" + bytes(48 << 10)  # an unknown field
+        watch = pb.WatchStepsRequest.FromString(padding)
+        print("attacks", flush=True)
+        while True:
+            calls = [
+                connection._stub.CreateOptimizer.future(itertools.repeat(page, 5000), metadata=connection._metadata)
+                for _ in range(8)
+            ]
+            streams = [connection._stub.WatchSteps(watch, metadata=connection._metadata) for _ in range(500)]
+            refused = {{call.code().name for call in calls}}
+            assert "OK" not in refused, refused
+            print(*refused, flush=True)
+            for stream in streams:
+                stream.cancel()
+        """
+    attacker = subprocess.Popen(python_of(STRANGER, code), stdout=subprocess.PIPE, text=True)
+    assert attacker.stdout.readline() == "attacks\n"
+    connection = Connection(daemon.endpoint)
+    for index in range(3):
+        connection.call("CreateOptimizer", request(f"o{index}"))
+        refused = attacker.stdout.readline()
+        assert "RESOURCE_EXHAUSTED" in refused, refused
+        connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=f"o{index}"))
+    attacker.kill()
+    attacker.wait()
+    assert peak_bytes(daemon) - before < SHADOWS * 512 << 20
+    connection.close()
+    assert daemon.stop() == 0

@@ -1,5 +1,6 @@
 """Which cores and memory a daemon takes, on this machine and on machines that only their /sys describes."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ from tests.conftest import Daemon
 from tests.support import fake_sysfs
 
 import superoffload.torch
-from superoffload._error import Error
+from superoffload._core.error import Error
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
 
@@ -77,6 +78,24 @@ def test_a_daemon_takes_its_superchip_and_leaves_trainers_their_cores(on):
     assert "NUMA node 2" in str(raised.value)
 
 
+def test_the_budget_is_a_share_of_the_superchips_memory_not_of_the_machines(on, monkeypatch):
+    machine = fake_sysfs.Machine({0: fake_sysfs.Node(range(0, 2), 1), 1: fake_sysfs.Node(range(2, 4), 1)})
+    monkeypatch.setitem(fake_sysfs.MACHINES, "two-small", machine)
+    assert on("two-small", "--superchip=1").info.memory_budget_bytes == (1 << 30) // 10 * 8
+
+
+def test_each_superchips_daemon_has_a_port_of_its_own_for_metrics(monkeypatch, tmp_path):
+    fake_sysfs.write(fake_sysfs.MACHINES["gb200"], tmp_path / "machine")
+    monkeypatch.setenv("HWLOC_FSROOT", str(tmp_path / "machine"))
+    monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
+    flags = [f"--runtime_directory={tmp_path}/run", "--superchip=1", "--exit_on_stdin_eof"]
+    run = subprocess.run(
+        [os.environ["SUPEROFFLOAD_DAEMON"], *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert run.returncode == 0
+    assert "127.0.0.1:9471" in run.stderr  # served there, or said to be taken
+
+
 def test_hardware_threads_of_a_core_stay_together(on):
     topology = json.loads(ctl(on("laptop", "--superchip=0"), "topology", "--json"))
     assert topology["trainer_cpus"] == [0, 1]
@@ -100,9 +119,10 @@ def test_on_this_machine_workers_are_pinned_and_memory_lies_on_the_node(tmp_path
     superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(1 << 20))], endpoint=daemon.endpoint, name="placed")
     pinned = []
     for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir():
-        if (task / "comm").read_text().strip() == "so-worker":
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gRPC's threads come and go
             status = (task / "status").read_text()
-            pinned.append(int(status.split("Cpus_allowed_list:")[1].split()[0]))
+            if "Name:\tso-worker\n" in status:
+                pinned.append(int(status.split("Cpus_allowed_list:")[1].split()[0]))
     assert sorted(pinned) == topology["optimizer_cpus"]
     text = urllib.request.urlopen(f"http://{daemon.info.metrics_address}/metrics").read().decode()
     metrics = {family.name: family.samples for family in text_string_to_metric_families(text)}

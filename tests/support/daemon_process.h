@@ -16,6 +16,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -72,6 +74,13 @@ class DaemonProcess {
   }
 
   pid_t pid() const { return pid_; }
+
+  // With --keeper, pid() is the keeper, and this its only child; none while the last one is not yet replaced.
+  std::optional<pid_t> kept_daemon() const {
+    std::ifstream children("/proc/" + std::to_string(pid_) + "/task/" + std::to_string(pid_) + "/children");
+    pid_t child = 0;
+    return children >> child ? std::optional(child) : std::nullopt;
+  }
   std::string endpoint() const { return "unix:" + directory_ + "/control.sock"; }
   std::string descriptor_socket() const { return directory_ + "/descriptors.sock"; }
 

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "superoffload/superoffload.h"
 #include "superoffload/v1/optimizer.pb.h"
+#include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::test {
@@ -35,20 +36,23 @@ inline v1::DataType ToProto(DType dtype) {
   return dtype == DType::kFloat16 ? v1::DATA_TYPE_FLOAT16 : v1::DATA_TYPE_BFLOAT16;
 }
 
-inline v1::ParameterGroup ToProto(const kernels::AdamHyperparameters& group) {
+inline v1::ParameterGroup ToProto(const kernels::Algorithm& algorithm, const engine::Scalars& group) {
   v1::ParameterGroup proto;
-  proto.set_lr(group.lr);
-  proto.set_beta1(group.beta1);
-  proto.set_beta2(group.beta2);
-  proto.set_eps(group.eps);
-  proto.set_weight_decay(group.weight_decay);
+  for (size_t i = 0; i < group.size(); ++i) {
+    v1::Scalar* const scalar = proto.add_scalars();
+    scalar->set_name(std::string(algorithm.scalars[i].name));
+    scalar->set_value(group[i]);
+  }
   return proto;
 }
 
 // A small model: two groups, buckets of many parameters and parameters of many buckets.
-inline engine::OptimizerSpec Spec(const Dtypes& dtypes) {
+inline engine::OptimizerSpec Spec(const Dtypes& dtypes,
+                                  const kernels::Algorithm& algorithm = *kernels::Algorithms().front()) {
   engine::OptimizerSpec spec;
-  spec.groups = {{.lr = 1e-2, .weight_decay = 0.1}, {.lr = 3e-3, .beta2 = 0.95, .weight_decay = 0}};
+  spec.algorithm = &algorithm;
+  spec.groups = {ScalarsWith(algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
+                 ScalarsWith(algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
   const std::vector<std::vector<uint64_t>> shapes = {{37, 19}, {37}, {5000}, {64, 64}, {}, {90, 300}};
   for (size_t i = 0; i < shapes.size(); ++i) {
     spec.parameters.push_back({.name = "layer" + std::to_string(i),
@@ -64,9 +68,10 @@ inline engine::OptimizerSpec Spec(const Dtypes& dtypes) {
 inline v1::CreateOptimizerRequest Request(const engine::OptimizerSpec& spec, v1::Speculation speculation) {
   v1::CreateOptimizerRequest request;
   request.set_name("exact");
+  request.set_algorithm(std::string(spec.algorithm->name));
   request.set_bucket_bytes(spec.bucket_bytes);
   request.mutable_policies()->set_speculation(speculation);
-  for (const kernels::AdamHyperparameters& group : spec.groups) *request.add_groups() = ToProto(group);
+  for (const engine::Scalars& group : spec.groups) *request.add_groups() = ToProto(*spec.algorithm, group);
   for (const engine::ParameterSpec& parameter : spec.parameters) {
     v1::Parameter* added = request.add_parameters();
     added->set_name(parameter.name);
@@ -88,6 +93,7 @@ class ExactTrainer {
   virtual absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters) = 0;
   virtual absl::Status BeginStep(double gradient_scale) = 0;
   virtual absl::Status GradientReady(size_t parameter) = 0;
+  virtual absl::Status ParameterAbsent(size_t parameter) = 0;  // in its place
   virtual absl::Status EndStep(double gradient_scale, double max_grad_norm) = 0;
   virtual absl::StatusOr<superoffload_verdict> WaitStep() = 0;
 };
@@ -133,11 +139,11 @@ class ExactTraining {
       const engine::Placement& place = layout_.placements[i];
       std::memcpy(mirror_.parameters.data() + place.parameters_offset, ParameterBytes(i),
                   BytesOf(i, dtypes_.parameters));
-      kernels::kScalarKernels.widen(
+      kernels::kScalarElementKernels.widen(
           ElementCount(spec_.parameters[i]), {ParameterBytes(i), dtypes_.parameters},
-          reinterpret_cast<float*>(mirror_.state.data() + layout_.state_array_offsets[0]) + place.state_offset);
+          reinterpret_cast<float*>(mirror_.state.data() + layout_.state_arrays[0].offset) + place.state_offset);
     }
-    reference_ = std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, kernels::kScalarKernels);
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, spec_.algorithm->scalar());
   }
 
   // Two accumulated micro-batches per step, in the gradient's dtype, as a trainer adds them.
@@ -146,8 +152,8 @@ class ExactTraining {
     std::vector<float> sum(elements);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       for (float& g : sum) g += size * normal_(random_);
-      kernels::kScalarKernels.narrow(elements, sum.data(), {GradientBytes(i), dtypes_.gradients});
-      kernels::kScalarKernels.widen(elements, {GradientBytes(i), dtypes_.gradients}, sum.data());
+      kernels::kScalarElementKernels.narrow(elements, sum.data(), {GradientBytes(i), dtypes_.gradients});
+      kernels::kScalarElementKernels.widen(elements, {GradientBytes(i), dtypes_.gradients}, sum.data());
     }
     if (Chance(1) || (i == 0 && step_ == kSureSkip)) {
       const float bad[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -165,24 +171,31 @@ class ExactTraining {
     std::vector<size_t> order(spec_.parameters.size());
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
+    std::vector<bool> absent(spec_.parameters.size());
     ASSERT_TRUE(trainer_.BeginStep(scale).ok());
     for (size_t parameter : order) {
+      absent[parameter] = step_ != kSureSkip && Chance(10);
+      if (absent[parameter]) {
+        ASSERT_TRUE(trainer_.ParameterAbsent(parameter).ok());
+        continue;
+      }
       WriteGradient(parameter, size);
-      ASSERT_TRUE(trainer_.GradientReady(parameter).ok());
+      const absl::Status ready = trainer_.GradientReady(parameter);
+      ASSERT_TRUE(ready.ok()) << ready;
     }
     if (Chance(20)) {  // a scheduler that comes late
-      spec_.groups[1].lr *= 0.9;
-      reference_->groups()[1].lr = spec_.groups[1].lr;
-      v1::ParameterGroup revised = ToProto(spec_.groups[1]);
+      *FindScalar(*spec_.algorithm, spec_.groups[1], "lr") *= 0.9;
+      reference_->groups()[1] = spec_.groups[1];
+      const v1::ParameterGroup revised = ToProto(*spec_.algorithm, spec_.groups[1]);
       ASSERT_TRUE(trainer_.SetGroup(1, revised).ok());
     }
     ASSERT_TRUE(trainer_.EndStep(scale, max_grad_norm).ok());
     const absl::StatusOr<superoffload_verdict> verdict = trainer_.WaitStep();
     ASSERT_TRUE(verdict.ok()) << verdict.status();
-    const transport::Verdict expected = reference_->Step(mirror_.gradients.data(), 0, scale, max_grad_norm);
+    const engine::Verdict expected = reference_->Step(mirror_.gradients.data(), 0, scale, max_grad_norm, absent);
     ASSERT_EQ(verdict->kind, static_cast<uint32_t>(expected));
-    clips_ += expected == transport::Verdict::kClip;
-    if (transport::IsSkip(expected)) {
+    clips_ += expected == engine::Verdict::kClip;
+    if (engine::IsSkip(expected)) {
       ++skips_;
       if (loss_scale_ > 1) loss_scale_ /= 2;  // as a GradScaler would
     } else {

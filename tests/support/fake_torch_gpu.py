@@ -1,27 +1,78 @@
 """Has superoffload.torch take the CPU's tensors for a GPU's, whose driver is the fake one.
 
 The host may not touch the fake driver's device memory, so torch computes on its alias, and on the default stream, which
-is the calling thread; torch's own memory stands for GPU memory, too. Everything but superoffload._torch_gpu, whose four functions ask torch's CUDA support, is what runs on a GPU.
+is the calling thread; torch's own memory stands for GPU memory, too. Everything but superoffload.torch.cuda, whose
+functions ask torch's CUDA support, is what runs on a GPU.
 """
 
+import contextlib
 import ctypes
 import os
 import pathlib
 
+import grpc
 import pytest
 import torch
 
-from superoffload import _torch_gpu
+import superoffload.torch
+from superoffload.torch import cuda
 
 DRIVER = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "fake-cuda" / "libcuda.so.1"
 
 
-def _view(pointer: int, like: torch.Tensor, owner: object) -> torch.Tensor:
+def driver_count(name: str) -> int:
+    """A size_t of the fake driver's."""
+    function = getattr(ctypes.CDLL(DRIVER), name)
+    function.restype = ctypes.c_size_t
+    return function()
+
+
+def _view(pointer: int, like: torch.Tensor, owner: object, device: object = None) -> torch.Tensor:
     alias = ctypes.CDLL(DRIVER).fakeCudaAlias
     alias.restype, alias.argtypes = ctypes.c_uint64, [ctypes.c_uint64]
     region = type("Region", (ctypes.c_byte * (like.numel() * like.element_size()),), {}).from_address(alias(pointer))
     region.owner = owner
     return torch.frombuffer(region, dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
+class TorchAllocator:
+    """What torch's allocator does with GPU memory: it keeps what tensors leave until it is told to give it back."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL(DRIVER)
+        self._cached: list[int] = []
+        context = ctypes.c_void_p()
+        assert self._driver.cuInit(0) == 0
+        assert self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        self._context = context
+
+    def take_in(self, model: torch.nn.Module) -> None:
+        """The model's parameters lie in memory of the fake GPU afterwards, each in a block of its own."""
+        for parameter in model.parameters():
+            pointer = ctypes.c_uint64()
+            self._driver.cuCtxSetCurrent(self._context)
+            code = self._driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(parameter.nbytes))
+            assert code == 0, code
+            block = _Block(self._cached, pointer.value)
+            tensor = _view(pointer.value, parameter.detach(), block)
+            tensor.copy_(parameter.detach())
+            parameter.data = tensor
+
+    def release_cached(self, device: object = None) -> None:
+        self._driver.cuCtxSetCurrent(self._context)
+        while self._cached:
+            assert self._driver.cuMemFree_v2(ctypes.c_uint64(self._cached.pop())) == 0
+
+    def cached_bytes(self, device: object = None) -> int:
+        return 0
+
+
+class _Block:
+    def __init__(self, cached: list[int], pointer: int) -> None:
+        self._cached, self._pointer = cached, pointer
+
+    def __del__(self) -> None:
+        self._cached.append(self._pointer)
 
 
 def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -31,11 +82,21 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setenv("FAKE_CUDA_DELAY", "300")
     patch.setenv("FAKE_CUDA_HOST_IS_GPU", "1")
     kept = []
-    patch.setattr(_torch_gpu, "is_on_gpu", lambda tensor: True)
-    patch.setattr(_torch_gpu, "ordinal", lambda tensor: 0)
-    patch.setattr(_torch_gpu, "current_stream", lambda tensor: 0)
-    patch.setattr(_torch_gpu, "view", _view)
-    patch.setattr(_torch_gpu, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
+    patch.setattr(cuda, "is_on_gpu", lambda tensor: True)
+    patch.setattr(cuda, "resolve", lambda device: torch.device("cpu"))
+    patch.setattr(cuda, "ordinal", lambda device: 0)
+    patch.setattr(cuda, "stream_of", lambda device: 0)
+    patch.setattr(cuda, "release_cached", lambda device: None)
+    patch.setattr(cuda, "cached_bytes", lambda device: 0)
+    patch.setattr(cuda, "allocated_bytes", lambda device: 0)
+    patch.setattr(cuda, "free_bytes", lambda device: 80 << 30)
+    patch.setattr(cuda, "total_bytes", lambda device: 80 << 30)
+    patch.setattr(cuda, "used_bytes", lambda device: driver_count("fakeCudaUsedBytes"))
+    patch.setattr(cuda, "current_stream", lambda tensor: 0)
+    patch.setattr(cuda, "beside", lambda device: contextlib.nullcontext())
+    patch.setattr(cuda, "handle", lambda stream: 0)
+    patch.setattr(cuda, "view", _view)
+    patch.setattr(cuda, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
     return kept
 
 
@@ -43,3 +104,16 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def fake_gpu(monkeypatch):
     """Returns a list of the tensors that the adapter has asked to be kept for the pack stream."""
     return install(monkeypatch)
+
+
+@pytest.fixture
+def gpu_daemon(fake_gpu, daemon):
+    """A daemon that takes parameters on the fake GPU."""
+    probe = torch.nn.Linear(2, 2)
+    try:
+        superoffload.torch.AdamW(probe.parameters(), endpoint=daemon.endpoint).close()
+    except superoffload.Error as error:
+        if error.code == grpc.StatusCode.UNIMPLEMENTED:
+            pytest.skip("built without nvcc")
+        raise
+    return daemon

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/pinned_memory.h"
+#include "kernels/gpu/cuda_device.h"
+#include "kernels/gpu/pinned_memory.h"
 #include "superoffload/client.hpp"
 #include "tests/support/daemon_process.h"
 #include "tests/support/exact_training.h"
@@ -111,6 +111,7 @@ class GpuTrainer final : public test::ExactTrainer {
       present_residents_ = residents;
     }
     ready_.assign(parameters_.size(), false);
+    absent_.assign(parameters_.size(), false);
     return superoffload_begin_step(handle_, gradient_scale) != 0 ? LastError() : absl::OkStatus();
   }
 
@@ -123,12 +124,13 @@ class GpuTrainer final : public test::ExactTrainer {
     }
     Tensor& gradient = *gradients_[parameter];
     Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
-    ready_[parameter] = true;
-    const v1::Placement& place = layout().placements(static_cast<int>(parameter));
-    for (uint32_t i = 0; i < place.bucket_count(); ++i) {
-      if (absl::Status status = HandOver(place.first_bucket() + i); !status.ok()) return status;
-    }
-    return absl::OkStatus();
+    return SubmitBuckets(parameter);
+  }
+
+  absl::Status ParameterAbsent(size_t parameter) override {
+    if (superoffload_parameters_absent(handle_, static_cast<uint32_t>(parameter), 1) != 0) return LastError();
+    absent_[parameter] = true;
+    return SubmitBuckets(parameter);
   }
 
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
@@ -160,13 +162,23 @@ class GpuTrainer final : public test::ExactTrainer {
   static absl::Status LastError() { return absl::InternalError(superoffload_last_error()); }
 
   // Once all its gradients are there.
-  absl::Status HandOver(uint32_t index) {
+  absl::Status SubmitBuckets(size_t parameter) {
+    ready_[parameter] = true;
+    const v1::Placement& place = layout().placements(static_cast<int>(parameter));
+    for (uint32_t i = 0; i < place.bucket_count(); ++i) {
+      if (absl::Status status = Submit(place.first_bucket() + i); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Submit(uint32_t index) {
     const v1::Bucket& bucket = layout().buckets(static_cast<int>(index));
     std::vector<superoffload_tensor> pieces;
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const v1::Placement& place = layout().placements(static_cast<int>(i));
       if (index < place.first_bucket() || index >= place.first_bucket() + place.bucket_count()) continue;
       if (!ready_[i]) return absl::OkStatus();
+      if (absent_[i]) continue;
       const uint64_t begin = std::max(place.state_offset(), bucket.state_offset());
       const uint64_t end = std::min(place.state_offset() + elements_[i], bucket.state_offset() + bucket.elements());
       const uint64_t element_bytes = gradients_[i]->bytes() / elements_[i];
@@ -189,7 +201,7 @@ class GpuTrainer final : public test::ExactTrainer {
   std::unique_ptr<Tensor> work_;
   std::vector<uint64_t> elements_;
   std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;
-  std::vector<bool> ready_;
+  std::vector<bool> ready_, absent_;
   int step_ = 0;
   uint32_t present_residents_ = 0;
 };

@@ -81,15 +81,24 @@ def ours_on_host(request, loop_daemon):
     maker.close()
 
 
+def _on_its_device(form, daemon):
+    with pytest.MonkeyPatch.context() as patch:
+        if form.startswith("gpu"):
+            fake_torch_gpu.install(patch)
+        maker = Maker(form, daemon)
+        yield maker
+        maker.close()
+
+
 @pytest.fixture(params=FORMS)
 def ours(request, loop_daemon):
     """Each form in turn."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param.startswith("gpu"):
-            fake_torch_gpu.install(patch)
-        maker = Maker(request.param, loop_daemon)
-        yield maker
-        maker.close()
+    yield from _on_its_device(request.param, loop_daemon)
+
+
+@pytest.fixture(params=[form for form in FORMS if form.startswith("gpu")])
+def ours_on_gpu(request, loop_daemon):
+    yield from _on_its_device(request.param, loop_daemon)
 
 
 def theirs(params, kind="AdamW", **options):

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/adam/adam_element.h"
+#include "kernels/elements/scalar_element.h"
 
 namespace superoffload::test {
 

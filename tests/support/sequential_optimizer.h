@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/adam/adam_kernels.h"
+#include "kernels/elements/element_kernels.h"
 #include "server/engine/bucket_pass.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
-#include "server/transport/transport.h"
+#include "server/engine/step_contract.h"
 
 namespace superoffload::test {
 
@@ -21,7 +21,7 @@ struct Memory {
       : parameters(layout.parameters_bytes),
         gradients(layout.gradients_bytes),
         state(layout.state_bytes + 4096),
-        record_bytes(engine::Record::Bytes(engine::kMaxGroups, layout.chunks) / sizeof(kernels::UndoSlot) + 1) {}
+        record_bytes(engine::Record::Bytes(layout) / sizeof(kernels::UndoSlot) + 1) {}
   engine::OptimizerMemory view() {
     return {parameters.data(), gradients.data(), state.data(), reinterpret_cast<std::byte*>(record_bytes.data())};
   }
@@ -33,62 +33,86 @@ struct Memory {
 class SequentialOptimizer {
  public:
   SequentialOptimizer(const engine::Layout& layout, const engine::OptimizerMemory& initial,
-                      std::vector<kernels::AdamHyperparameters> groups, const kernels::AdamKernels& kernels)
-      : layout_(layout), memory_(layout), groups_(std::move(groups)), kernels_(kernels) {
+                      std::vector<engine::Scalars> groups, const kernels::AlgorithmKernels& kernels)
+      : layout_(layout),
+        memory_(layout),
+        groups_(std::move(groups)),
+        kernels_(kernels),
+        steps_(layout.placements.size()) {
     std::memcpy(memory_.state.data(), initial.state, layout.state_bytes);
     std::memcpy(memory_.parameters.data(), initial.parameters, layout.parameters_bytes);
   }
 
-  std::vector<kernels::AdamHyperparameters>& groups() { return groups_; }
+  std::vector<engine::Scalars>& groups() { return groups_; }
 
-  transport::Verdict Step(const std::byte* gradients, uint32_t slot, double scale, double max_grad_norm) {
+  // `absent`, by parameter, have no gradient; empty: all have one.
+  engine::Verdict Step(const std::byte* gradients, uint32_t slot, double scale, double max_grad_norm,
+                       const std::vector<bool>& absent = {}) {
+    const auto is_absent = [&](uint32_t parameter) { return !absent.empty() && absent[parameter]; };
     double sum = 0;
     for (const engine::BucketLayout& bucket : layout_.buckets) {
+      std::vector<kernels::NormLanes> chunks(bucket.chunks());
+      ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
+        if (is_absent(parameter)) return;
+        kernels::kScalarElementKernels.add_squares(first, end, Gradient(bucket, gradients, slot, chunk), chunks[chunk]);
+      });
       double bucket_sum = 0;
-      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
-        bucket_sum += kernels_.sum_of_squares(std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-                                              Gradient(bucket, gradients, slot, first));
-      }
+      for (const kernels::NormLanes& chunk : chunks) bucket_sum += chunk.Sum();
       sum += bucket_sum;
     }
     norm_ = std::sqrt(sum) * std::abs(scale);
-    if (!std::isfinite(sum)) return transport::Verdict::kSkipNonFinite;
-    if (norm_ >= 0x1p63) return transport::Verdict::kSkipOverflow;
+    if (!std::isfinite(sum)) return engine::Verdict::kSkipNonFinite;
+    if (norm_ >= 0x1p63) return engine::Verdict::kSkipOverflow;
     double clip = 1;
     if (max_grad_norm > 0) clip = std::min(1.0, max_grad_norm / (norm_ + 1e-6));
-    ++step_;
+    for (uint32_t i = 0; i < steps_.size(); ++i) steps_[i] += is_absent(i) ? 0 : 1;
     for (const engine::BucketLayout& bucket : layout_.buckets) {
-      const kernels::AdamStep constants = kernels::MakeAdamStep(groups_[bucket.group], step_, scale * clip);
-      for (size_t first = 0; first < bucket.elements; first += kernels::kChunkElements) {
+      ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
+        if (is_absent(parameter)) return;
+        const engine::ChunkView view = engine::ViewChunk(layout_, memory_.view(), bucket, chunk);
         kernels_.plain(
-            std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-            {State(0, bucket) + first, State(1, bucket) + first, State(2, bucket) + first}, constants,
-            Gradient(bucket, gradients, slot, first),
-            {memory_.parameters.data() + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
-             bucket.dtype});
-      }
+            first, end, view.state,
+            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
+            Gradient(bucket, gradients, slot, chunk), view.parameters);
+      });
     }
-    return clip < 1 ? transport::Verdict::kClip : transport::Verdict::kCommit;
+    return clip < 1 ? engine::Verdict::kClip : engine::Verdict::kCommit;
   }
 
   double norm() const { return norm_; }
   const Memory& memory() const { return memory_; }
+  const std::vector<uint64_t>& steps() const { return steps_; }
+  void set_steps(std::vector<uint64_t> steps) { steps_ = std::move(steps); }  // those that `initial` holds
 
  private:
-  float* State(int array, const engine::BucketLayout& bucket) {
-    return reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[array]) + bucket.state_offset;
+  // What a chunk has of one parameter, counted from the chunk's beginning.
+  template <typename Body>
+  void ForEachRun(const engine::BucketLayout& bucket, Body body) const {
+    size_t begin = 0;
+    for (const engine::Part& part : layout_.PartsOf(bucket)) {
+      const size_t end = begin + part.elements;
+      while (begin < end) {
+        const size_t chunk = begin / kernels::kChunkElements, first = begin % kernels::kChunkElements;
+        const size_t count = std::min<size_t>(kernels::kChunkElements - first, end - begin);
+        body(part.parameter, chunk, first, first + count);
+        begin += count;
+      }
+    }
   }
+
+  // Of a whole chunk.
   static kernels::ConstElements Gradient(const engine::BucketLayout& bucket, const std::byte* gradients, uint32_t slot,
-                                         size_t first) {
-    return {gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
+                                         size_t chunk) {
+    return {gradients + bucket.gradient_offsets[slot] +
+                chunk * kernels::kChunkElements * kernels::DTypeBytes(bucket.gradient_dtype),
             bucket.gradient_dtype};
   }
 
   const engine::Layout& layout_;
   Memory memory_;
-  std::vector<kernels::AdamHyperparameters> groups_;
-  const kernels::AdamKernels& kernels_;
-  uint64_t step_ = 0;
+  std::vector<engine::Scalars> groups_;
+  const kernels::AlgorithmKernels& kernels_;
+  std::vector<uint64_t> steps_;  // by parameter: those in which it had a gradient
   double norm_ = 0;
 };
 

@@ -22,14 +22,18 @@ def configured(tmp_path, text, *flags):
 
 
 def request(name="o", elements=64):
-    message = pb.CreateOptimizerRequest(name=name)
-    message.groups.add(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8)
+    message = pb.CreateOptimizerRequest(name=name, algorithm="adamw")
+    message.groups.add()
     message.parameters.add(name="w", shape=[elements], dtype=pb.DATA_TYPE_BFLOAT16)
     return message
 
 
+def become(user, *options):
+    """Not subprocess's user=, which forks a process that may have threads of gRPC: its child may crash in them."""
+    return ["setpriv", f"--reuid={user}", *options]
+
+
 def ctl(daemon, *words, user=None):
     os.chmod(daemon.directory.name, 0o755)
-    return subprocess.run(
-        [CTL, f"--endpoint={daemon.endpoint}", *words], capture_output=True, text=True, timeout=60, user=user
-    )
+    command = [*([] if user is None else become(user)), CTL, f"--endpoint={daemon.endpoint}", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

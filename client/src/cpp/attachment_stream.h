@@ -16,11 +16,11 @@ struct Attachment::Stream {
   explicit Stream(const std::string& token) : context(token) {}
   ~Stream() {
     context.TryCancel();
-    if (reader != nullptr) reader->Finish();
+    if (messages != nullptr) messages->Finish();
   }
 
   CallContext context;
-  std::unique_ptr<grpc::ClientReader<v1::AttachOptimizerResponse>> reader;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse>> messages;
 };
 
 }  // namespace superoffload

@@ -6,10 +6,12 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/status.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "superoffload/superoffload.h"
 #include "superoffload/v1/descriptor_socket.h"
 
@@ -42,6 +44,11 @@ Request Named(const std::string& name) {
   Request request;
   request.set_name(name);
   return request;
+}
+
+// For a wait of superoffload.h.
+inline int64_t Milliseconds(absl::Duration timeout) {
+  return timeout == absl::InfiniteDuration() ? -1 : absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
 }
 
 // `code` was returned by the last call of superoffload.h in this thread.

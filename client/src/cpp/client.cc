@@ -7,12 +7,14 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/src/cpp/attachment_stream.h"
 #include "client/src/cpp/calls.h"
+#include "client/src/cpp/pages.h"
 
 namespace superoffload {
 namespace {
@@ -33,14 +35,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return absl::NotFoundError(absl::StrCat("cannot read ", path));
 }
 
-std::shared_ptr<grpc::Channel> Channel(const std::string& endpoint,
-                                       const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
-  grpc::ChannelArguments arguments;
-  // Plans of hundreds of thousands of parameters exceed gRPC's default of 4 MiB.
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
-}
+// A user has so many pages on their way at once; another trainer's are over soon.
+constexpr std::chrono::seconds kPagePatience{30};
+constexpr std::chrono::milliseconds kPagePause{20};
 
 }  // namespace
 
@@ -66,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectRemote(const std::string&
 
 Client::Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : endpoint_(std::move(endpoint)),
-      channel_(Channel(endpoint_, credentials)),
+      channel_(grpc::CreateChannel(endpoint_, credentials)),
       server_(v1::ServerService::NewStub(channel_)),
       optimizers_(v1::OptimizerService::NewStub(channel_)) {}
 
@@ -98,13 +95,32 @@ absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
 }
 
 absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerRequest& request) {
-  return Call(*optimizers_, &Stub::CreateOptimizer, token_, request);
+  CallContext context(token_);
+  v1::Optimizer optimizer;
+  const auto writer = optimizers_->CreateOptimizer(&context, &optimizer);
+  WritePages(request, [&](const v1::CreateOptimizerRequest& page) { return writer->Write(page); });
+  writer->WritesDone();
+  if (grpc::Status status = writer->Finish(); !status.ok()) return FromGrpc(status);
+  return optimizer;
 }
 
 absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name, v1::OptimizerView view) {
   auto request = Named<v1::GetOptimizerRequest>(name);
   request.set_view(view);
-  return Call(*optimizers_, &Stub::GetOptimizer, token_, request);
+  v1::Optimizer whole;
+  const auto deadline = std::chrono::steady_clock::now() + kPagePatience;
+  while (true) {
+    absl::StatusOr<v1::Optimizer> page = Call(*optimizers_, &Stub::GetOptimizer, token_, request);
+    if (absl::IsResourceExhausted(page.status()) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kPagePause);
+      continue;
+    }
+    if (!page.ok()) return page.status();
+    request.set_page_token(page->next_page_token());
+    page->clear_next_page_token();
+    whole.MergeFrom(*page);
+    if (request.page_token().empty()) return whole;
+  }
 }
 
 absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
@@ -135,10 +151,11 @@ absl::StatusOr<v1::Optimizer> Client::UpdatePolicies(const std::string& name, co
 
 absl::StatusOr<v1::CheckpointProgress> Client::CheckpointOptimizer(
     const std::string& name, const std::string& directory,
-    const std::function<bool(const v1::CheckpointProgress&)>& on_progress) {
+    const std::function<bool(const v1::CheckpointProgress&)>& on_progress, std::optional<uint64_t> run_step) {
   CallContext context(token_);
   auto request = Named<v1::CheckpointOptimizerRequest>(name);
   request.set_directory(directory);
+  if (run_step) request.set_run_step(*run_step);
   const auto reader = optimizers_->CheckpointOptimizer(&context, request);
   v1::CheckpointProgress progress;
   while (reader->Read(&progress)) {
@@ -146,6 +163,13 @@ absl::StatusOr<v1::CheckpointProgress> Client::CheckpointOptimizer(
   }
   if (grpc::Status status = reader->Finish(); !status.ok()) return FromGrpc(status);
   return progress;
+}
+
+absl::StatusOr<v1::ExportOptimizerResponse> Client::ExportOptimizer(const std::string& name,
+                                                                    const std::string& directory) {
+  auto request = Named<v1::ExportOptimizerRequest>(name);
+  request.set_directory(directory);
+  return Call(*optimizers_, &Stub::ExportOptimizer, token_, request);
 }
 
 absl::StatusOr<v1::Optimizer> Client::RestoreOptimizer(const std::string& name,
@@ -169,9 +193,14 @@ absl::Status Client::WatchSteps(const std::string& name, const std::function<boo
 
 absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptimizerRequest& request) {
   auto stream = std::make_unique<Attachment::Stream>(token_);
-  stream->reader = optimizers_->AttachOptimizer(&stream->context, request);
+  stream->messages = optimizers_->AttachOptimizer(&stream->context);
+  WritePages(request, [&](const v1::AttachOptimizerRequest& page) { return stream->messages->Write(page); });
+  stream->messages->WritesDone();
   v1::AttachOptimizerResponse response;
-  if (!stream->reader->Read(&response)) return FromGrpc(std::exchange(stream->reader, nullptr)->Finish());
+  if (!stream->messages->Read(&response)) return FromGrpc(std::exchange(stream->messages, nullptr)->Finish());
+  absl::StatusOr<v1::Optimizer> whole = GetOptimizer(request.name(), v1::OPTIMIZER_VIEW_FULL);
+  if (!whole.ok()) return whole.status();
+  *response.mutable_optimizer() = *std::move(whole);
   std::unique_ptr<Attachment> attachment(new Attachment(optimizers_.get(), token_, response, std::move(stream)));
   if (absl::Status status = attachment->Map(connection_, response); !status.ok()) return status;
   return attachment;

@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "client/src/status.h"
-#include "kernels/cuda/cuda_device.h"
 #include "kernels/dtype.h"
+#include "kernels/gpu/cuda_device.h"
 #include "superoffload/superoffload_gpu.h"
 
 namespace superoffload::client {

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "client/src/status.h"
-#include "kernels/adam/adam.h"
+#include "kernels/elements/elements.h"
 #include "kernels/cuda/kernels.cuh"
+#include "kernels/gpu/mover.h"
 #include "superoffload/superoffload.h"
 
 namespace superoffload::client {
@@ -36,34 +37,26 @@ struct GpuBucket {
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
 };
 
-// Parameters at 0, laid out as the host's; then the gradient slots, the sums of squares and the tables of tensors.
+// Parameters at 0, laid out as the host's; then the device slots and the sums of squares.
 struct GpuLayout {
-  uint64_t slots = 0;
-  uint64_t slots_offset = 0, slot_bytes = 0;
-  uint64_t sums_offset = 0, sums_bytes = 0;       // per slot
-  uint64_t tables_offset = 0, table_tensors = 0;  // per slot
+  kernels::DeviceSlots slots;
   uint64_t bytes = 0;
-
-  uint64_t slot_offset(uint64_t slot) const { return slots_offset + slot * slot_bytes; }
-  uint64_t sums_of(uint64_t slot) const { return sums_offset + slot * sums_bytes; }
-  uint64_t table_of(uint64_t slot) const {
-    return tables_offset + slot * table_tensors * sizeof(kernels::PackedTensor);
-  }
+  uint64_t most_tensors = 0, most_chunks = 0;  // of a bucket
 };
 
 inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t parameters_bytes, uint64_t slots,
                          uint64_t max_tensors) {
   constexpr uint64_t kAlignment = 4096;
   const auto aligned = [](uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
-  GpuLayout layout{.slots = slots, .table_tensors = max_tensors};
+  GpuLayout layout{.slots = {.count = slots}, .bytes = 0, .most_tensors = max_tensors};
   for (const GpuBucket& bucket : buckets) {
-    layout.slot_bytes = std::max(layout.slot_bytes, aligned(bucket.gradient_bytes()));
-    layout.sums_bytes = std::max(layout.sums_bytes, aligned(bucket.chunks() * sizeof(double)));
+    layout.slots.bytes = std::max(layout.slots.bytes, aligned(bucket.gradient_bytes()));
+    layout.most_chunks = std::max(layout.most_chunks, bucket.chunks());
+    layout.slots.sums_bytes = std::max(layout.slots.sums_bytes, aligned(bucket.chunks() * sizeof(double)));
   }
-  layout.slots_offset = aligned(parameters_bytes);
-  layout.sums_offset = layout.slots_offset + slots * layout.slot_bytes;
-  layout.tables_offset = layout.sums_offset + slots * layout.sums_bytes;
-  layout.bytes = layout.tables_offset + slots * max_tensors * sizeof(kernels::PackedTensor);
+  layout.slots.offset = aligned(parameters_bytes);
+  layout.slots.sums_offset = layout.slots.offset + slots * layout.slots.bytes;
+  layout.bytes = layout.slots.sums_offset + slots * layout.slots.sums_bytes;
   return layout;
 }
 

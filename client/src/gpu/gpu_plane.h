@@ -1,175 +1,127 @@
-// The GPU's side of an attachment: how gradients leave it and parameters come back.
+// The GPU's side of an attachment: gradients leave it and parameters come back (gpu_moves.h), and who waits for that.
 //
-//   trainer's stream   backward ...  -> event -+
-//   pack stream        (wait) pack into a slot -+-> [daemon] submit: the daemon copies the slot
-//   down stream                       (wait) copy to host memory -> [trainer] submit
-//   up stream      (after the verdict) copy parameters back -> event of the bucket
-//   trainer's stream                  (wait for that event) next forward
-//
-// Who submits is a completion queue, so that the trainer's threads never wait in the driver, and an entry is submitted
-// only when its gradient is where the daemon will look for it. END_STEP is submitted only when the trainer's streams have
-// done what they were given before it: parameters change when the step commits, whoever copies, and nothing that was
-// launched before the step's end may see it.
+// Who submits is the mover's queue of arrivals, so that the trainer's threads never wait in the driver, and an entry is
+// submitted only when its gradient is where the daemon will look for it. END_STEP is submitted only when the trainer's
+// streams have done what they were given before it: parameters change when the step commits, whoever copies, and
+// nothing that was launched before the step's end may see it. A thread of the plane takes completions, so that
+// parameters are copied as soon as they come.
 //
 // The daemon may have died whenever a stream waits: so streams wait for events of this process only.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_PLANE_H_
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_PLANE_H_
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
-#include <string>
+#include <thread>
 #include <vector>
 
+#include "client/src/gpu/device_slot_pool.h"
 #include "client/src/gpu/gpu_layout.h"
-#include "client/src/gpu/gpu_status.h"
-#include "client/src/gpu/gradient_slots.h"
-#include "client/src/gpu/resident_buckets.h"
+#include "client/src/gpu/gpu_moves.h"
+#include "client/src/memory_plane.h"
 #include "client/src/status.h"
-#include "kernels/cuda/completion_queue.h"
-#include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/pinned_memory.h"
-#include "kernels/cuda/shared_gpu_memory.h"
-#include "kernels/cuda/upload_order.h"
+#include "client/src/step_plane.h"
+#include "kernels/gpu/mover.h"
+#include "kernels/gpu/shared_gpu_memory.h"
 #include "superoffload/superoffload_gpu.h"
-#include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::client {
 
-class GpuPlane {
+class GpuPlane final : public MemoryPlane {
  public:
-  // What the plane uses of its attachment.
-  struct Attached {
-    std::span<std::byte> parameters, gradients;  // mapped
-    // Asks the daemon to map the GPU memory.
-    std::function<Status(superoffload_device_request*, int descriptor)> share;
-    std::function<bool()> daemon_gone;
-    // To the submission ring. Called by one thread at a time.
-    std::function<Status(const superoffload_ring_entry&)> submit;
-  };
-
-  // With `memory` of a plane of the same optimizer, or null to allocate.
-  static Status Create(const superoffload_gpu_options& options, Attached attached,
+  // For an attachment that outlives it, before its first step; the caller has it use the plane. `previous` may be null;
+  // it is ended, and its memory taken over; else `memory` is used, unless that is null (superoffload_gpu_options).
+  static Status Create(const superoffload_gpu_options& options, StepPlane* steps, GpuPlane* previous,
                        std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane);
 
-  // Waits for everything it has issued.
-  ~GpuPlane();
+  // Such memory; see superoffload_gpu_reserve.
+  static Status Reserve(const superoffload_gpu_options& options, const StepPlane& steps,
+                        std::shared_ptr<kernels::SharedGpuMemory>* memory);
+  ~GpuPlane() override { End(); }
 
-  // Measures the movers that work, and takes the best of those that the options allow. Between steps; somebody must
-  // call OnCompletion meanwhile. The parameters on the GPU are undefined afterwards.
-  Status ChooseMover();
+  // What has been issued is done afterwards. The GPU memory stays; submissions and completions are the host's again.
+  void End();
+  bool ended() const { return moves_ == nullptr; }
+
   const superoffload_gpu_report& report() const { return report_; }
-
-  const std::shared_ptr<kernels::SharedGpuMemory>& memory() const { return memory_; }
   kernels::CudaPointer parameters() const { return memory_->data(); }
-  kernels::CudaStream pack_stream() const { return pack_.get(); }
+  kernels::CudaStream pack_stream() const { return moves_->packer().stream(); }
+  const std::shared_ptr<const kernels::GpuDevice>& device() const { return device_; }
 
+  // See superoffload_gpu.h.
   Status Pull();
   Status Push(kernels::CudaStream stream);
-
-  // Gradients that are handed over from now on wait for what `stream` has been given so far.
   Status PackAfter(kernels::CudaStream stream);
 
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
-  Status HandOver(superoffload_ring_entry entry, uint32_t gradient_slot, const superoffload_tensor* tensors,
-                  uint32_t count, kernels::DType dtype, kernels::CudaStream stream);
-
-  // Any other submission, after those before it.
-  Status Submit(const superoffload_ring_entry& entry);
-
-  // The thread that takes completions, for each one, before anybody else learns of it.
-  Status OnCompletion(const superoffload_ring_entry& entry);
-
-  // Nothing will come any more: whoever waits in here gets this status.
-  void Fail(const Status& status);
-
-  // What went wrong on the GPU, or in submitting what it had done.
-  Status failure() const { return slots_.failure(); }
-
-  // Whether a step that commits has a LANDED for the bucket.
-  bool WaitsForLanding(uint32_t bucket) const { return mover_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
+  Status SubmitGradient(superoffload_ring_entry entry, std::span<const superoffload_tensor> tensors,
+                        kernels::DType dtype, kernels::CudaStream stream);
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
   Status CheckStream(kernels::CudaStream stream) const;
 
-  // The parameters have landed, or the copy that brings them was issued; see Attachment::AwaitParameters.
+  // The bucket's parameters are final (StepPlane::WaitLatest): `stream` waits for the copy that brings them.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
+
+  // Seconds for which the trainer waited for parameters of the step ended last.
+  double stall_seconds() const { return stall_seconds_; }
+  void AddStall(double seconds) { stall_seconds_ = stall_seconds_ + seconds; }
 
   // See superoffload_gpu_set_resident. `state` is the mapping of the state memory.
   Status SetResident(uint32_t count, const std::byte* state);
-  bool resident(uint32_t bucket) const { return bucket >= first_resident_; }
+  bool resident(uint32_t bucket) const { return moves_->resident(bucket); }
+
+  Status Submit(const superoffload_ring_entry& entry) override;
+  Status WaitUntil(const Deadline& deadline, const Condition& done) override;
+  bool runs_ahead() const override { return !ended(); }
+  GpuPlane* gpu() override { return this; }
 
  private:
-  GpuPlane(const superoffload_gpu_options& options, Attached attached,
-           std::shared_ptr<kernels::SharedGpuMemory> memory);
-  Status Open(const superoffload_gpu_options& options);
-  Status Allocate(kernels::Sharing sharing);
-  Status Share();
-  void Register(std::span<std::byte> host);
-  void Note(const std::string& text);
+  GpuPlane(const superoffload_gpu_options& options, StepPlane* steps);
 
-  Status Pack(uint32_t bucket, uint32_t slot, uint32_t gradient_slot, const superoffload_tensor* tensors,
-              uint32_t count, kernels::DType dtype);
-  // Has a stream of this plane wait for what the trainer's `stream` has been given so far. The device is current.
-  Status WaitFor(kernels::CudaStream stream, kernels::CudaStream side_stream);
-  Status CopyDown(uint32_t bucket, uint32_t slot, uint32_t gradient_slot);
-  void OnDown(superoffload_ring_entry entry, uint32_t slot, const kernels::CudaStatus& status);
-  Status CopyUp(uint32_t bucket);
-  Status CopyUpWhatIsDue();
-  Status SubmitEnd(const superoffload_ring_entry& entry);
-  Status Measure(uint32_t mover, double* seconds);
-  Status ProbeRound(uint32_t mover, uint32_t bucket);
-  Status UpdateResident(const superoffload_ring_entry& verdict);
-  Status Check(int result, const char* call) const { return FromCuda(device_->driver().Status(result, call)); }
+  // At the attach.
+  Status Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory);
+  Status OpenMoves(const superoffload_gpu_options& options);
+  Status Probe(uint32_t bucket);
 
-  const Attached attached_;
-  const uint32_t wanted_mover_;
-  const kernels::Sharing wanted_sharing_;
-  uint32_t next_slot_;  // of host gradients, at the attach
+  // The trainer's thread.
+  uint32_t NextSlot();
+
+  // The thread of arrivals.
+  void SubmitArrived(const kernels::CudaStatus& done, const superoffload_ring_entry& entry);
+
+  // The completions' thread.
+  void TakeCompletions();
+  Status OnCompletion(const superoffload_ring_entry& entry);
+  void Tell(const superoffload_ring_entry& entry);
+  void Stop(const Status& status);
+
+  StepPlane& steps_;  // at the attach, and for what lies in its memory
+  StepRings& rings_;
+  StepProgress& progress_;
+  HostPlane host_;
   std::vector<GpuBucket> buckets_;
   GpuLayout layout_;
   superoffload_gpu_report report_{};
-  std::atomic<uint32_t> mover_ = SUPEROFFLOAD_MOVER_TRAINER;
+  std::atomic<double> stall_seconds_ = 0;
 
   std::shared_ptr<const kernels::GpuDevice> device_;
-  kernels::CudaKernels kernels_;
-  std::shared_ptr<kernels::SharedGpuMemory> memory_;  // outlives the plane where another one takes it over
-  std::vector<std::byte*> registered_;
-  kernels::PinnedMemory staging_;  // per slot its table of tensors, and the sums of its chunks
-  kernels::PackedTensor* tables_ = nullptr;
-  double* sums_ = nullptr;
-  uint64_t max_chunks_ = 0;
+  std::shared_ptr<kernels::SharedGpuMemory> memory_;  // a later plane may take it over, and views outlive both
+  DeviceSlotPool slots_;
+  std::unique_ptr<GpuMoves> moves_;
 
-  kernels::OwnedStream pack_, down_, up_;
-  // An event is recorded anew only after its last wait was issued: `ready_` and `packed_` are waited for in the call
-  // that records them. A bucket's `landed_` is recorded when its next parameters come, which its next gradient causes,
-  // and that is packed after a wait for it.
-  kernels::OwnedEvent ready_, packed_;
-  std::vector<kernels::OwnedEvent> landed_;  // per bucket; trainer and direct movers, and resident buckets
-
-  GradientSlots slots_;
-  std::vector<kernels::CudaStream> streams_;  // of the trainer, named in the open step; the submitting thread's
-  kernels::UploadOrder uploads_;              // the completions' thread's
-
-  ResidentBuckets resident_;
-  std::atomic<uint32_t> first_resident_;  // bucket; as many as there are: none
-  const std::array<uint64_t, 3> state_offsets_;
-  std::vector<kernels::AdamHyperparameters> groups_;  // the submitting thread's
-  std::mutex ended_mu_;
-  std::vector<kernels::AdamHyperparameters> ended_groups_;  // as END_STEP was submitted with
-  double ended_scale_ = 1;
-
-  std::mutex probe_mu_;
-  std::condition_variable probed_;
+  std::mutex mu_;  // guards the attachment's progress, too
+  std::condition_variable changed_;
+  Status failure_;                // for the next wait to report
+  bool failed_ = false;           // it is the last thing that happened
   uint32_t probes_under_way_ = 0;
 
-  std::optional<kernels::CompletionQueue> queue_;
+  std::atomic<bool> stop_ = false;
+  std::thread completions_;
 };
 
 }  // namespace superoffload::client

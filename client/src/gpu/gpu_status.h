@@ -3,7 +3,7 @@
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_STATUS_H_
 
 #include "client/src/status.h"
-#include "kernels/cuda/cuda_driver.h"
+#include "kernels/gpu/cuda_driver.h"
 
 namespace superoffload::client {
 

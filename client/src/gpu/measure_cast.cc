@@ -8,8 +8,8 @@
 
 #include "client/src/gpu/gpu_status.h"
 #include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/pinned_memory.h"
-#include "kernels/cuda/shared_gpu_memory.h"
+#include "kernels/gpu/pinned_memory.h"
+#include "kernels/gpu/shared_gpu_memory.h"
 
 namespace superoffload::client {
 namespace {
@@ -33,22 +33,24 @@ class Rehearsal {
     const uint64_t chunks = elements / kernels::kChunkElements + 1;
     slot_offset_ = elements * sizeof(float);
     sums_offset_ = 2 * slot_offset_;
-    table_offset_ = sums_offset_ + chunks * sizeof(double);
-    if (CudaStatus status = kernels::SharedGpuMemory::Allocate(device_, table_offset_ + sizeof(PackedTensor),
-                                                               kernels::Sharing::kNone, &memory_);
+    if (CudaStatus status =
+            kernels::SharedGpuMemory::Allocate(device_, sums_offset_ + chunks * sizeof(double), &memory_);
         !status.ok()) {
       return status;
     }
+    begins_offset_ = sizeof(PackedTensor);
+    gradient_offset_ = begins_offset_ + (chunks + 2) / 2 * 2 * sizeof(uint32_t);
     if (CudaStatus status =
-            kernels::PinnedMemory::Allocate(device_, elements * sizeof(float) + sizeof(PackedTensor), &host_);
+            kernels::PinnedMemory::Allocate(device_, gradient_offset_ + elements * sizeof(float), &host_);
         !status.ok()) {
       return status;
     }
     auto* const table = reinterpret_cast<PackedTensor*>(host_.data());
+    auto* const begins = reinterpret_cast<uint32_t*>(host_.data() + begins_offset_);
     *table = {reinterpret_cast<const void*>(memory_->data()), 0, elements};
-    const kernels::CudaDriver& driver = device_->driver();
-    return driver.Status(driver.MemcpyHtoDAsync(memory_->data() + table_offset_, table, sizeof(*table), stream_.get()),
-                         "copying");
+    kernels::IndexChunks({table, 1}, elements, begins);
+    table_ = {table, begins, 1};
+    return {};
   }
 
   ~Rehearsal() {
@@ -64,8 +66,7 @@ class Rehearsal {
     const kernels::CurrentDevice current(*device_);
     const kernels::CudaDriver& driver = device_->driver();
     const CudaPointer slot = memory_->data() + slot_offset_;
-    const kernels::PackArguments pack{.tensors = reinterpret_cast<const PackedTensor*>(memory_->data() + table_offset_),
-                                      .tensor_count = 1,
+    const kernels::PackArguments pack{.table = table_,
                                       .dtype = dtype,
                                       .slot = {reinterpret_cast<void*>(slot), slot_dtype},
                                       .elements = elements_,
@@ -76,7 +77,7 @@ class Rehearsal {
       const auto begin = std::chrono::steady_clock::now();
       CudaStatus status = kernels_.Pack(pack, stream_.get());
       if (status.ok()) {
-        status = driver.Status(driver.MemcpyDtoHAsync(host_.data() + sizeof(PackedTensor), slot, bytes, stream_.get()),
+        status = driver.Status(driver.MemcpyDtoHAsync(host_.data() + gradient_offset_, slot, bytes, stream_.get()),
                                "copying");
       }
       if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream_.get()), "measuring casts");
@@ -90,12 +91,14 @@ class Rehearsal {
 
  private:
   uint64_t elements_ = 0;
-  uint64_t slot_offset_ = 0, sums_offset_ = 0, table_offset_ = 0;
+  uint64_t slot_offset_ = 0, sums_offset_ = 0;         // on the GPU, where the gradient is first
+  uint64_t begins_offset_ = 0, gradient_offset_ = 0;  // on the host, where the table is
+  kernels::PackTable table_{};
   std::shared_ptr<const kernels::GpuDevice> device_;
   kernels::CudaKernels kernels_;
   kernels::OwnedStream stream_;
   std::unique_ptr<kernels::SharedGpuMemory> memory_;
-  kernels::PinnedMemory host_;  // the table, and then gradients
+  kernels::PinnedMemory host_;
 };
 
 }  // namespace

@@ -3,51 +3,93 @@
 #include <utility>
 
 #include "client/src/gpu/gpu_status.h"
+#include "kernels/check.h"
 
 namespace superoffload::client {
 
-Status ResidentBuckets::Add(const std::shared_ptr<const kernels::GpuDevice>& device, uint32_t index,
-                            const GpuBucket& bucket, const std::array<const float*, 3>& arrays,
-                            kernels::CudaStream stream) {
-  const kernels::CudaDriver& driver = device->driver();
-  Resident resident{device, bucket, nullptr};
-  const uint64_t array_bytes = bucket.elements * sizeof(float);
-  kernels::CudaStatus status = kernels::SharedGpuMemory::Allocate(device, 3 * array_bytes + bucket.gradient_bytes(),
-                                                                  kernels::Sharing::kNone, &resident.memory);
+ResidentBuckets::ResidentBuckets(std::shared_ptr<const kernels::GpuDevice> device,
+                                 const std::vector<GpuBucket>* buckets, std::unique_ptr<ResidentSteps> steps)
+    : device_(std::move(device)),
+      buckets_(*buckets),
+      steps_(std::move(steps)),
+      first_(static_cast<uint32_t>(buckets->size())) {}
+
+Status ResidentBuckets::SetCount(uint32_t count, const std::byte* state, kernels::CudaStream stream) {
+  const auto total = static_cast<uint32_t>(buckets_.size());
+  if (count > total) {
+    return Error(Code::kInvalidArgument, count, " resident buckets, but there are ", total);
+  }
+  for (; first_ < total - count; ++first_) residents_.erase(first_);
+  while (first_ > total - count) {
+    const uint32_t index = first_ - 1;
+    std::vector<const float*> arrays;
+    for (const uint64_t offset : steps_->array_offsets()) {
+      arrays.push_back(reinterpret_cast<const float*>(state + offset) + buckets_[index].state_offset);
+    }
+    if (Status status = Add(index, arrays, stream); !status.ok()) return status;
+    first_ = index;
+  }
+  SUPEROFFLOAD_CHECK_EQ(residents_.size(), total - first_);
+  return {};
+}
+
+Status ResidentBuckets::Add(uint32_t index, const std::vector<const float*>& arrays, kernels::CudaStream stream) {
+  const kernels::CudaDriver& driver = device_->driver();
+  Resident resident{buckets_[index], arrays.size(), nullptr};
+  const uint64_t array_bytes = resident.bucket.elements * sizeof(float);
+  kernels::CudaStatus status = kernels::SharedGpuMemory::Allocate(
+      device_, arrays.size() * array_bytes + resident.bucket.gradient_bytes(), &resident.memory);
   for (size_t i = 0; i < arrays.size() && status.ok(); ++i) {
     status = driver.Status(driver.MemcpyHtoDAsync(resident.array(i), arrays[i], array_bytes, stream),
                            "copying optimizer state to the GPU");
   }
   if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream), "copying optimizer state to the GPU");
-  if (status.ok()) buckets_.insert_or_assign(index, std::move(resident));
+  if (status.ok()) residents_.insert_or_assign(index, std::move(resident));
   return FromCuda(status);
 }
 
-uint64_t ResidentBuckets::bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [index, resident] : buckets_) bytes += resident.memory->bytes();
-  return bytes;
-}
-
-Status ResidentBuckets::KeepGradient(uint32_t index, kernels::CudaPointer slot, kernels::CudaStream stream) const {
-  const Resident& resident = buckets_.at(index);
-  const kernels::CudaDriver& driver = resident.device->driver();
+Status ResidentBuckets::KeepGradient(uint32_t bucket, kernels::CudaPointer slot, kernels::CudaStream stream) const {
+  const Resident& resident = residents_.at(bucket);
+  const kernels::CudaDriver& driver = device_->driver();
   return FromCuda(
       driver.Status(driver.MemcpyDtoDAsync(resident.gradient(), slot, resident.bucket.gradient_bytes(), stream),
                     "keeping the gradient of a resident bucket"));
 }
 
-Status ResidentBuckets::Update(uint32_t index, const kernels::CudaKernels& kernels, const kernels::AdamStep& step,
-                               kernels::CudaPointer theta, kernels::CudaStream stream) const {
-  const Resident& resident = buckets_.at(index);
-  const auto array = [&](size_t i) { return reinterpret_cast<float*>(resident.array(i)); };
-  return FromCuda(kernels.ResidentAdam(
-      {.state = {array(0), array(1), array(2)},
-       .step = step,
-       .gradient = {reinterpret_cast<const void*>(resident.gradient()), resident.bucket.gradient_dtype},
-       .theta = {reinterpret_cast<void*>(theta), resident.bucket.dtype},
-       .elements = resident.bucket.elements},
-      stream));
+Status ResidentBuckets::Update(const superoffload_verdict_payload& verdict, const kernels::CudaKernels& kernels,
+                               kernels::CudaPointer gpu, kernels::Mover* mover) {
+  if (Status status = steps_->OnCommit(verdict.clip_coefficient); !status.ok()) return status;
+  // Their gradients are complete: the daemon would not know the verdict otherwise.
+  for (auto entry = residents_.rbegin(); entry != residents_.rend(); ++entry) {
+    const auto& [index, resident] = *entry;
+    if (Status status = UpdateOne(resident, kernels, steps_->RunsOf(index), gpu + resident.bucket.parameters_offset,
+                                  mover->up_stream());
+        !status.ok()) {
+      return status;
+    }
+    if (Status status = FromCuda(mover->RecordLanded(index)); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status ResidentBuckets::UpdateOne(const Resident& resident, const kernels::CudaKernels& kernels,
+                                  const std::vector<ResidentSteps::Run>& runs, kernels::CudaPointer theta,
+                                  kernels::CudaStream stream) const {
+  const kernels::DType dtype = resident.bucket.dtype, gradient_dtype = resident.bucket.gradient_dtype;
+  const auto at = [](kernels::CudaPointer base, uint64_t bytes) { return reinterpret_cast<void*>(base + bytes); };
+  for (const ResidentSteps::Run& run : runs) {
+    kernels::ResidentArguments arguments{
+        .state = {},
+        .constants = run.constants,
+        .gradient = {at(resident.gradient(), run.first * kernels::DTypeBytes(gradient_dtype)), gradient_dtype},
+        .theta = {at(theta, run.first * kernels::DTypeBytes(dtype)), dtype},
+        .elements = run.elements};
+    for (size_t i = 0; i < resident.arrays; ++i) {
+      arguments.state.arrays[i] = at(resident.array(i), run.first * sizeof(float));
+    }
+    if (Status status = FromCuda(kernels.Resident(steps_->algorithm(), arguments, stream)); !status.ok()) return status;
+  }
+  return {};
 }
 
 }  // namespace superoffload::client

@@ -1,4 +1,4 @@
-/* The descriptor socket, version 1: how memfds reach a trainer, because gRPC cannot carry descriptors.
+/* The descriptor socket: how memfds reach a trainer, because gRPC cannot carry descriptors. Version 3 of the wire.
  *
  * A SOCK_SEQPACKET unix socket, one fixed-size request and one fixed-size reply per exchange. The daemon
  * identifies the peer by SO_PEERCRED when it accepts. The connection stays open for as long as the trainer
@@ -13,6 +13,10 @@
  *   anything else            -> ERROR, with a canonical status code and a sentence; the connection goes on,
  *                               except after a request of the wrong size, magic or version, which closes it
  *
+ * One number versions everything that client and daemon say to each other: this socket, the rings, and the messages of
+ * optimizer.proto. Every conversation begins with HELLO, so client and daemon of different numbers part there, with a
+ * sentence that names both; a release says which number it speaks (ServerInfo.wire_version).
+ *
  * Valid C11 and C++20.
  */
 #ifndef SUPEROFFLOAD_V1_DESCRIPTOR_SOCKET_H_
@@ -21,9 +25,10 @@
 #include "superoffload/v1/step_ring.h"
 
 #define SUPEROFFLOAD_SOCKET_MAGIC 0x46464f53u /* "SOFF" */
-#define SUPEROFFLOAD_SOCKET_VERSION 1u
+#define SUPEROFFLOAD_WIRE_VERSION 3u
 #define SUPEROFFLOAD_TOKEN_CHARACTERS 64u
 #define SUPEROFFLOAD_TOKEN_METADATA_KEY "superoffload-token"
+#define SUPEROFFLOAD_MAX_MESSAGE_BYTES 262144u /* of a gRPC message to the daemon; longer requests come in pages */
 
 enum superoffload_socket_kind {
   SUPEROFFLOAD_SOCKET_HELLO = 1,
@@ -62,31 +67,27 @@ typedef struct superoffload_socket_reply {
 } superoffload_socket_reply;
 
 #define SUPEROFFLOAD_MAX_DEVICE_SLOTS 16u
-#define SUPEROFFLOAD_CUDA_HANDLE_BYTES 64u
+#define SUPEROFFLOAD_MAX_DEVICE_PIECES 128u /* one SCM_RIGHTS message carries at most 253 descriptors */
 
-enum superoffload_sharing {
-  SUPEROFFLOAD_SHARING_LEGACY = 1,    /* CUipcMemHandle */
-  SUPEROFFLOAD_SHARING_DESCRIPTOR = 2 /* a descriptor of the virtual memory API, in SCM_RIGHTS */
-};
-
-/* One piece of GPU memory that the trainer allocated. It holds, at these byte offsets: the parameters, laid out as in
- * Layout (parameters_bytes of it, at 0); device slots, each of which holds the gradient of one bucket in the bucket's
- * gradient dtype; and per slot one double per chunk of 65536 elements, its sum of squares. */
+/* GPU memory that the trainer allocated, in pieces of `piece_bytes`, of which the last may be shorter. A descriptor of
+ * each (of the virtual memory API) comes in SCM_RIGHTS, in the order of their addresses. One behind the other they hold,
+ * at these byte offsets: the parameters, laid out as in Layout (parameters_bytes of it, at 0); device slots, each of
+ * which holds the gradient of one bucket in the bucket's gradient dtype; and per slot one double per chunk of 65536
+ * elements, its sum of squares. */
 typedef struct superoffload_device_request {
   superoffload_socket_request header;
   uint8_t device_uuid[16];
-  uint32_t sharing; /* enum superoffload_sharing */
-  uint32_t slots;   /* 1 to SUPEROFFLOAD_MAX_DEVICE_SLOTS */
-  uint8_t memory_handle[SUPEROFFLOAD_CUDA_HANDLE_BYTES];
-  uint64_t memory_offset; /* into what the handle opens */
+  uint32_t slots; /* 1 to SUPEROFFLOAD_MAX_DEVICE_SLOTS */
+  uint32_t reserved;
   uint64_t memory_bytes;
+  uint64_t piece_bytes; /* memory_bytes / piece_bytes, rounded up: at most SUPEROFFLOAD_MAX_DEVICE_PIECES */
   uint64_t slots_offset;
   uint64_t slot_bytes;
   uint64_t sums_offset;
   uint64_t sums_bytes; /* per slot */
 } superoffload_device_request;
 
-SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_device_request) == 200, "device request is 200 bytes");
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_device_request) == 136, "device request is 136 bytes");
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_socket_request) == 64, "request is 64 bytes");
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_socket_reply) == 512, "reply is 512 bytes");
 

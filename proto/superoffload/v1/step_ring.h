@@ -1,4 +1,4 @@
-/* The shared-memory contract of the step plane, version 1.
+/* The shared-memory contract of the step plane, version 2.
  *
  * A trainer and the daemon share one sealed memfd, the ring memory, that holds a header page and two
  * single-producer single-consumer rings of 64-byte entries, shaped like io_uring:
@@ -15,30 +15,41 @@
  *
  * One step, in submission order:
  *
- *   [GROUP ...] BEGIN_STEP [GRADIENT_READY(bucket) ...] [MEASURE_NORM] [GROUP ...] END_STEP
+ *   [GROUP ...] BEGIN_STEP [ABSENT ...] [GRADIENT_READY(bucket) ...] [MEASURE_NORM] [GROUP ...] [PREPARE] END_STEP
  *
  * GROUP entries before BEGIN_STEP set the hyper-parameters with which the step speculates; GROUP entries
- * between BEGIN_STEP and END_STEP revise them. END_STEP is authoritative: the verdict uses its gradient scale
- * and its clipping threshold. ABANDON_STEP in place of END_STEP drops the step, whatever has arrived.
- * MEASURE_NORM, once every bucket has been handed over, asks for the global norm without deciding anything.
+ * between BEGIN_STEP and END_STEP revise them. They name the algorithm's scalars by their places in Algorithm.scalars
+ * of optimizer.proto; a group with more than fit takes several entries. ABSENT names parameters that have no gradient
+ * in this step, before any of their buckets is submitted: their weights, state and step counts stay, what their part of
+ * the slot holds is not read, and the norm is that of the others. END_STEP is authoritative: the verdict uses its
+ * gradient scale and its clipping threshold. ABANDON_STEP in place of END_STEP drops the step, whatever has arrived.
+ * MEASURE_NORM, once every bucket has been submitted, asks for the global norm without deciding anything.
  *
  * Completions of one step, in any order among buckets:
  *
- *   SLOT_FREE(bucket)          the pending gradient of the step before has been absorbed
+ *   SLOT_FREE(bucket)          what gradient slot payload.gradient.slot held of the bucket has been absorbed; it may
+ *                              come after the step is over, and names the latest step then
  *   PARAMETERS_READY(bucket)   parameters are published; with SPECULATIVE the verdict decides whether they stand
  *   GRADIENT_NORM              the answer to MEASURE_NORM
+ *   PREPARED                   the answer to PREPARE
  *   VERDICT                    global norm, clip coefficient, statistics
+ *
+ * A rank of a run of several submits PREPARE when every bucket has been submitted. PREPARED answers that the gradients
+ * and all else of the step outlive trainer and daemon; only the sum of squares that it carries may be gathered so as to
+ * end a step. END_STEP then carries the total of all ranks, the attempt that PREPARED named, and the same gradient scale
+ * and threshold. Between them neither GROUP nor ABANDON_STEP is accepted: other ranks may have committed.
  *
  * The parameters of a step are final for a bucket when PARAMETERS_READY without SPECULATIVE arrived, or when
  * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
  *
- * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) hands over
+ * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) submits
  * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again.
  * Parameters are copied to GPU memory only once the VERDICT is to commit or clip, and only those that are final then: a
  * LANDED(bucket) follows for each bucket, the highest first among those that are published; a step that is skipped has
- * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have
- * died. PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing,
- * and is for measuring between steps.
+ * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side
+ * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
+ * PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing, and
+ * is for measuring between steps.
  *
  * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's
  * parameters of this step be published in host memory only, because the trainer copies, or updates its own.
@@ -63,19 +74,24 @@ extern "C" {
 #endif
 
 #define SUPEROFFLOAD_RING_MAGIC UINT64_C(0x31474e5246464f53) /* "SOFFRNG1" */
-#define SUPEROFFLOAD_RING_VERSION 1u
+#define SUPEROFFLOAD_RING_VERSION 2u
 #define SUPEROFFLOAD_RING_HEADER_BYTES 4096u
 #define SUPEROFFLOAD_ERROR_TEXT_BYTES 1024u
 
-/* Submissions. `index` is the parameter group for GROUP, the bucket for GRADIENT_READY and PROBE, else 0. */
+#define SUPEROFFLOAD_GROUP_SCALARS 4u
+
+/* Submissions. `index` is the parameter group for GROUP, the first parameter for ABSENT, the bucket for GRADIENT_READY
+ * and PROBE, else 0. */
 enum superoffload_submission {
-  SUPEROFFLOAD_SUBMIT_GROUP = 1,          /* f64: lr, beta1, beta2, eps, weight_decay */
+  SUPEROFFLOAD_SUBMIT_GROUP = 1,          /* superoffload_group_payload */
   SUPEROFFLOAD_SUBMIT_BEGIN_STEP = 2,     /* f64: expected gradient scale */
   SUPEROFFLOAD_SUBMIT_GRADIENT_READY = 3, /* the bucket's gradient is complete in the step's slot */
-  SUPEROFFLOAD_SUBMIT_END_STEP = 4,       /* f64: gradient scale, max_grad_norm (0 = no clipping) */
+  SUPEROFFLOAD_SUBMIT_END_STEP = 4, /* superoffload_end_payload */
   SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5,
   SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6, /* f64: gradient scale */
-  SUPEROFFLOAD_SUBMIT_PROBE = 7         /* gradient: slot */
+  SUPEROFFLOAD_SUBMIT_PROBE = 7,        /* gradient: slot */
+  SUPEROFFLOAD_SUBMIT_ABSENT = 8,       /* superoffload_absent_payload */
+  SUPEROFFLOAD_SUBMIT_PREPARE = 9       /* superoffload_end_payload without total and attempt */
 };
 
 /* Completions. `index` is the bucket for SLOT_FREE, PARAMETERS_READY and LANDED, else 0. */
@@ -84,15 +100,16 @@ enum superoffload_completion {
   SUPEROFFLOAD_COMPLETE_PARAMETERS_READY = 18,
   SUPEROFFLOAD_COMPLETE_VERDICT = 19,        /* superoffload_verdict_payload; index: enum superoffload_verdict_kind */
   SUPEROFFLOAD_COMPLETE_ERROR = 20,          /* index: canonical status code; sentence in the header's error text */
-  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21,  /* f64: L2 norm of all gradients times |gradient scale| */
+  SUPEROFFLOAD_COMPLETE_GRADIENT_NORM = 21,  /* f64: this rank's L2 norm times |gradient scale|, sum of squares */
   SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN = 22, /* index: device slot */
-  SUPEROFFLOAD_COMPLETE_LANDED = 23
+  SUPEROFFLOAD_COMPLETE_LANDED = 23,
+  SUPEROFFLOAD_COMPLETE_PREPARED = 24 /* superoffload_prepared_payload */
 };
 
 /* Submission flags of GRADIENT_READY. */
 enum {
   SUPEROFFLOAD_FLAG_DEVICE_SLOT = 4, /* the gradient lies in device slot `slot` */
-  SUPEROFFLOAD_FLAG_SUM_KNOWN = 8,   /* `sum_of_squares` is that of the gradient, as adam.h defines it */
+  SUPEROFFLOAD_FLAG_SUM_KNOWN = 8,   /* `sum_of_squares` is that of the gradient, as NormLanes of kernels/elements defines it */
   SUPEROFFLOAD_FLAG_NO_COPY_BACK = 16
 };
 
@@ -113,17 +130,41 @@ enum superoffload_verdict_kind {
 typedef struct superoffload_verdict_payload {
   double global_norm;           /* L2 norm of all gradients times |gradient scale|; NaN when abandoned */
   double clip_coefficient;      /* 1 unless CLIP; torch's min(1, max_norm / (norm + 1e-6)) */
-  uint64_t committed_steps;     /* optimizer steps applied so far, this one included; Adam's t */
+  uint64_t committed_steps;     /* optimizer steps applied so far, this one included */
   uint32_t speculated_buckets;  /* buckets published before the verdict */
   uint32_t republished_buckets; /* of those, how many the verdict made publish again */
   uint32_t next_slot;           /* gradient slot, 0 or 1, that the next step must fill */
   uint32_t consecutive_skips;   /* skipped steps in a row, this one included */
 } superoffload_verdict_payload;
 
+typedef struct superoffload_end_payload {
+  double gradient_scale;
+  double max_grad_norm;         /* 0 = no clipping */
+  double total_sum_of_squares;  /* of a run of several ranks, over all of them; else 0 */
+  uint64_t attempt;             /* likewise: of this rank, as PREPARED named it; 0 where it trains alone */
+} superoffload_end_payload;
+
+typedef struct superoffload_prepared_payload {
+  double sum_of_squares; /* of this rank's gradients */
+  uint64_t attempt;      /* at this step; never used again */
+} superoffload_prepared_payload;
+
 typedef struct superoffload_gradient_payload {
   double sum_of_squares;
   uint32_t slot; /* of the device */
 } superoffload_gradient_payload;
+
+/* Scalars [first, first + count) of a parameter group. */
+typedef struct superoffload_group_payload {
+  uint32_t first;
+  uint32_t count; /* 1 to SUPEROFFLOAD_GROUP_SCALARS */
+  double values[SUPEROFFLOAD_GROUP_SCALARS];
+} superoffload_group_payload;
+
+/* Parameters [index, index + count), in the order of creation. */
+typedef struct superoffload_absent_payload {
+  uint32_t count;
+} superoffload_absent_payload;
 
 typedef struct superoffload_ring_entry {
   uint16_t opcode;
@@ -135,6 +176,10 @@ typedef struct superoffload_ring_entry {
     double f64[5];
     superoffload_verdict_payload verdict;
     superoffload_gradient_payload gradient;
+    superoffload_group_payload group;
+    superoffload_absent_payload absent;
+    superoffload_end_payload end;
+    superoffload_prepared_payload prepared;
   } payload;
 } superoffload_ring_entry;
 
@@ -159,6 +204,7 @@ typedef struct superoffload_ring_header {
 } superoffload_ring_header;
 
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_verdict_payload) == 40, "verdict payload is 40 bytes");
+SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_group_payload) == 40, "group payload is 40 bytes");
 SUPEROFFLOAD_STATIC_ASSERT(sizeof(superoffload_ring_entry) == 64, "a ring entry is one cache line");
 SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_entry, payload) == 24, "payload offset");
 SUPEROFFLOAD_STATIC_ASSERT(offsetof(superoffload_ring_header, submission_tail) == 64, "layout");

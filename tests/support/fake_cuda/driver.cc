@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/cuda_driver.h"
+#include "kernels/gpu/cuda_driver.h"
 #include "tests/support/fake_cuda/kernels.h"
 #include "tests/support/fake_cuda/machine.h"
 #include "tests/support/fake_cuda/memory.h"
@@ -18,7 +19,13 @@ namespace fake = superoffload::fake_cuda;
 using superoffload::kernels::CudaAccess;
 using superoffload::kernels::CudaAllocation;
 using superoffload::kernels::CudaAllocationProperties;
-using superoffload::kernels::CudaIpcMemoryHandle;
+using superoffload::kernels::CudaContext;
+using superoffload::kernels::CudaDriver;
+using superoffload::kernels::CudaEvent;
+using superoffload::kernels::CudaFunction;
+using superoffload::kernels::CudaModule;
+using superoffload::kernels::CudaPointer;
+using superoffload::kernels::CudaStream;
 using superoffload::kernels::CudaUuid;
 
 namespace {
@@ -26,7 +33,7 @@ namespace {
 constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 
 int context, module;  // their addresses are handles
-thread_local std::vector<void*> contexts;  // the last one is current
+thread_local std::vector<CudaContext> contexts;  // the last one is current
 
 std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
 
@@ -42,7 +49,8 @@ std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
 // `host` is one of the two.
 int Copy(const char* direction, const void* to, const void* from, const void* host, size_t bytes, void* stream) {
   const void* const device = host == to ? from : to;
-  if (!fake::IsDevicePointer(reinterpret_cast<uint64_t>(device), bytes)) return fake::kInvalidValue;
+  const bool host_is_gpu = fake::Setting("FAKE_CUDA_HOST_IS_GPU") != 0;
+  if (!host_is_gpu && !fake::IsDevicePointer(reinterpret_cast<uint64_t>(device), bytes)) return fake::kInvalidValue;
   const bool waits = !fake::IsRegistered(host, bytes) && !fake::ThisMachine().host_page_tables;
   if (waits && fake::Setting("FAKE_CUDA_REFUSE_PAGEABLE") != 0) return fake::kInvalidValue;
   const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", direction));
@@ -89,45 +97,52 @@ int cuDeviceGetUuid_v2(CudaUuid* uuid, int device) {
   uuid->bytes[0] = static_cast<char>(fake::Uuids().at(static_cast<size_t>(device)));
   return 0;
 }
-int cuDevicePrimaryCtxRetain(void** handle, int device) {
+int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  return *can = device != peer && fake::Setting("FAKE_CUDA_NO_PEERS") == 0, 0;
+}
+int cuDevicePrimaryCtxRetain(CudaContext* handle, int device) {
   FAIL_IF_TOLD();
   if (fake::Uuids().at(static_cast<size_t>(device)) == kBrokenUuid) return fake::kEccUncorrectable;
   fake::CountObject(1);
-  return *handle = &context, 0;
+  return *handle = reinterpret_cast<CudaContext>(&context), 0;
 }
 int cuDevicePrimaryCtxRelease_v2(int) { return fake::CountObject(-1), 0; }
-int cuCtxSetCurrent(void* handle) {
+int cuCtxSetCurrent(CudaContext handle) {
   if (contexts.empty()) contexts.push_back(nullptr);
   return contexts.back() = handle, 0;
 }
-int cuCtxPushCurrent_v2(void* handle) { return contexts.push_back(handle), 0; }
-int cuCtxPopCurrent_v2(void** popped) {
+int cuCtxPushCurrent_v2(CudaContext handle) { return contexts.push_back(handle), 0; }
+int cuCtxSynchronize() {
+  IN_CONTEXT();
+  return fake::SynchronizeAll();
+}
+int cuCtxPopCurrent_v2(CudaContext* popped) {
   if (contexts.empty()) return fake::kInvalidContext;
   *popped = contexts.back();
   return contexts.pop_back(), 0;
 }
-int cuModuleLoadData(void** handle, const void* image) {
+int cuModuleLoadData(CudaModule* handle, const void* image) {
   IN_CONTEXT();
   if (image == nullptr) return fake::kInvalidValue;
   fake::CountObject(1);
-  return *handle = &module, 0;
+  return *handle = reinterpret_cast<CudaModule>(&module), 0;
 }
-int cuModuleUnload(void*) { return fake::CountObject(-1), 0; }
-int cuModuleGetFunction(const void** function, void*, const char* name) {
-  *function = fake::FindKernel(name);
+int cuModuleUnload(CudaModule) { return fake::CountObject(-1), 0; }
+int cuModuleGetFunction(CudaFunction* function, CudaModule, const char* name) {
+  *function = reinterpret_cast<CudaFunction>(const_cast<void*>(fake::FindKernel(name)));
   return *function == nullptr ? fake::kNotFound : 0;
 }
-int cuLaunchKernel(const void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
-                   unsigned, void* stream, void** arguments, void**) {
+int cuLaunchKernel(CudaFunction function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
+                   unsigned, CudaStream stream, void** arguments, void**) {
   IN_CONTEXT();
   return fake::Launch(function, grid, block, stream, arguments);
 }
 
-int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+int cuMemAlloc_v2(CudaPointer* pointer, size_t bytes) {
   IN_CONTEXT();
   return fake::Allocate(pointer, bytes);
 }
-int cuMemFree_v2(uint64_t pointer) {
+int cuMemFree_v2(CudaPointer pointer) {
   IN_CONTEXT();
   return fake::Free(pointer);
 }
@@ -137,27 +152,11 @@ int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = *total_bytes - fake::UsedBytes();
   return 0;
 }
-int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t pointer) {
-  return fake::FindAllocation(pointer, base, bytes);
-}
-
-int cuIpcGetMemHandle(CudaIpcMemoryHandle* handle, uint64_t pointer) {
-  IN_CONTEXT();
-  return fake::ExportLegacy(pointer, handle);
-}
-int cuIpcOpenMemHandle_v2(uint64_t* pointer, CudaIpcMemoryHandle handle, unsigned) {
-  IN_CONTEXT();
-  return fake::OpenLegacy(handle, pointer);
-}
-int cuIpcCloseMemHandle(uint64_t pointer) {
-  IN_CONTEXT();
-  return fake::Free(pointer);
-}
-
-int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = 2u << 20, 0; }
-int cuMemCreate(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties*, unsigned long long) {
+int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = fake::kGranularity, 0; }
+int cuMemCreate(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
+                unsigned long long) {
   FAIL_IF_TOLD();
-  return fake::Create(allocation, bytes);
+  return fake::Create(allocation, bytes, properties->handle_types != 0);
 }
 int cuMemRelease(CudaAllocation allocation) { return fake::Release(allocation); }
 int cuMemExportToShareableHandle(void* handle, CudaAllocation allocation, int, unsigned long long) {
@@ -168,16 +167,19 @@ int cuMemImportFromShareableHandle(CudaAllocation* allocation, void* handle, int
   FAIL_IF_TOLD();
   return fake::Import(allocation, static_cast<int>(reinterpret_cast<intptr_t>(handle)));
 }
-int cuMemAddressReserve(uint64_t* pointer, size_t bytes, size_t, uint64_t, unsigned long long) {
+int cuMemAddressReserve(CudaPointer* pointer, size_t bytes, size_t, CudaPointer, unsigned long long) {
   return fake::Reserve(pointer, bytes);
 }
-int cuMemAddressFree(uint64_t pointer, size_t) { return fake::Unreserve(pointer); }
-int cuMemMap(uint64_t pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
+int cuMemAddressFree(CudaPointer pointer, size_t bytes) { return fake::Unreserve(pointer, bytes); }
+int cuMemMap(CudaPointer pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
   return fake::Map(pointer, bytes, allocation);
 }
-int cuMemUnmap(uint64_t pointer, size_t) { return fake::Unmap(pointer); }
-int cuMemSetAccess(uint64_t pointer, size_t bytes, const CudaAccess*, size_t) {
-  return fake::SetAccess(pointer, bytes);
+int cuMemUnmap(CudaPointer pointer, size_t bytes) { return fake::Unmap(pointer, bytes); }
+int cuMemSetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses, size_t count) {
+  FAIL_IF_TOLD();
+  std::vector<int> devices;
+  for (size_t i = 0; i < count; ++i) devices.push_back(accesses[i].location.id);
+  return fake::SetAccess(pointer, bytes, devices);
 }
 
 int cuMemHostRegister_v2(void* data, size_t bytes, unsigned) {
@@ -197,16 +199,16 @@ int cuMemFreeHost(void* data) {
   return fake::FreeHost(data);
 }
 
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+int cuMemcpyHtoDAsync_v2(CudaPointer to, const void* from, size_t bytes, CudaStream stream) {
   IN_CONTEXT();
   if (const fakeCudaCopyHook hook = on_copy_to_gpu; hook != nullptr) hook(to, bytes);
   return Copy("HtoD", reinterpret_cast<void*>(to), from, from, bytes, stream);
 }
-int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+int cuMemcpyDtoHAsync_v2(void* to, CudaPointer from, size_t bytes, CudaStream stream) {
   IN_CONTEXT();
   return Copy("DtoH", to, reinterpret_cast<const void*>(from), to, bytes, stream);
 }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+int cuMemcpyDtoDAsync_v2(CudaPointer to, CudaPointer from, size_t bytes, CudaStream stream) {
   IN_CONTEXT();
   return fake::Issue(stream, [=] {
     void* const target = fake::OnGpu(reinterpret_cast<void*>(to), bytes);
@@ -216,48 +218,57 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream)
   });
 }
 
-int cuStreamCreate(void** stream, unsigned) {
+int cuStreamCreate(CudaStream* stream, unsigned) {
   IN_CONTEXT();
-  return *stream = new fake::Stream, 0;
+  return *stream = reinterpret_cast<CudaStream>(new fake::Stream), 0;
 }
-int cuStreamDestroy_v2(void* stream) { return delete static_cast<fake::Stream*>(stream), 0; }
-int cuStreamSynchronize(void* stream) {
+int cuStreamDestroy_v2(CudaStream stream) { return delete reinterpret_cast<fake::Stream*>(stream), 0; }
+int cuStreamSynchronize(CudaStream stream) {
   IN_CONTEXT();
   return fake::Synchronize(stream);
 }
-int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+int cuStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
   IN_CONTEXT();
-  return fake::WaitForEvent(stream, *static_cast<fake::Event*>(event));
+  return fake::WaitForEvent(stream, *reinterpret_cast<fake::Event*>(event));
 }
-int cuStreamIsCapturing(void* stream, int* status) {
+int cuStreamIsCapturing(CudaStream stream, int* status) {
   IN_CONTEXT();
   return fake::IsCapturing(stream, status);
 }
-int cuStreamBeginCapture_v2(void* stream, int) { return static_cast<fake::Stream*>(stream)->BeginCapture(), 0; }
-int cuStreamEndCapture(void* stream, void** graph) {
+int cuStreamBeginCapture_v2(CudaStream stream, int) {
+  return reinterpret_cast<fake::Stream*>(stream)->BeginCapture(), 0;
+}
+int cuStreamEndCapture(CudaStream stream, fake::Graph* graph) {
   *graph = nullptr;
-  return static_cast<fake::Stream*>(stream)->EndCapture(), 0;
+  return reinterpret_cast<fake::Stream*>(stream)->EndCapture(), 0;
 }
 
-int cuEventCreate(void** event, unsigned) {
+int cuEventCreate(CudaEvent* event, unsigned) {
   IN_CONTEXT();
-  return fake::CountObject(1), *event = new fake::Event, 0;
+  return fake::CountObject(1), *event = reinterpret_cast<CudaEvent>(new fake::Event), 0;
 }
-int cuEventDestroy_v2(void* event) { return fake::CountObject(-1), delete static_cast<fake::Event*>(event), 0; }
-int cuEventRecord(void* event, void* stream) {
+int cuEventDestroy_v2(CudaEvent event) {
+  return fake::CountObject(-1), delete reinterpret_cast<fake::Event*>(event), 0;
+}
+int cuEventRecord(CudaEvent event, CudaStream stream) {
   IN_CONTEXT();
-  return fake::RecordEvent(static_cast<fake::Event*>(event), stream);
+  return fake::RecordEvent(reinterpret_cast<fake::Event*>(event), stream);
 }
-int cuEventSynchronize(void* event) {
+int cuEventQuery(CudaEvent event) {
   FAIL_IF_TOLD();
-  const std::shared_ptr<fake::Record> record = static_cast<fake::Event*>(event)->latest;
+  const std::shared_ptr<fake::Record> record = reinterpret_cast<fake::Event*>(event)->latest;
+  return record == nullptr || record->reached ? 0 : superoffload::kernels::kCudaNotReady;
+}
+int cuEventSynchronize(CudaEvent event) {
+  FAIL_IF_TOLD();
+  const std::shared_ptr<fake::Record> record = reinterpret_cast<fake::Event*>(event)->latest;
   if (record == nullptr) return 0;
   if (record->captured) return fake::kCapturedEvent;
   return record->Await(), fake::Fault();
 }
-int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
-  const auto elapsed =
-      static_cast<fake::Event*>(end)->latest->reached_at - static_cast<fake::Event*>(begin)->latest->reached_at;
+int cuEventElapsedTime(float* milliseconds, CudaEvent begin, CudaEvent end) {
+  const auto elapsed = reinterpret_cast<fake::Event*>(end)->latest->reached_at -
+                       reinterpret_cast<fake::Event*>(begin)->latest->reached_at;
   return *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count(), 0;
 }
 int cuGetErrorString(int result, const char** text) {
@@ -272,3 +283,10 @@ int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {
 }
 
 }  // extern "C"
+
+// Each is what the product calls, which tests/unit/kernels/gpu/cuda_abi_test.cc holds against the toolkit's header.
+#define CUDA_FUNCTION(symbol, member) \
+  static_assert(std::is_same_v<decltype(&symbol), decltype(CudaDriver::member)>, #symbol);
+#include "kernels/gpu/cuda_functions.inc"
+#define CUDA_FUNCTION(symbol, ...) static_assert(std::is_same_v<decltype(&symbol), __VA_ARGS__>, #symbol);
+#include "tests/support/fake_cuda/more_functions.inc"

@@ -1,18 +1,20 @@
 #include "tests/support/fake_cuda/kernels.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <vector>
 
-#include "kernels/adam/adam_element.h"
+#include "kernels/algorithm.h"
 #include "kernels/cuda/kernels.cuh"
 #include "tests/support/fake_cuda/machine.h"
 #include "tests/support/fake_cuda/memory.h"
 #include "tests/support/fake_cuda/stream.h"
-#include "tests/unit/kernels/fake_cuda.h"
+#include "tests/unit/kernels/cuda/fake_cuda.h"
 
 // A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
 // are.
@@ -31,7 +33,28 @@ using kernels::PackArguments;
 using kernels::PackedTensor;
 using kernels::ResidentArguments;
 
-const char kPack[] = "superoffload_pack", kResident[] = "superoffload_resident_adam";
+const char kProduct[] = "superoffload_product";
+
+struct PackKernel {
+  const char* name;
+  kernels::DType from, to;
+  void (*run)(PackArguments);
+};
+constexpr PackKernel kPack[] = {
+#define X(kernel, from, to) {#kernel, kernels::DType::from, kernels::DType::to, kernels::kernel},
+    SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
+#undef X
+};
+
+struct ResidentKernel {
+  const char* name;
+  void (*run)(ResidentArguments);
+};
+constexpr ResidentKernel kResident[] = {
+#define X(kernel, Formula) {#kernel, kernels::kernel},
+    SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
+#undef X
+};
 
 std::atomic<int> fault = 0;
 
@@ -48,10 +71,14 @@ bool Find(T** pointer, size_t bytes) {
   return *pointer != nullptr;
 }
 
-void Pack(PackArguments a, unsigned grid) {
-  std::vector<PackedTensor> tensors(a.tensor_count);
-  bool found = a.tensor_count == 0 || Find(&a.tensors, tensors.size() * sizeof(PackedTensor));
-  if (found && a.tensor_count > 0) std::memcpy(tensors.data(), a.tensors, tensors.size() * sizeof(PackedTensor));
+void Pack(const PackKernel& kernel, PackArguments a, unsigned grid) {
+  std::vector<PackedTensor> tensors(a.table.count);
+  bool found = a.dtype == kernel.from && a.slot.dtype == kernel.to;
+  if (a.table.count > 0) {
+    found = found && Find(&a.table.tensors, tensors.size() * sizeof(PackedTensor)) &&
+            Find(&a.table.chunk_begins, (grid + 1) * sizeof(uint32_t));
+    if (found) std::memcpy(tensors.data(), a.table.tensors, tensors.size() * sizeof(PackedTensor));
+  }
   for (PackedTensor& tensor : tensors) {
     found = found && Find(&tensor.data, tensor.elements * kernels::DTypeBytes(a.dtype));
   }
@@ -60,36 +87,52 @@ void Pack(PackArguments a, unsigned grid) {
     SetFault();
     return;
   }
-  a.tensors = tensors.data();
-  RunAlone([&] { LaunchFake(kernels::superoffload_pack, grid, kernels::kPackThreads, a); });
+  a.table.tensors = tensors.data();
+  RunAlone([&] { LaunchFake(kernel.run, grid, kernels::kPackThreads, a); });
 }
 
-void Resident(ResidentArguments a, unsigned grid, unsigned block) {
-  const size_t bytes = a.elements * sizeof(float);
-  if (!Find(&a.state.p, bytes) || !Find(&a.state.m, bytes) || !Find(&a.state.v, bytes) ||
-      !Find(&a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
+// The host takes too long for what nobody looks at: the time is a GPU's.
+void Product(kernels::ProductArguments p) {
+  const size_t bytes = size_t{p.n} * p.n * sizeof(float);
+  if (!Find(&p.a, bytes) || !Find(&p.b, bytes) || !Find(&p.c, bytes)) return SetFault();
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Resident(const ResidentKernel& kernel, ResidentArguments a, unsigned grid, unsigned block) {
+  bool found = true;
+  for (void*& array : a.state.arrays) found = found && (array == nullptr || Find(&array, a.elements * sizeof(float)));
+  if (!found || !Find(&a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
       !Find(&a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
     SetFault();
     return;
   }
-  RunAlone([&] { LaunchFakeInTurn(kernels::superoffload_resident_adam, grid, block, a); });
+  RunAlone([&] { LaunchFakeInTurn(kernel.run, grid, block, a); });
 }
 
 }  // namespace
 
 const void* FindKernel(const char* name) {
-  for (const char* known : {kPack, kResident}) {
-    if (std::strcmp(name, known) == 0) return known;
+  for (const PackKernel& known : kPack) {
+    if (std::strcmp(name, known.name) == 0) return &known;
+  }
+  if (std::strcmp(name, kProduct) == 0) return kProduct;
+  for (const ResidentKernel& known : kResident) {
+    if (std::strcmp(name, known.name) == 0) return &known;
   }
   return nullptr;
 }
 
 int Launch(const void* kernel, unsigned grid, unsigned block, void* stream, void** arguments) {
-  if (kernel == kPack) {
-    return Issue(stream, [grid, a = *static_cast<PackArguments*>(arguments[0])] { Pack(a, grid); });
+  for (const PackKernel& known : kPack) {
+    if (kernel != &known) continue;
+    return Issue(stream, [&known, grid, a = *static_cast<PackArguments*>(arguments[0])] { Pack(known, a, grid); });
   }
-  return Issue(stream,
-               [grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] { Resident(a, grid, block); });
+  if (kernel == kProduct) {
+    return Issue(stream, [p = *static_cast<kernels::ProductArguments*>(arguments[0])] { Product(p); });
+  }
+  return Issue(stream, [kernel, grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {
+    Resident(*static_cast<const ResidentKernel*>(kernel), a, grid, block);
+  });
 }
 
 int Fault() { return fault; }

@@ -5,9 +5,10 @@
 //   FAKE_CUDA_UUID     first bytes of the GPUs' UUIDs, "7,3" for two of them; 0 is the default and the only one
 //   FAKE_CUDA_DELAY    microseconds by which each piece of a stream's work is delayed at most, at random
 //   FAKE_CUDA_SLOW     "HtoD=2000": each copy in this direction (or DtoH) takes so many microseconds longer
-//   FAKE_CUDA_FAIL     "cuMemAlloc_v2=2,cuIpcGetMemHandle=801": these calls end with these CUresults
+//   FAKE_CUDA_FAIL     "cuMemAlloc_v2=2,cuMemCreate=801": these calls end with these CUresults
 //   FAKE_CUDA_OOM      5: the fifth allocation after this was set finds no memory, on the GPU or pinned; the next one does
 //   FAKE_CUDA_REFUSE_PAGEABLE  1: a copy that would wait, because its host memory is not registered, fails instead
+//   FAKE_CUDA_NO_PEERS  1: the GPUs cannot reach each other's memory
 //   FAKE_CUDA_HOST_IS_GPU      1: memory of this process stands for GPU memory of a framework, and kernels may use it
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
@@ -22,6 +23,8 @@ namespace superoffload::fake_cuda {
 inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
                      kEccUncorrectable = 214, kNotFound = 500, kIllegalAddress = 700, kAlreadyRegistered = 712,
                      kCaptureUnsupported = 900, kCaptureImplicit = 906, kCapturedEvent = 907;
+
+using Graph = struct GraphTag*;  // CUgraph
 
 struct Machine {
   const char* name;  // of the GPU

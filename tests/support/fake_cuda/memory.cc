@@ -6,12 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/machine.h"
 
@@ -36,18 +37,37 @@ uint64_t Arena() {
 uint64_t Alias(uint64_t pointer) { return pointer + kArenaBytes; }
 bool InArena(uint64_t pointer) { return pointer >= Arena() && pointer < Arena() + kArenaBytes; }
 
+// Physical memory: used while somebody refers to it. That of another process counts there.
+class Physical {
+ public:
+  explicit Physical(size_t bytes, bool exportable = false) : exportable(exportable), bytes_(bytes) {
+    used += bytes_;
+    peak = std::max(peak, used);
+  }
+  ~Physical() { used -= bytes_; }
+  Physical(const Physical&) = delete;
+  Physical& operator=(const Physical&) = delete;
+
+  const bool exportable;
+  static inline size_t used = 0, peak = 0;
+
+ private:
+  const size_t bytes_;
+};
+using PhysicalPtr = std::shared_ptr<Physical>;  // a handle's and its mappings'
+
 struct Mapped {
   size_t bytes;
   int fd;
-  bool allocated;  // counts as used
+  PhysicalPtr physical;
+  std::vector<int> accessors;
 };
 std::mutex mu;
 std::map<uint64_t, size_t> ranges;  // of addresses, taken
 std::map<uint64_t, Mapped> mapped;
-std::map<uint64_t, size_t> created;  // VMM allocations of this process
+std::map<uint64_t, PhysicalPtr> created;  // VMM allocations that this process has handles of
 std::map<uint64_t, size_t> registered;
 uint64_t cursor = 0;  // addresses are not used again soon, so that who uses freed memory is noticed
-size_t used = 0;
 
 size_t SizeOf(const Mapped& mapping) { return mapping.bytes; }
 size_t SizeOf(size_t bytes) { return bytes; }
@@ -94,14 +114,13 @@ size_t FileBytes(int fd) {
 }
 
 // Takes the descriptor over.
-int MapFile(uint64_t pointer, size_t bytes, int fd, int protection, bool allocated) {
+int MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical) {
   if (::mmap(reinterpret_cast<void*>(Alias(pointer)), bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
     ::close(fd);
     return kOutOfMemory;
   }
-  mapped[pointer] = {bytes, fd, allocated};
+  mapped[pointer] = {bytes, fd, std::move(physical), {}};
   CountObject(1);
-  if (allocated) used += bytes;
   return 0;
 }
 
@@ -111,33 +130,32 @@ int UnmapFile(uint64_t pointer) {
   ::mmap(reinterpret_cast<void*>(Alias(pointer)), found->second.bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   ::close(found->second.fd);
-  if (found->second.allocated) used -= found->second.bytes;
   mapped.erase(found);
   CountObject(-1);
   return 0;
 }
 
-int MapNew(uint64_t* pointer, size_t bytes, int fd, bool allocated) {
-  if (fd < 0) return kOutOfMemory;
-  *pointer = TakeRange(bytes);
-  if (*pointer == 0) {
-    ::close(fd);
-    return kOutOfMemory;
-  }
-  const int result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, allocated);
-  if (result != 0) GiveRangeBack(*pointer);
-  return result;
+bool Fits(size_t bytes) { return !OutOfMemory() && bytes <= ThisMachine().memory_bytes - Physical::used; }
+
+bool InGranules(uint64_t pointer, size_t bytes) {
+  return bytes > 0 && pointer % kGranularity == 0 && bytes % kGranularity == 0;
 }
 
-bool Fits(size_t bytes) { return !OutOfMemory() && bytes <= ThisMachine().memory_bytes - used; }
+bool AnyMapped(uint64_t pointer, size_t bytes) {
+  const auto after = mapped.lower_bound(pointer + bytes);
+  return after != mapped.begin() && std::prev(after)->first + std::prev(after)->second.bytes > pointer;
+}
 
-// What a legacy handle says.
-struct Legacy {
-  pid_t pid;
-  int fd;
-  uint64_t bytes;
-};
-static_assert(sizeof(Legacy) <= sizeof(kernels::CudaIpcMemoryHandle));
+// Whether mappings cover all of it, one behind the other.
+bool Covered(uint64_t pointer, size_t bytes) {
+  const uint64_t end = pointer + bytes;
+  while (true) {
+    const auto found = Containing(mapped, pointer, 1);
+    if (found == mapped.end()) return false;
+    pointer = found->first + found->second.bytes;
+    if (pointer >= end) return true;
+  }
+}
 
 uint64_t PageBegin(uint64_t address) { return address / kPageBytes * kPageBytes; }
 uint64_t PageEnd(uint64_t address) { return PageBegin(address + kPageBytes - 1); }
@@ -146,7 +164,16 @@ uint64_t PageEnd(uint64_t address) { return PageBegin(address + kPageBytes - 1);
 
 int Allocate(uint64_t* pointer, size_t bytes) {
   std::lock_guard lock(mu);
-  return bytes > 0 && Fits(bytes) ? MapNew(pointer, bytes, MakeFile(bytes), /*allocated=*/true) : kOutOfMemory;
+  if (bytes == 0 || !Fits(bytes)) return kOutOfMemory;
+  const int fd = MakeFile(bytes);
+  *pointer = fd < 0 ? 0 : TakeRange(bytes);
+  if (*pointer == 0) {
+    if (fd >= 0) ::close(fd);
+    return kOutOfMemory;
+  }
+  const int result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, std::make_shared<Physical>(bytes));
+  if (result != 0) GiveRangeBack(*pointer);
+  return result;
 }
 
 int Free(uint64_t pointer) {
@@ -156,51 +183,26 @@ int Free(uint64_t pointer) {
   return result;
 }
 
-int FindAllocation(uint64_t pointer, uint64_t* base, size_t* bytes) {
-  std::lock_guard lock(mu);
-  const auto found = Containing(mapped, pointer, 1);
-  if (found == mapped.end()) return kNotFound;
-  if (base != nullptr) *base = found->first;
-  if (bytes != nullptr) *bytes = found->second.bytes;
-  return 0;
-}
-
 size_t UsedBytes() {
   std::lock_guard lock(mu);
-  return used;
+  return Physical::used;
+}
+size_t PeakBytes() {
+  std::lock_guard lock(mu);
+  return Physical::peak;
+}
+void ResetPeak() {
+  std::lock_guard lock(mu);
+  Physical::peak = Physical::used;
 }
 
-int ExportLegacy(uint64_t pointer, kernels::CudaIpcMemoryHandle* handle) {
+int Create(kernels::CudaAllocation* allocation, size_t bytes, bool exportable) {
   std::lock_guard lock(mu);
-  const auto found = mapped.find(pointer);
-  if (found == mapped.end()) return kInvalidValue;
-  const Legacy content{::getpid(), found->second.fd, found->second.bytes};
-  std::memcpy(handle, &content, sizeof(content));
-  return 0;
-}
-
-int OpenLegacy(const kernels::CudaIpcMemoryHandle& handle, uint64_t* pointer) {
-  Legacy content;
-  std::memcpy(&content, &handle, sizeof(content));
-  if (content.pid == ::getpid()) return kInvalidContext;
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", content.pid, content.fd);
-  const int fd = ::open(path, O_RDWR | O_CLOEXEC);
-  if (fd < 0 || FileBytes(fd) < content.bytes || content.bytes == 0) {
-    if (fd >= 0) ::close(fd);
-    return kInvalidContext;
-  }
-  std::lock_guard lock(mu);
-  return MapNew(pointer, content.bytes, fd, /*allocated=*/false);
-}
-
-int Create(kernels::CudaAllocation* allocation, size_t bytes) {
-  std::lock_guard lock(mu);
+  if (!InGranules(0, bytes)) return kInvalidValue;
   const int fd = Fits(bytes) ? MakeFile(bytes) : -1;
   if (fd < 0) return kOutOfMemory;
   *allocation = static_cast<kernels::CudaAllocation>(fd);
-  created[*allocation] = bytes;
-  used += bytes;
+  created[*allocation] = std::make_shared<Physical>(bytes, exportable);
   CountObject(1);
   return 0;
 }
@@ -210,22 +212,22 @@ int Import(kernels::CudaAllocation* allocation, int descriptor) {
   if (fd < 0) return kInvalidValue;
   *allocation = static_cast<kernels::CudaAllocation>(fd);
   std::lock_guard lock(mu);
-  created[*allocation] = 0;
+  created[*allocation] = std::make_shared<Physical>(0);
   CountObject(1);
   return 0;
 }
 
 int Export(kernels::CudaAllocation allocation, int* descriptor) {
+  std::lock_guard lock(mu);
+  const auto found = created.find(allocation);
+  if (found == created.end() || !found->second->exportable) return kInvalidValue;
   *descriptor = ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0);
   return *descriptor < 0 ? kInvalidValue : 0;
 }
 
 int Release(kernels::CudaAllocation allocation) {
   std::lock_guard lock(mu);
-  const auto found = created.find(allocation);
-  if (found == created.end()) return kInvalidValue;
-  used -= found->second;
-  created.erase(found);
+  if (created.erase(allocation) != 1) return kInvalidValue;
   CountObject(-1);
   ::close(static_cast<int>(allocation));
   return 0;
@@ -233,32 +235,51 @@ int Release(kernels::CudaAllocation allocation) {
 
 int Reserve(uint64_t* pointer, size_t bytes) {
   std::lock_guard lock(mu);
+  if (!InGranules(0, bytes)) return kInvalidValue;
   *pointer = TakeRange(bytes);
   return *pointer == 0 ? kOutOfMemory : 0;
 }
 
-int Unreserve(uint64_t pointer) {
+int Unreserve(uint64_t pointer, size_t bytes) {
   std::lock_guard lock(mu);
+  const auto found = ranges.find(pointer);
+  if (found == ranges.end() || found->second != bytes || AnyMapped(pointer, bytes)) return kInvalidValue;
   GiveRangeBack(pointer);
   return 0;
 }
 
 int Map(uint64_t pointer, size_t bytes, kernels::CudaAllocation allocation) {
   std::lock_guard lock(mu);
-  const auto range = ranges.find(pointer);
-  if (bytes == 0 || range == ranges.end() || bytes > range->second) return kInvalidValue;
+  const auto handle = created.find(allocation);
+  if (handle == created.end() || !InGranules(pointer, bytes)) return kInvalidValue;
+  if (Containing(ranges, pointer, bytes) == ranges.end() || AnyMapped(pointer, bytes)) return kInvalidValue;
   if (FileBytes(static_cast<int>(allocation)) < bytes) return kInvalidValue;
-  return MapFile(pointer, bytes, ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0), PROT_NONE,
-                 /*allocated=*/false);
+  return MapFile(pointer, bytes, ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0), PROT_NONE, handle->second);
 }
 
-int SetAccess(uint64_t pointer, size_t bytes) {
+int SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices) {
+  std::lock_guard lock(mu);
+  const auto gpus = static_cast<int>(Uuids().size());
+  for (const int device : devices) {
+    if (device < 0 || device >= gpus) return kInvalidDevice;
+  }
+  if (!InGranules(pointer, bytes) || !Covered(pointer, bytes)) return kInvalidValue;
+  for (auto it = mapped.lower_bound(pointer); it != mapped.end() && it->first < pointer + bytes; ++it) {
+    it->second.accessors = devices;
+  }
   return ::mprotect(reinterpret_cast<void*>(Alias(pointer)), bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : kInvalidValue;
 }
 
-int Unmap(uint64_t pointer) {
+std::vector<int> Accessors(uint64_t pointer) {
   std::lock_guard lock(mu);
-  return UnmapFile(pointer);
+  const auto found = Containing(mapped, pointer, 1);
+  return found == mapped.end() ? std::vector<int>() : found->second.accessors;
+}
+
+int Unmap(uint64_t pointer, size_t bytes) {
+  std::lock_guard lock(mu);
+  const auto found = mapped.find(pointer);
+  return found == mapped.end() || found->second.bytes != bytes ? kInvalidValue : UnmapFile(pointer);
 }
 
 int Register(void* data, size_t bytes) {
@@ -308,11 +329,21 @@ void* OnGpu(const void* pointer, size_t bytes) {
 
 bool IsDevicePointer(uint64_t pointer, size_t bytes) {
   std::lock_guard lock(mu);
-  return InArena(pointer) && Containing(mapped, pointer, bytes) != mapped.end();
+  return InArena(pointer) && Covered(pointer, std::max(bytes, size_t{1}));
 }
 
 }  // namespace superoffload::fake_cuda
 
-extern "C" uint64_t fakeCudaAlias(uint64_t pointer) {
+extern "C" {
+
+uint64_t fakeCudaAlias(uint64_t pointer) {
   return superoffload::fake_cuda::InArena(pointer) ? superoffload::fake_cuda::Alias(pointer) : pointer;
 }
+size_t fakeCudaUsedBytes() { return superoffload::fake_cuda::UsedBytes(); }
+size_t fakeCudaPeakBytes() { return superoffload::fake_cuda::PeakBytes(); }
+void fakeCudaResetPeak() { superoffload::fake_cuda::ResetPeak(); }
+int fakeCudaAccessors(uint64_t pointer) {
+  return static_cast<int>(superoffload::fake_cuda::Accessors(pointer).size());
+}
+
+}  // extern "C"

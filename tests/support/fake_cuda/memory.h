@@ -10,30 +10,34 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "kernels/cuda/cuda_driver.h"
+#include "kernels/gpu/cuda_driver.h"
 
 namespace superoffload::fake_cuda {
 
 int Allocate(uint64_t* pointer, size_t bytes);
 int Free(uint64_t pointer);
-int FindAllocation(uint64_t pointer, uint64_t* base, size_t* bytes);
 size_t UsedBytes();
+size_t PeakBytes();  // the most that were used at once, since ResetPeak
+void ResetPeak();
 
-// A legacy handle opens the whole allocation, in any process but that which made it.
-int ExportLegacy(uint64_t pointer, kernels::CudaIpcMemoryHandle* handle);
-int OpenLegacy(const kernels::CudaIpcMemoryHandle& handle, uint64_t* pointer);
-
-// The virtual memory API. An allocation is a descriptor of its file.
-int Create(kernels::CudaAllocation* allocation, size_t bytes);
+// The virtual memory API, with its rules: sizes and addresses are whole granules, a mapping is unmapped as it was
+// mapped, addresses are given back when nothing is mapped there, and memory is used until neither its handle nor a
+// mapping of it is left. An allocation is a descriptor of its file.
+inline constexpr size_t kGranularity = size_t{2} << 20;
+int Create(kernels::CudaAllocation* allocation, size_t bytes, bool exportable);
 int Import(kernels::CudaAllocation* allocation, int descriptor);
 int Export(kernels::CudaAllocation allocation, int* descriptor);
 int Release(kernels::CudaAllocation allocation);
 int Reserve(uint64_t* pointer, size_t bytes);
-int Unreserve(uint64_t pointer);
+int Unreserve(uint64_t pointer, size_t bytes);
 int Map(uint64_t pointer, size_t bytes, kernels::CudaAllocation allocation);
-int SetAccess(uint64_t pointer, size_t bytes);
-int Unmap(uint64_t pointer);
+int SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices);
+int Unmap(uint64_t pointer, size_t bytes);
+
+// The GPUs whose access to this memory was opened.
+std::vector<int> Accessors(uint64_t pointer);
 
 // Host memory: whole pages, once each.
 int Register(void* data, size_t bytes);
@@ -51,6 +55,14 @@ bool IsDevicePointer(uint64_t pointer, size_t bytes);
 }  // namespace superoffload::fake_cuda
 
 // For tests and their adapters: where the host finds the memory of a device pointer.
-extern "C" uint64_t fakeCudaAlias(uint64_t pointer);
+extern "C" {
+uint64_t fakeCudaAlias(uint64_t pointer);
+// Bytes of this process's GPU memory, now and at most since the last reset.
+size_t fakeCudaUsedBytes();
+size_t fakeCudaPeakBytes();
+void fakeCudaResetPeak();
+// How many GPUs may use the memory.
+int fakeCudaAccessors(uint64_t pointer);
+}
 
 #endif  // SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MEMORY_H_

@@ -1,6 +1,8 @@
 #include "tests/support/fake_cuda/stream.h"
 
+#include <mutex>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "tests/support/fake_cuda/machine.h"
@@ -9,6 +11,8 @@ namespace superoffload::fake_cuda {
 namespace {
 
 std::atomic<int> capturing_streams = 0;
+std::mutex streams_mu;
+std::set<Stream*> streams;
 
 }  // namespace
 
@@ -16,9 +20,17 @@ void Record::Await() const {
   while (!reached.load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-Stream::Stream() : thread_([this] { Run(); }) { CountObject(1); }
+Stream::Stream() : thread_([this] { Run(); }) {
+  CountObject(1);
+  std::lock_guard lock(streams_mu);
+  streams.insert(this);
+}
 
 Stream::~Stream() {
+  {
+    std::lock_guard lock(streams_mu);
+    streams.erase(this);
+  }
   EndCapture();
   Synchronize();
   {
@@ -82,6 +94,13 @@ int Synchronize(void* stream) {
   if (stream == nullptr) return capturing_streams > 0 ? kCaptureImplicit : 0;
   if (static_cast<Stream*>(stream)->captures()) return kCaptureUnsupported;
   static_cast<Stream*>(stream)->Synchronize();
+  return 0;
+}
+
+int SynchronizeAll() {
+  if (capturing_streams > 0) return kCaptureUnsupported;
+  std::lock_guard lock(streams_mu);
+  for (Stream* const stream : streams) stream->Synchronize();
   return 0;
 }
 

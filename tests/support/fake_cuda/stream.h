@@ -55,6 +55,7 @@ class Stream {
 // Null is the default stream: the calling thread itself, as if the host computed what a trainer's GPU does. CUresults.
 int Issue(void* stream, std::function<void()> work);
 int Synchronize(void* stream);
+int SynchronizeAll();
 int RecordEvent(Event* event, void* stream);
 int WaitForEvent(void* stream, const Event& event);
 int IsCapturing(void* stream, int* status);

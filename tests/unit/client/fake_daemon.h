@@ -55,7 +55,7 @@ class FakeDaemon {
     header->attachment_epoch = kEpoch;
 
     welcome.magic = reply.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-    welcome.version = reply.version = SUPEROFFLOAD_SOCKET_VERSION;
+    welcome.version = reply.version = SUPEROFFLOAD_WIRE_VERSION;
     welcome.kind = SUPEROFFLOAD_SOCKET_WELCOME;
     std::memset(welcome.token, 'a', sizeof(welcome.token));
     reply.kind = SUPEROFFLOAD_SOCKET_DESCRIPTORS;

@@ -17,28 +17,28 @@ class MemoryPassesTest : public testing::Test {
       std::vector<unsigned char>& from = from_.emplace_back(bytes);
       for (unsigned char& byte : from) byte = static_cast<unsigned char>(random());
       to_.emplace_back(bytes);
-      runs_.push_back({from.data(), to_.back().data(), bytes});
+      ranges_.push_back({from.data(), to_.back().data(), bytes});
     }
   }
 
   std::vector<uint64_t> Digests(size_t threads, bool copy) {
-    std::vector<superoffload_run> runs = runs_;
+    std::vector<superoffload_range> ranges = ranges_;
     if (!copy) {
-      for (superoffload_run& run : runs) run.to = nullptr;
+      for (superoffload_range& range : ranges) range.to = nullptr;
     }
-    std::vector<uint64_t> digests(runs.size());
-    EXPECT_EQ(superoffload_copy_and_digest(runs.data(), runs.size(), threads, digests.data()), 0);
+    std::vector<uint64_t> digests(ranges.size());
+    EXPECT_EQ(superoffload_copy_and_digest(ranges.data(), ranges.size(), threads, digests.data()), 0);
     return digests;
   }
 
   uint32_t Difference(uint32_t every_bytes, uint32_t random) {
-    uint32_t run = 77;
-    EXPECT_EQ(superoffload_find_difference(runs_.data(), runs_.size(), 3, every_bytes, random, &run), 0);
-    return run;
+    uint32_t range = 77;
+    EXPECT_EQ(superoffload_find_difference(ranges_.data(), ranges_.size(), 3, every_bytes, random, &range), 0);
+    return range;
   }
 
   std::vector<std::vector<unsigned char>> from_, to_;
-  std::vector<superoffload_run> runs_;
+  std::vector<superoffload_range> ranges_;
 };
 
 TEST_F(MemoryPassesTest, AnyNumberOfThreadsCopiesAllAndGivesTheSameDigests) {
@@ -53,8 +53,8 @@ TEST_F(MemoryPassesTest, AnyNumberOfThreadsCopiesAllAndGivesTheSameDigests) {
 
 TEST_F(MemoryPassesTest, FindsTheRunThatDiffers) {
   Digests(2, true);
-  EXPECT_EQ(Difference(0, 0), runs_.size());
-  EXPECT_EQ(Difference(4096, 12345), runs_.size());
+  EXPECT_EQ(Difference(0, 0), ranges_.size());
+  EXPECT_EQ(Difference(4096, 12345), ranges_.size());
   to_[4][4'999'999] ^= 1;
   EXPECT_EQ(Difference(0, 0), 4u);
   for (size_t i = 4'000'000; i < 4'004'096; ++i) to_[4][i] ^= 1;
@@ -62,9 +62,9 @@ TEST_F(MemoryPassesTest, FindsTheRunThatDiffers) {
 }
 
 TEST_F(MemoryPassesTest, RefusesWhatMakesNoSense) {
-  uint32_t run = 0;
-  EXPECT_EQ(superoffload_find_difference(runs_.data(), 1, 1, 100, 0, &run), 3);
-  EXPECT_EQ(superoffload_find_difference(nullptr, 1, 1, 0, 0, &run), 3);
+  uint32_t range = 0;
+  EXPECT_EQ(superoffload_find_difference(ranges_.data(), 1, 1, 100, 0, &range), 3);
+  EXPECT_EQ(superoffload_find_difference(nullptr, 1, 1, 0, 0, &range), 3);
   EXPECT_EQ(superoffload_copy_and_digest(nullptr, 1, 1, nullptr), 3);
   EXPECT_EQ(superoffload_copy_and_digest(nullptr, 0, 1, nullptr), 0);
 }

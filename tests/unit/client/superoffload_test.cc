@@ -25,7 +25,7 @@ enum {
   kUnavailable = 14
 };
 
-void ExpectError(int code, int expected, const char* part) {
+void ExpectError(int code, int expected, const std::string& part) {
   EXPECT_EQ(code, expected) << superoffload_last_error();
   EXPECT_THAT(superoffload_last_error(), HasSubstr(part));
 }
@@ -77,13 +77,14 @@ TEST_F(ConnectTest, NobodyListening) {
 }
 
 TEST_F(ConnectTest, AnotherVersionIsNamed) {
-  daemon_.welcome.version = 2;
-  ExpectError(Connect(), kUnimplemented, "version 1");
+  daemon_.welcome.version = SUPEROFFLOAD_WIRE_VERSION - 1;
+  ExpectError(Connect(), kFailedPrecondition,
+              "the daemon version " + std::to_string(SUPEROFFLOAD_WIRE_VERSION - 1) + "; install the same release of both");
 }
 
 TEST_F(ConnectTest, AShortReplyIsNotRead) {
   daemon_.reply_bytes = 17;
-  ExpectError(Connect(), kUnimplemented, "version 1");
+  ExpectError(Connect(), kUnimplemented, "no superoffloadd");
 }
 
 TEST_F(ConnectTest, TheDaemonsRefusalIsPassedOn) {
@@ -106,7 +107,7 @@ TEST_F(ConnectTest, AFileThatIsSmallerThanStatedIsNotMapped) {
 
 TEST_F(ConnectTest, RingsOfAnotherMagic) {
   daemon_.header->magic = 1;
-  ExpectError(Attach(), kUnimplemented, "version 1");
+  ExpectError(Attach(), kUnimplemented, "version 2");
 }
 
 TEST_F(ConnectTest, RingsThatReachBeyondTheirMemory) {
@@ -142,8 +143,32 @@ class StepTest : public ConnectTest {
   superoffload_verdict verdict_{};
 };
 
+constexpr double kScalars[] = {0.5, 0.9, 0.99, 1e-8, 0.1};
+
+TEST_F(StepTest, ScalarsThatDoNotFitOneEntryTakeMore) {
+  ASSERT_EQ(superoffload_set_group(attachment_, 1, kScalars, 5), kOk);
+  const auto submitted = daemon_.TakeSubmissions();
+  ASSERT_EQ(submitted.size(), 2u);
+  EXPECT_EQ(submitted[0].payload.group.count, 4u);
+  EXPECT_EQ(submitted[0].payload.group.values[3], 1e-8);
+  EXPECT_EQ(submitted[1].payload.group.first, 4u);
+  EXPECT_EQ(submitted[1].payload.group.count, 1u);
+  EXPECT_EQ(submitted[1].payload.group.values[0], 0.1);
+}
+
+TEST_F(StepTest, AbsentParametersAreNamedInAStep) {
+  ExpectError(superoffload_parameters_absent(attachment_, 2, 3), kFailedPrecondition, "begin");
+  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
+  ASSERT_EQ(superoffload_parameters_absent(attachment_, 2, 3), kOk);
+  const auto submitted = daemon_.TakeSubmissions();
+  ASSERT_EQ(submitted.size(), 2u);
+  EXPECT_EQ(submitted[1].opcode, SUPEROFFLOAD_SUBMIT_ABSENT);
+  EXPECT_EQ(submitted[1].index, 2u);
+  EXPECT_EQ(submitted[1].payload.absent.count, 3u);
+}
+
 TEST_F(StepTest, AStepIsSubmittedInOrder) {
-  ASSERT_EQ(superoffload_set_group(attachment_, 1, 0.5, 0.9, 0.99, 1e-8, 0), kOk);
+  ASSERT_EQ(superoffload_set_group(attachment_, 1, kScalars, 4), kOk);
   EndStep();
   const auto submitted = daemon_.TakeSubmissions();
   std::vector<uint16_t> opcodes;
@@ -258,10 +283,10 @@ TEST_F(StepTest, AnAttachmentThatTheDaemonEndedSaysWhy) {
 
 TEST_F(StepTest, AFullRingWaitsForTheDaemonOrItsDeath) {
   for (uint32_t i = 0; i < kRingEntries; ++i) {
-    ASSERT_EQ(superoffload_set_group(attachment_, 0, 1, 0.9, 0.9, 1e-8, 0), kOk);
+    ASSERT_EQ(superoffload_set_group(attachment_, 0, kScalars, 4), kOk);
   }
   std::thread killer([this] { daemon_.Die(); });
-  ExpectError(superoffload_set_group(attachment_, 0, 1, 0.9, 0.9, 1e-8, 0), kUnavailable, "gone");
+  ExpectError(superoffload_set_group(attachment_, 0, kScalars, 4), kUnavailable, "gone");
   killer.join();
 }
 

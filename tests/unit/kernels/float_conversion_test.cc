@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/adam/adam_kernels.h"
+#include "kernels/elements/element_kernels.h"
 
 namespace superoffload::kernels {
 namespace {
@@ -84,15 +84,15 @@ TEST(FloatConversionTest, EveryTargetNarrowsAndWidensAsTheScalarOne) {
   const std::vector<float> values = InterestingFloats();
   std::vector<uint16_t> codes(0x10000);
   for (uint32_t code = 0; code < 0x10000; ++code) codes[code] = static_cast<uint16_t>(code);
-  for (const AdamKernels* kernels : SupportedAdamKernels()) {
+  for (const ElementKernels* kernels : SupportedElementKernels()) {
     SCOPED_TRACE(kernels->target);
     for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
       std::vector<uint16_t> expected(values.size()), actual(values.size());
-      kScalarKernels.narrow(values.size(), values.data(), {expected.data(), dtype});
+      kScalarElementKernels.narrow(values.size(), values.data(), {expected.data(), dtype});
       kernels->narrow(values.size(), values.data(), {actual.data(), dtype});
       EXPECT_EQ(actual, expected);
       std::vector<float> expected_wide(codes.size()), actual_wide(codes.size());
-      kScalarKernels.widen(codes.size(), {codes.data(), dtype}, expected_wide.data());
+      kScalarElementKernels.widen(codes.size(), {codes.data(), dtype}, expected_wide.data());
       kernels->widen(codes.size(), {codes.data(), dtype}, actual_wide.data());
       EXPECT_EQ(std::memcmp(actual_wide.data(), expected_wide.data(), codes.size() * sizeof(float)), 0);
     }

@@ -11,7 +11,7 @@ namespace {
 
 TEST(ShardPlanTest, EveryElementHasOnePieceAndEveryTensorOnePlace) {
   engine::OptimizerSpec spec;
-  spec.groups = {{}, {}};
+  spec.groups.assign(2, spec.algorithm->DefaultScalars());
   spec.bucket_bytes = 4096;
   for (uint32_t i = 0; i < 9; ++i) {
     spec.parameters.push_back({.name = "p" + std::to_string(i), .shape = {i * 700 + 1, 3}, .group = i % 2});
@@ -39,13 +39,13 @@ TEST(ShardPlanTest, EveryElementHasOnePieceAndEveryTensorOnePlace) {
   }
   EXPECT_EQ(names.size(), 3 * spec.parameters.size());
   EXPECT_GT(plan.shards.size(), 3u);
-  for (size_t array = 0; array < kArrays.size(); ++array) {
+  for (size_t array = 0; array < spec.algorithm->arrays.size(); ++array) {
     const ShardPlan::Place& place = plan.places[array][4];
     const Shard& shard = plan.shards[place.shard];
     const SafetensorsHeader header = *ParseSafetensorsHeader(shard.header.substr(8), shard.bytes - shard.header.size());
     bool found = false;
     for (const SafetensorsTensor& tensor : header.tensors) {
-      if (tensor.name != std::string(kArrays[array]) + ".p4") continue;
+      if (tensor.name != TensorName(spec.algorithm->arrays[array], "p4")) continue;
       found = true;
       EXPECT_EQ(place.offset, shard.header.size() + tensor.begin);
       EXPECT_EQ(tensor.shape, spec.parameters[4].shape);

@@ -7,6 +7,9 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
 namespace {
@@ -16,7 +19,7 @@ using ::testing::HasSubstr;
 
 OptimizerSpec OneGroup(std::vector<std::vector<uint64_t>> shapes) {
   OptimizerSpec spec;
-  spec.groups.resize(1);
+  spec.groups = {spec.algorithm->DefaultScalars()};
   for (size_t i = 0; i < shapes.size(); ++i) {
     spec.parameters.push_back({.name = "p" + std::to_string(i), .shape = shapes[i]});
   }
@@ -27,8 +30,8 @@ TEST(LayoutTest, TheLastRegisteredParameterComesFirst) {
   const absl::StatusOr<Layout> layout = PlanLayout(OneGroup({{64}, {128}, {64}}));
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->placements[2].state_offset, 0u);
-  EXPECT_EQ(layout->placements[1].state_offset, 64u);
-  EXPECT_EQ(layout->placements[0].state_offset, 192u);
+  EXPECT_EQ(layout->placements[1].state_offset, 128u);
+  EXPECT_EQ(layout->placements[0].state_offset, 256u);
 }
 
 TEST(LayoutTest, BucketsAreCutAtParameterBoundaries) {
@@ -57,9 +60,159 @@ TEST(LayoutTest, AParameterLargerThanABucketSpansSeveralContiguously) {
   }
 }
 
+TEST(LayoutTest, UnitsNeverShareABucket) {
+  OptimizerSpec spec = OneGroup({{64}, {64}, {64}, {64}});
+  spec.parameters[0].unit = spec.parameters[1].unit = 1;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  ASSERT_EQ(layout->buckets.size(), 2u);
+  EXPECT_EQ(layout->placements[1].first_bucket, 1u);
+  EXPECT_EQ(layout->placements[2].first_bucket, 0u);
+}
+
+TEST(LayoutTest, PartsTellWhatABucketHoldsOfEachParameter) {
+  OptimizerSpec spec = OneGroup({{10}, {10, 1000}, {100}});
+  spec.bucket_bytes = 4096;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  std::vector<uint64_t> elements(spec.parameters.size());
+  for (const BucketLayout& bucket : layout->buckets) {
+    uint64_t sum = 0;
+    for (const Part& part : layout->PartsOf(bucket)) {
+      sum += part.elements;
+      elements[part.parameter] += part.elements;
+    }
+    EXPECT_EQ(sum, bucket.elements);
+  }
+  EXPECT_EQ(elements, (std::vector<uint64_t>{128, 10112, 128}));
+}
+
+std::vector<double> GradientMiB(const Layout& layout) {
+  std::vector<double> sizes;
+  for (const BucketLayout& bucket : layout.buckets) {
+    sizes.push_back(static_cast<double>(bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype)) / (1 << 20));
+  }
+  return sizes;
+}
+
+constexpr uint64_t kMiBElements = (1 << 20) / 2;  // of bfloat16
+
+TEST(LayoutTest, BucketsTaperTowardTheParametersThatBackwardReachesLast) {
+  const absl::StatusOr<Layout> many = PlanLayout(OneGroup(std::vector<std::vector<uint64_t>>(75, {4, kMiBElements})));
+  ASSERT_TRUE(many.ok()) << many.status();
+  EXPECT_EQ(GradientMiB(*many), (std::vector<double>{64, 64, 64, 52, 28, 12, 8, 4, 4}));
+  const absl::StatusOr<Layout> one = PlanLayout(OneGroup({{300, kMiBElements}}));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(GradientMiB(*one), (std::vector<double>{64, 64, 64, 54, 27, 13.5, 6.75, 4, 2.75}));
+}
+
+TEST(LayoutTest, OnlyTheModelsFirstParametersTaper) {
+  OptimizerSpec spec = OneGroup({{4, kMiBElements}, {64, kMiBElements}, {128, kMiBElements}});
+  spec.groups.assign(2, spec.algorithm->DefaultScalars());
+  spec.parameters[2].group = 1;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(GradientMiB(*layout), (std::vector<double>{64, 64, 34, 17, 8.5, 4.25, 0.25, 4}));
+}
+
+TEST(LayoutTest, BucketsNoLargerThanTheLastOnesDoNotTaper) {
+  OptimizerSpec spec = OneGroup({{10, kMiBElements}});
+  spec.bucket_bytes = 3 << 20;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(GradientMiB(*layout), (std::vector<double>{3, 3, 3, 1}));
+}
+
+TEST(LayoutTest, EveryParameterStartsWhereCublasLtAsksNoQuestions) {
+  OptimizerSpec spec = OneGroup({{3}, {65}, {129}, {1}, {127, 3}});
+  spec.parameters[1].dtype = spec.parameters[3].dtype = DType::kFloat32;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  for (const Placement& placement : layout->placements) EXPECT_EQ(placement.parameters_offset % 256, 0u);
+}
+
+// Records of that version lie in the memory of running daemons.
+TEST(LayoutTest, TheLayoutOfVersionThreeStaysWhatItIs) {
+  OptimizerSpec spec = OneGroup({{4, kMiBElements}, {100, kMiBElements}, {10}, {100}});
+  spec.layout_version = 3;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->version, 3u);
+  const auto state_offset = [&layout](size_t parameter) { return layout->placements[parameter].state_offset; };
+  EXPECT_EQ(state_offset(3), 0u);
+  EXPECT_EQ(state_offset(2), 128u);
+  EXPECT_EQ(state_offset(1), 192u);
+  EXPECT_EQ(state_offset(0), 192 + 100 * kMiBElements);
+  std::vector<uint64_t> elements;
+  for (const BucketLayout& bucket : layout->buckets) elements.push_back(bucket.elements);
+  EXPECT_EQ(elements, (std::vector<uint64_t>{192, 64 * kMiBElements, 40 * kMiBElements}));
+}
+
+TEST(LayoutTest, AnUnknownVersionIsRefused) {
+  for (const uint32_t version : {kOldestLayoutVersion - 1, kLayoutVersion + 1}) {
+    OptimizerSpec spec = OneGroup({{64}});
+    spec.layout_version = version;
+    EXPECT_THAT(std::string(PlanLayout(spec).status().message()), HasSubstr("layout_version"));
+  }
+}
+
+// Of every parameter, after steps of which some are clipped.
+std::vector<float> TrainedMasters(OptimizerSpec spec) {
+  const Layout layout = *PlanLayout(spec);
+  test::Memory memory(layout);
+  test::SequentialOptimizer optimizer(layout, memory.view(), spec.groups, spec.algorithm->scalar());
+  std::minstd_rand random(1);
+  for (int step = 1; step <= 6; ++step) {
+    for (size_t i = 0; i < spec.parameters.size(); ++i) {
+      for (uint64_t j = 0; j < ElementCount(spec.parameters[i]); ++j) {
+        const float value = static_cast<float>(random() % 2001) / 1000 - 1;
+        test::StoreElement(memory.gradients.data() + layout.placements[i].gradient_offsets[0], j,
+                           spec.parameters[i].gradient_dtype, value);
+      }
+    }
+    EXPECT_EQ(optimizer.Step(memory.gradients.data(), 0, 1, step % 2 == 0 ? 0.7 : 0),
+              step % 2 == 0 ? Verdict::kClip : Verdict::kCommit);
+  }
+  std::vector<float> masters;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const auto* const first = reinterpret_cast<const float*>(optimizer.memory().state.data() +
+                                                             layout.StateByte(0, layout.placements[i].state_offset));
+    masters.insert(masters.end(), first, first + ElementCount(spec.parameters[i]));
+  }
+  return masters;
+}
+
+TEST(LayoutTest, WeightsAreThoseOfAnyOtherLayout) {
+  OptimizerSpec spec = OneGroup({{37, 19}, {37}, {70000}, {}, {300, 700}});
+  const std::vector<float> expected = TrainedMasters(spec);
+  for (const uint64_t bucket_bytes : {kMinBucketBytes, uint64_t{1} << 18, uint64_t{0}}) {
+    for (const uint32_t version : {kOldestLayoutVersion, kLayoutVersion}) {
+      spec.bucket_bytes = bucket_bytes;
+      spec.layout_version = version;
+      EXPECT_EQ(TrainedMasters(spec), expected) << "version " << version << " with buckets of " << bucket_bytes;
+    }
+  }
+}
+
+// An algorithm whose second array is of a narrower dtype.
+TEST(LayoutTest, EveryStateArrayHasItsOwnDtype) {
+  constexpr kernels::StateArray kArrays[] = {{"model"}, {"momentum", DType::kBFloat16}, {"count"}};
+  kernels::Algorithm algorithm = *kernels::Algorithms().front();
+  algorithm.arrays = kArrays;
+  OptimizerSpec spec = OneGroup({{5000}, {77}});
+  spec.algorithm = &algorithm;
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  ASSERT_EQ(layout->state_arrays.size(), 3u);
+  EXPECT_GE(layout->state_arrays[1].offset, layout->StateByte(0, layout->state_elements));
+  EXPECT_GE(layout->state_arrays[2].offset, layout->StateByte(1, layout->state_elements));
+  EXPECT_EQ(layout->StateByte(1, 10) - layout->StateByte(1, 0), 20u);
+  EXPECT_GE(layout->state_bytes, layout->StateByte(2, layout->state_elements));
+}
+
 TEST(LayoutTest, GroupsAndDtypesNeverShareABucket) {
   OptimizerSpec spec = OneGroup({{64}, {64}, {64}, {64}});
-  spec.groups.resize(2);
+  spec.groups.assign(2, spec.algorithm->DefaultScalars());
   spec.parameters[1].group = 1;
   spec.parameters[2].dtype = DType::kFloat32;
   const absl::StatusOr<Layout> layout = PlanLayout(spec);
@@ -79,7 +232,8 @@ TEST(LayoutTest, RandomPlansNeverOverlap) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     OptimizerSpec spec;
-    spec.groups.resize(1 + random() % 3);
+    spec.groups.assign(1 + random() % 3, spec.algorithm->DefaultScalars());
+    spec.layout_version = kOldestLayoutVersion + random() % (kLayoutVersion - kOldestLayoutVersion + 1);
     spec.bucket_bytes = kMinBucketBytes << (random() % 5);
     const size_t count = 1 + random() % 40;
     for (size_t i = 0; i < count; ++i) {
@@ -151,12 +305,22 @@ INSTANTIATE_TEST_SUITE_P(
                   s.bucket_bytes = kMinBucketBytes;
                 },
                 "too many buckets"},
-        BadSpec{"NegativeRate", [](OptimizerSpec& s) { s.groups[0].lr = -1; }, "lr"},
-        BadSpec{"NanRate", [](OptimizerSpec& s) { s.groups[0].lr = std::numeric_limits<double>::quiet_NaN(); }, "lr"},
-        BadSpec{"Beta1", [](OptimizerSpec& s) { s.groups[0].beta1 = 1; }, "beta1"},
-        BadSpec{"Beta2", [](OptimizerSpec& s) { s.groups[0].beta2 = -0.1; }, "beta2"},
-        BadSpec{"Eps", [](OptimizerSpec& s) { s.groups[0].eps = 0; }, "eps"},
-        BadSpec{"WeightDecay", [](OptimizerSpec& s) { s.groups[0].weight_decay = -1; }, "weight_decay"}),
+        BadSpec{"NegativeRate", [](OptimizerSpec& s) { s.groups[0][0] = -1; }, "lr"},
+        BadSpec{"NanRate", [](OptimizerSpec& s) { s.groups[0][0] = std::numeric_limits<double>::quiet_NaN(); }, "lr"},
+        BadSpec{"Beta1", [](OptimizerSpec& s) { s.groups[0][1] = 1; }, "beta1"},
+        BadSpec{"Beta2", [](OptimizerSpec& s) { s.groups[0][2] = -0.1; }, "beta2"},
+        BadSpec{"Eps", [](OptimizerSpec& s) { s.groups[0][3] = 0; }, "eps"},
+        BadSpec{"WeightDecay", [](OptimizerSpec& s) { s.groups[0][4] = -1; }, "weight_decay"},
+        BadSpec{"MissingScalar", [](OptimizerSpec& s) { s.groups[0].pop_back(); }, "has 5"},
+        BadSpec{"ShardOfOtherDimensions", [](OptimizerSpec& s) { s.parameters[0].global_shape = {8, 8}; }, "shard"},
+        BadSpec{"ShardBeyondItsTensor",
+                [](OptimizerSpec& s) {
+                  s.parameters[0].global_shape = s.parameters[0].shape;
+                  s.parameters[0].global_offset.assign(s.parameters[0].shape.size(), 1);
+                },
+                "shard"},
+        BadSpec{"RankOfNoRun", [](OptimizerSpec& s) { s.member = {"", 0, 2}; }, "run's name"},
+        BadSpec{"RankBeyondTheLast", [](OptimizerSpec& s) { s.member = {"llama", 2, 2}; }, "rank 2 of 2"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -16,7 +16,10 @@
 #include <vector>
 
 #include "server/engine/step_engine.h"
+#include "server/engine/worker_threads.h"
+#include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
+#include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
@@ -26,9 +29,11 @@ constexpr uint64_t kSteps = 120;
 constexpr size_t kKills = 60;
 constexpr double kMaxGradNorm = 0.4;
 
-OptimizerSpec Spec() {
+OptimizerSpec Spec(const kernels::Algorithm& algorithm = *kernels::Algorithms().front()) {
   OptimizerSpec spec;
-  spec.groups = {{.lr = 1e-2, .weight_decay = 0.1}, {.lr = 3e-3, .weight_decay = 0}};
+  spec.algorithm = &algorithm;
+  spec.groups = {test::ScalarsWith(algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
+                 test::ScalarsWith(algorithm, {{"lr", 3e-3}, {"weight_decay", 0}})};
   const std::vector<std::vector<uint64_t>> shapes = {{37, 19}, {37}, {70000}, {64, 64}, {300, 700}};
   for (size_t i = 0; i < shapes.size(); ++i) {
     spec.parameters.push_back(
@@ -52,18 +57,26 @@ void FillGradients(const Layout& layout, std::byte* gradients, uint32_t slot, ui
   if (bad) test::StoreElement(gradients + layout.buckets[1].gradient_offsets[slot], 5, kernels::DType::kBFloat16, nan);
 }
 
-class StepSink final : public transport::CompletionSink {
+// The same parameters lack gradients in a step in every life.
+std::vector<bool> Absent(size_t parameters, uint64_t t) {
+  std::vector<bool> absent(parameters);
+  for (size_t p = 0; p < parameters; ++p) absent[p] = (7 * t + p) % 5 == 0;
+  return absent;
+}
+
+class StepSink final : public CompletionSink {
  public:
   explicit StepSink(uint32_t buckets) : buckets_(buckets) {}
-  void SlotFree(uint64_t, uint32_t) override {}
-  void NormMeasured(uint64_t, double) override {}
+  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
+  void NormMeasured(uint64_t, double, double) override {}
+  void Prepared(uint64_t, uint64_t, double) override {}
   void ParametersReady(uint64_t, uint32_t, bool speculative) override {
     absl::MutexLock lock(&mu_);
     if (!speculative) ++final_;
   }
-  void VerdictReached(const transport::VerdictReport& report) override {
+  void VerdictReached(const VerdictReport& report) override {
     absl::MutexLock lock(&mu_);
-    const bool skip = transport::IsSkip(report.verdict);
+    const bool skip = IsSkip(report.verdict);
     expected_ =
         skip ? report.republished_buckets : buckets_ - (report.speculation_stands ? report.speculated_buckets : 0);
   }
@@ -85,16 +98,13 @@ class StepSink final : public transport::CompletionSink {
   uint32_t expected_ ABSL_GUARDED_BY(mu_) = ~0u;
 };
 
-class NullObserver final : public StepObserver {
-  void OnPass(const PassReport&) override {}
-  void OnStep(const StepReport&) override {}
-};
+using RecoveryParameters = std::tuple<SpeculationPolicy, size_t, const kernels::Algorithm*>;
 
-class RecoveryTest : public ::testing::TestWithParam<EngineParameters> {
+class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
  protected:
-  RecoveryTest() : layout_(*PlanLayout(Spec())) {
+  RecoveryTest() : spec_(Spec(*std::get<2>(GetParam()))), layout_(*PlanLayout(spec_)) {
     sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096,
-              Record::Bytes(Spec().groups.size(), layout_.chunks)};
+              Record::Bytes(layout_)};
     std::byte* mapped[4];
     for (int i = 0; i < 4; ++i) {
       mapped[i] = static_cast<std::byte*>(
@@ -109,10 +119,10 @@ class RecoveryTest : public ::testing::TestWithParam<EngineParameters> {
 
   // A life of daemon and trainer: recovers, then trains to the end.
   void Live() {
-    const auto& [policy, threads] = GetParam();
-    NullObserver observer;
-    WorkerPool pool(threads);
-    StepEngine engine(&layout_, Spec().groups, memory_, policy, &pool, &observer);
+    const auto& [policy, threads, algorithm] = GetParam();
+    test::CountingObserver observer;
+    WorkerThreads pool(threads);
+    StepEngine engine(&layout_, spec_.groups, memory_, policy, &pool, &observer);
     const uint32_t buckets = static_cast<uint32_t>(layout_.buckets.size());
     StepSink sink(buckets);
     engine.Attach(&sink);
@@ -123,6 +133,10 @@ class RecoveryTest : public ::testing::TestWithParam<EngineParameters> {
       const bool bad = t % 7 == 0 && !std::exchange(bad_tried, t % 7 == 0 && !bad_tried);
       FillGradients(layout_, memory_.gradients, now.next_slot(), t, bad);
       if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(2);
+      const std::vector<bool> absent = Absent(spec_.parameters.size(), t);
+      for (uint32_t p = 0; p < absent.size(); ++p) {
+        if (absent[p] && !engine.ParametersAbsent(now.step + 1, p, 1).ok()) ::_exit(6);
+      }
       for (uint32_t i = 0; i < buckets; ++i) {
         if (!engine.GradientReady(now.step + 1, (i + t) % buckets, std::nullopt).ok()) ::_exit(3);
       }
@@ -132,6 +146,7 @@ class RecoveryTest : public ::testing::TestWithParam<EngineParameters> {
     if (!engine.WaitPulled().ok()) ::_exit(5);  // settles; the successor of one that was killed has published nothing
   }
 
+  const OptimizerSpec spec_;
   const Layout layout_;
   std::array<size_t, 4> sizes_;
   OptimizerMemory memory_;
@@ -143,7 +158,7 @@ TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
   std::mt19937_64 random(seed);
   float* const masters = reinterpret_cast<float*>(memory_.state);
   for (size_t i = 0; i < layout_.state_elements; ++i) masters[i] = static_cast<float>(i % 1000) * 1e-3f;
-  test::SequentialOptimizer reference(layout_, memory_, Spec().groups, *kernels::SupportedAdamKernels().front());
+  test::SequentialOptimizer reference(layout_, memory_, spec_.groups, layout_.algorithm->best());
 
   size_t kills = 0;
   for (int status = -1; !(WIFEXITED(status) && WEXITSTATUS(status) == 0);) {
@@ -164,39 +179,55 @@ TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
   test::Memory gradients(layout_);
   for (uint64_t t = 1; t <= kSteps; ++t) {
     FillGradients(layout_, gradients.gradients.data(), 0, t, false);
-    reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm);
+    reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm, Absent(spec_.parameters.size(), t));
   }
   EXPECT_EQ(std::memcmp(memory_.parameters, reference.memory().parameters.data(), layout_.parameters_bytes), 0);
-  for (const uint64_t offset : layout_.state_array_offsets) {
+  for (const auto& [offset, dtype] : layout_.state_arrays) {
     EXPECT_EQ(std::memcmp(memory_.state + offset, reference.memory().state.data() + offset,
                           layout_.state_elements * sizeof(float)),
               0);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RecoveryTest, ::testing::Combine(kEveryPolicy, ::testing::Values(1, 3)),
-                         EngineParametersName);
+std::string RecoveryParametersName(const ::testing::TestParamInfo<RecoveryParameters>& info) {
+  const auto [policy, threads, algorithm] = info.param;
+  return EngineParametersName({{policy, threads}, info.index}) + "_" + std::string(algorithm->name);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
+                         ::testing::Combine(kEveryPolicy, ::testing::Values(1, 3),
+                                            ::testing::ValuesIn(kernels::Algorithms().begin(),
+                                                                kernels::Algorithms().end())),
+                         RecoveryParametersName);
 
 TEST(RecordTest, AnotherVersionAndDamageAreRefusedAndLeftAsTheyAre) {
-  constexpr size_t kGroups = 2, kChunks = 5;
-  std::vector<kernels::UndoSlot> memory(Record::Bytes(kGroups, kChunks) / sizeof(kernels::UndoSlot) + 1);
+  const Layout layout = *PlanLayout(Spec());
+  Layout other = layout;
+  ++other.chunks;
+  std::vector<kernels::UndoSlot> memory(Record::Bytes(other) / sizeof(kernels::UndoSlot) + 1);
   std::byte* const bytes = reinterpret_cast<std::byte*>(memory.data());
-  ASSERT_TRUE(Record(bytes, kGroups, kChunks).Check().ok());
-  EXPECT_EQ(Record(bytes, kGroups, kChunks + 1).Check().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(Record(bytes, layout).Check().ok());
+  EXPECT_EQ(Record(bytes, other).Check().code(), absl::StatusCode::kFailedPrecondition);
   const auto refused = [&](size_t offset, absl::StatusCode code) {
     bytes[offset] ^= std::byte{0x40};
-    const std::vector<std::byte> before(bytes, bytes + Record::Bytes(kGroups, kChunks));
-    EXPECT_EQ(Record(bytes, kGroups, kChunks).Check().code(), code) << "byte " << offset;
+    const std::vector<std::byte> before(bytes, bytes + Record::Bytes(layout));
+    EXPECT_EQ(Record(bytes, layout).Check().code(), code) << "byte " << offset;
     EXPECT_TRUE(std::equal(before.begin(), before.end(), bytes));
     bytes[offset] ^= std::byte{0x40};
-    EXPECT_TRUE(Record(bytes, kGroups, kChunks).Check().ok());
+    EXPECT_TRUE(Record(bytes, layout).Check().ok());
   };
+  Layout older = layout;
+  --older.version;
+  EXPECT_EQ(Record(bytes, older).Check().code(), absl::StatusCode::kDataLoss);
   refused(0, absl::StatusCode::kFailedPrecondition);  // the magic
   refused(8, absl::StatusCode::kFailedPrecondition);  // the version
   refused(12, absl::StatusCode::kDataLoss);           // the number of groups
-  refused(16, absl::StatusCode::kDataLoss);           // the number of chunks
-  refused(24, absl::StatusCode::kDataLoss);           // the checksum itself
-  refused(32, absl::StatusCode::kDataLoss);           // committed, far from what the chunks have absorbed
+  refused(24, absl::StatusCode::kDataLoss);           // the number of parameters
+  refused(40, absl::StatusCode::kDataLoss);           // the algorithm's name
+  refused(64, absl::StatusCode::kDataLoss);           // the checksum itself
+  refused(72, absl::StatusCode::kDataLoss);           // committed, far from what the chunks have absorbed
+  refused(168, absl::StatusCode::kDataLoss);          // prepared, neither none nor the next step
+  refused(176, absl::StatusCode::kDataLoss);          // of an attempt that never was
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Exactness of the step engine: whatever the policy, the number of threads, the order of arrival and the verdicts,
 // parameters and state equal those of a plain sequential optimizer, bit for bit.
 #include "server/engine/step_engine.h"
+#include "server/engine/worker_threads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,25 +21,26 @@
 #include <string_view>
 #include <thread>
 
+#include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
+#include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
 namespace {
 
-using kernels::AdamHyperparameters;
 using kernels::DType;
 using test::Memory;
 using test::SequentialOptimizer;
 using test::StoreElement;
 using ::testing::HasSubstr;
-using transport::Verdict;
-using transport::VerdictReport;
 
-OptimizerSpec TestSpec(DType dtype, DType gradient_dtype) {
+OptimizerSpec TestSpec(DType dtype, DType gradient_dtype,
+                       const kernels::Algorithm& algorithm = *kernels::Algorithms().front()) {
   OptimizerSpec spec;
-  spec.groups = {AdamHyperparameters{.lr = 1e-2, .weight_decay = 0.1},
-                 AdamHyperparameters{.lr = 3e-3, .beta2 = 0.95, .weight_decay = 0}};
+  spec.algorithm = &algorithm;
+  spec.groups = {test::ScalarsWith(algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
+                 test::ScalarsWith(algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
   const std::vector<std::vector<uint64_t>> shapes = {{37, 19}, {37}, {5000}, {64, 64}, {3}, {200, 700}};
   for (size_t i = 0; i < shapes.size(); ++i) {
     spec.parameters.push_back({.name = "layer" + std::to_string(i),
@@ -52,9 +54,9 @@ OptimizerSpec TestSpec(DType dtype, DType gradient_dtype) {
 }
 
 // Collects completions and lets the test wait until a step is final.
-class RecordingSink final : public transport::CompletionSink {
+class RecordingSink final : public CompletionSink {
  public:
-  void SlotFree(uint64_t, uint32_t) override {}
+  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
   void ParametersReady(uint64_t, uint32_t bucket, bool speculative) override {
     absl::MutexLock lock(&mu_);
     if (speculative) {
@@ -65,7 +67,8 @@ class RecordingSink final : public transport::CompletionSink {
       finals_.push_back(bucket);
     }
   }
-  void NormMeasured(uint64_t, double global_norm) override {
+  void Prepared(uint64_t, uint64_t, double) override {}
+  void NormMeasured(uint64_t, double global_norm, double) override {
     absl::MutexLock lock(&mu_);
     EXPECT_FALSE(norm_);
     norm_ = global_norm;
@@ -95,7 +98,7 @@ class RecordingSink final : public transport::CompletionSink {
     auto finished = [&] {
       mu_.AssertHeld();
       if (!verdict_) return false;
-      if (transport::IsSkip(verdict_->verdict)) return final_ == verdict_->republished_buckets;
+      if (IsSkip(verdict_->verdict)) return final_ == verdict_->republished_buckets;
       return final_ == buckets - (verdict_->speculation_stands ? verdict_->speculated_buckets : 0);
     };
     mu_.Await(absl::Condition(&finished));
@@ -113,13 +116,6 @@ class RecordingSink final : public transport::CompletionSink {
   std::vector<uint32_t> finals_ ABSL_GUARDED_BY(mu_);  // in the order in which they came
 };
 
-class NullObserver final : public StepObserver {
- public:
-  void OnPass(const PassReport&) override {}
-  void OnStep(const StepReport&) override { ++steps; }
-  std::atomic<int> steps{0};
-};
-
 struct Scenario {
   SpeculationPolicy policy = SpeculationPolicy::kAlways;
   size_t threads = 2;
@@ -132,7 +128,9 @@ struct Scenario {
   bool measure = false;    // the trainer asks for the norm on some steps before it ends them
   bool snapshots = false;  // somebody saves the state now and then, slowly
   bool revise = false;     // hyper-parameters and scale change between BEGIN_STEP and END_STEP
-  kernels::WeightDecay decay_form = kernels::WeightDecay::kDecoupled;
+  int absent_percent = 0;  // of parameters, per step
+  int sums_percent = 30;   // of gradients that come with their sum of squares
+  const kernels::Algorithm* algorithm = kernels::Algorithms().front();
 };
 
 class TrainingRun {
@@ -140,10 +138,10 @@ class TrainingRun {
   explicit TrainingRun(const Scenario& scenario, uint64_t seed)
       : scenario_(scenario),
         random_(seed),
-        spec_(TestSpec(scenario.dtype, scenario.gradient_dtype)),
-        layout_(*PlanLayout(WithDecayForm(spec_, scenario.decay_form))),
+        spec_(TestSpec(scenario.dtype, scenario.gradient_dtype, *scenario.algorithm)),
+        layout_(*PlanLayout(spec_)),
         memory_(layout_),
-        pool_(scenario.threads),
+        pool_(scenario.threads, scenario.threads % 2 == 1 ? std::vector<int>{0, 1} : std::vector<int>{}),
         engine_(&layout_, spec_.groups, memory_.view(), scenario.policy, &pool_, &observer_) {
     for (const ParameterSpec& parameter : spec_.parameters) {
       const Placement& placement = layout_.placements[&parameter - spec_.parameters.data()];
@@ -153,7 +151,7 @@ class TrainingRun {
     }
     EXPECT_TRUE(engine_.WaitPushed().ok());
     reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups,
-                                                       *kernels::SupportedAdamKernels().front());
+                                                       spec_.algorithm->best());
     engine_.Attach(&sink_);
   }
 
@@ -173,7 +171,8 @@ class TrainingRun {
     CompareSnapshots();
     const StepStatistics statistics = engine_.statistics();
     EXPECT_EQ(statistics.step, step_);
-    for (const uint64_t offset : layout_.state_array_offsets) {
+    EXPECT_EQ(engine_.parameter_steps(), reference_->steps());
+    for (const auto& [offset, dtype] : layout_.state_arrays) {
       EXPECT_EQ(std::memcmp(memory_.state.data() + offset, reference_->memory().state.data() + offset,
                             layout_.state_elements * sizeof(float)),
                 0)
@@ -189,12 +188,12 @@ class TrainingRun {
   // Of one array of the state.
   size_t Hash(const std::vector<std::byte>& state, size_t array) const {
     return std::hash<std::string_view>()(
-        {reinterpret_cast<const char*>(state.data() + layout_.state_array_offsets[array]),
+        {reinterpret_cast<const char*>(state.data() + layout_.state_arrays[array].offset),
          layout_.state_elements * sizeof(float)});
   }
 
   void KeepReferenceHash() {
-    for (size_t array = 0; array < 3; ++array) {
+    for (size_t array = 0; array < layout_.state_arrays.size(); ++array) {
       reference_hashes_[engine_.statistics().committed_steps][array] = Hash(reference_->memory().state, array);
     }
   }
@@ -206,12 +205,13 @@ class TrainingRun {
       const absl::StatusOr<StepEngine::Moment> moment = engine_.WaitSnapshot(due, stop_saving_);
       if (!moment.ok()) continue;
       EXPECT_GE(moment->statistics.committed_steps, due);
-      EXPECT_EQ(engine_.WaitSnapshot(0, stop_saving_).status().code(), absl::StatusCode::kFailedPrecondition);
+      const std::atomic<bool> cancelled = true;  // else it would wait for the end of this one
+      EXPECT_EQ(engine_.WaitSnapshot(0, cancelled).status().code(), absl::StatusCode::kCancelled);
       std::vector<std::byte> saved(memory_.state.size());
       while (const std::optional<uint32_t> bucket = engine_.ClaimSnapshotBucket()) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
         const BucketLayout& b = layout_.buckets[*bucket];
-        for (const uint64_t offset : layout_.state_array_offsets) {
+        for (const auto& [offset, dtype] : layout_.state_arrays) {
           const uint64_t at = offset + b.state_offset * sizeof(float);
           std::memcpy(saved.data() + at, memory_.state.data() + at, b.elements * sizeof(float));
         }
@@ -225,16 +225,11 @@ class TrainingRun {
 
   void CompareSnapshots() const {
     for (const auto& [committed_steps, saved] : snapshots_) {
-      for (size_t array = 0; array < 3; ++array) {
+      for (size_t array = 0; array < layout_.state_arrays.size(); ++array) {
         EXPECT_EQ(Hash(saved, array), reference_hashes_.at(committed_steps)[array])
             << "array " << array << " of the snapshot of step " << committed_steps;
       }
     }
-  }
-
-  static OptimizerSpec& WithDecayForm(OptimizerSpec& spec, kernels::WeightDecay form) {
-    for (AdamHyperparameters& group : spec.groups) group.decay_form = form;
-    return spec;
   }
 
   float Normal() { return normal_(random_); }
@@ -258,9 +253,9 @@ class TrainingRun {
   }
 
   void ReviseGroup(uint32_t group) {
-    AdamHyperparameters& h = reference_->groups()[group];
-    h.lr *= 0.9;
-    ASSERT_TRUE(engine_.SetGroup(group, {h.lr, h.beta1, h.beta2, h.eps, h.weight_decay}).ok());
+    Scalars& scalars = reference_->groups()[group];
+    *test::FindScalar(*spec_.algorithm, scalars, "lr") *= 0.9;
+    ASSERT_TRUE(engine_.SetScalars(group, 0, scalars).ok());
   }
 
   // As a GPU computes it: chunk by chunk.
@@ -276,6 +271,23 @@ class TrainingRun {
     return sum;
   }
 
+  // Parameters without gradients in this step; what their part of the slot holds is nobody's business.
+  std::vector<bool> ChooseAbsent(uint32_t slot) {
+    std::vector<bool> absent(spec_.parameters.size());
+    for (size_t p = 0; p < absent.size(); ++p) {
+      absent[p] = Chance(scenario_.absent_percent);
+      if (!absent[p]) continue;
+      const size_t bytes = ElementCount(spec_.parameters[p]) * kernels::DTypeBytes(scenario_.gradient_dtype);
+      std::memset(memory_.gradients.data() + layout_.placements[p].gradient_offsets[slot], Chance(50) ? 0xff : 0,
+                  bytes);
+    }
+    return absent;
+  }
+  bool HoldsAbsent(uint32_t bucket, const std::vector<bool>& absent) const {
+    const std::span<const Part> parts = layout_.PartsOf(layout_.buckets[bucket]);
+    return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return absent[part.parameter]; });
+  }
+
   void OneStep() {
     const uint32_t slot = engine_.statistics().next_slot();
     FillGradients(slot);
@@ -285,10 +297,18 @@ class TrainingRun {
     const double expected_scale = scenario_.revise && Chance(30) ? 2 * scenario_.scale : scenario_.scale;
     ++step_;
     ASSERT_TRUE(engine_.BeginStep(step_, expected_scale).ok());
+    const std::vector<bool> absent = ChooseAbsent(slot);
+    for (uint32_t p = 0; p < absent.size(); ++p) {
+      if (absent[p]) {
+        ASSERT_TRUE(engine_.ParametersAbsent(step_, p, 1).ok());
+      }
+    }
     const bool abandon = scenario_.abandon_some && Chance(30);
-    const size_t handed_over = abandon ? random_() % (order.size() + 1) : order.size();
-    for (size_t i = 0; i < handed_over; ++i) {
-      const std::optional<double> sum = Chance(30) ? std::optional(SumOfSquares(order[i], slot)) : std::nullopt;
+    const size_t submitted = abandon ? random_() % (order.size() + 1) : order.size();
+    for (size_t i = 0; i < submitted; ++i) {
+      const std::optional<double> sum = Chance(scenario_.sums_percent) && !HoldsAbsent(order[i], absent)
+                                            ? std::optional(SumOfSquares(order[i], slot))
+                                            : std::nullopt;
       ASSERT_TRUE(engine_.GradientReady(step_, order[i], sum).ok());
       if (Chance(20)) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
     }
@@ -305,7 +325,7 @@ class TrainingRun {
       ASSERT_TRUE(engine_.EndStep(step_, scenario_.scale, scenario_.max_grad_norm).ok());
       const VerdictReport report = sink_.WaitFinal(layout_.buckets.size());
       EXPECT_EQ(report.verdict,
-                reference_->Step(memory_.gradients.data(), slot, scenario_.scale, scenario_.max_grad_norm));
+                reference_->Step(memory_.gradients.data(), slot, scenario_.scale, scenario_.max_grad_norm, absent));
       if (std::isfinite(reference_->norm())) {
         EXPECT_EQ(report.global_norm, reference_->norm());
         if (!std::isnan(measured)) {
@@ -324,14 +344,14 @@ class TrainingRun {
   OptimizerSpec spec_;
   const Layout layout_;
   Memory memory_;
-  WorkerPool pool_;
-  NullObserver observer_;
+  WorkerThreads pool_;
+  test::CountingObserver observer_;
   RecordingSink sink_;
   StepEngine engine_;
   std::unique_ptr<SequentialOptimizer> reference_;
   uint64_t step_ = 0;
   std::atomic<bool> stop_saving_{false};
-  std::map<uint64_t, std::array<size_t, 3>> reference_hashes_;  // of the state, by committed steps
+  std::map<uint64_t, std::array<size_t, kernels::kMaxStateArrays>> reference_hashes_;  // of the state, by committed steps
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> snapshots_;
 };
 
@@ -364,6 +384,10 @@ TEST_P(ExactnessTest, NonFiniteGradientsAreSkipped) {
   EXPECT_GT(statistics_.skips_non_finite, 0u);
 }
 
+TEST_P(ExactnessTest, VerdictsThatWaitForNoPass) {
+  Run({.max_grad_norm = 1, .bad_steps_percent = 20, .abandon_some = true, .snapshots = true, .sums_percent = 100});
+}
+
 TEST_P(ExactnessTest, AbandonedStepsLeaveNoTrace) {
   Run({.bad_steps_percent = 10, .abandon_some = true}, 100);
   EXPECT_GT(statistics_.skips_abandoned, 0u);
@@ -389,12 +413,21 @@ TEST_P(ExactnessTest, SinglePrecisionThroughout) {
 
 TEST_P(ExactnessTest, MaximizingByANegativeScale) { Run({.max_grad_norm = 1, .scale = -1}); }
 
-TEST_P(ExactnessTest, WeightDecayInTheGradient) {
-  Run({.max_grad_norm = 1, .bad_steps_percent = 10, .decay_form = kernels::WeightDecay::kL2});
+TEST_P(ExactnessTest, EveryAlgorithm) {
+  for (const kernels::Algorithm* algorithm : kernels::Algorithms()) {
+    SCOPED_TRACE(algorithm->name);
+    Run({.max_grad_norm = 1, .bad_steps_percent = 10, .revise = true, .absent_percent = 10, .algorithm = algorithm});
+  }
 }
 
+TEST_P(ExactnessTest, ParametersWithoutGradientsAreLeftAlone) {
+  Run({.max_grad_norm = 1, .bad_steps_percent = 10, .abandon_some = true, .measure = true, .absent_percent = 40}, 150);
+}
+
+TEST_P(ExactnessTest, StepsInWhichHardlyAnyParameterHasAGradient) { Run({.absent_percent = 90}, 150); }
+
 TEST_P(ExactnessTest, SnapshotsAreOfOneMomentAndChangeNothing) {
-  Run({.max_grad_norm = 1, .bad_steps_percent = 15, .abandon_some = true, .snapshots = true}, 100);
+  Run({.max_grad_norm = 1, .bad_steps_percent = 15, .abandon_some = true, .snapshots = true, .absent_percent = 15}, 100);
   EXPECT_GT(snapshots_, 2u);
 }
 
@@ -406,7 +439,7 @@ class StepEngineTest : public ::testing::Test {
   StepEngineTest() { engine_.Attach(&sink_); }
 
   uint32_t buckets() const { return static_cast<uint32_t>(layout_.buckets.size()); }
-  void HandOverAll(uint64_t step) {
+  void SubmitAll(uint64_t step) {
     for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine_.GradientReady(step, i, std::nullopt).ok());
   }
   static void ExpectError(const absl::Status& status, absl::StatusCode code, const char* part) {
@@ -417,8 +450,8 @@ class StepEngineTest : public ::testing::Test {
   OptimizerSpec spec_ = TestSpec(DType::kBFloat16, DType::kBFloat16);
   Layout layout_ = *PlanLayout(spec_);
   Memory memory_{layout_};
-  WorkerPool pool_{2};
-  NullObserver observer_;
+  WorkerThreads pool_{2};
+  test::CountingObserver observer_;
   RecordingSink sink_;
   StepEngine engine_{&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAdaptive, &pool_, &observer_};
 };
@@ -437,11 +470,22 @@ TEST_F(StepEngineTest, StepsComeInOrder) {
   ExpectError(engine_.GradientReady(2, 0, std::nullopt), absl::StatusCode::kFailedPrecondition, "step 1 is open");
 }
 
-TEST_F(StepEngineTest, ABucketIsHandedOverOnce) {
+TEST_F(StepEngineTest, ABucketIsSubmittedOnce) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
   ExpectError(engine_.GradientReady(1, buckets(), std::nullopt), absl::StatusCode::kInvalidArgument, "does not exist");
   ASSERT_TRUE(engine_.GradientReady(1, 3, std::nullopt).ok());
   ExpectError(engine_.GradientReady(1, 3, std::nullopt), absl::StatusCode::kAlreadyExists, "bucket 3");
+}
+
+TEST_F(StepEngineTest, AbsentParametersAreNamedBeforeTheirBuckets) {
+  const uint32_t parameters = static_cast<uint32_t>(spec_.parameters.size());
+  ExpectError(engine_.ParametersAbsent(1, 0, 1), absl::StatusCode::kFailedPrecondition, "without an open step");
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  ExpectError(engine_.ParametersAbsent(1, parameters, 1), absl::StatusCode::kInvalidArgument, "do not all exist");
+  ExpectError(engine_.ParametersAbsent(1, 1, 0xffffffff), absl::StatusCode::kInvalidArgument, "do not all exist");
+  ASSERT_TRUE(engine_.GradientReady(1, layout_.placements[2].first_bucket, std::nullopt).ok());
+  ExpectError(engine_.ParametersAbsent(1, 0, parameters), absl::StatusCode::kFailedPrecondition, "was submitted");
+  EXPECT_TRUE(engine_.ParametersAbsent(1, 0, 0).ok());
 }
 
 TEST_F(StepEngineTest, AMissingBucketIsNamedAndTheStepGoesOn) {
@@ -458,14 +502,32 @@ TEST_F(StepEngineTest, BadNumbersAreRefused) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   ExpectError(engine_.BeginStep(1, 0), absl::StatusCode::kInvalidArgument, "scale");
   ExpectError(engine_.BeginStep(1, nan), absl::StatusCode::kInvalidArgument, "scale");
-  ExpectError(engine_.SetGroup(2, {}), absl::StatusCode::kInvalidArgument, "group 2");
-  ExpectError(engine_.SetGroup(0, {1e-3, 1.0, 0.9, 1e-8, 0}), absl::StatusCode::kInvalidArgument, "beta1");
+  const double ones[] = {1, 1, 1, 1, 1, 1};
+  ExpectError(engine_.SetScalars(2, 0, {}), absl::StatusCode::kInvalidArgument, "group 2");
+  ExpectError(engine_.SetScalars(0, 0, std::span(ones, 2)), absl::StatusCode::kInvalidArgument, "beta1");
+  ExpectError(engine_.SetScalars(0, 0, ones), absl::StatusCode::kInvalidArgument, "do not all exist");
+  ExpectError(engine_.SetScalars(0, 0xffffffff, std::span(ones, 1)), absl::StatusCode::kInvalidArgument, "exist");
+  EXPECT_EQ(engine_.groups(), spec_.groups) << "what was refused left a trace";
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  HandOverAll(1);
+  SubmitAll(1);
   ExpectError(engine_.EndStep(1, nan, 0), absl::StatusCode::kInvalidArgument, "scale");
   ExpectError(engine_.EndStep(1, 1, -1), absl::StatusCode::kInvalidArgument, "max_grad_norm");
   ExpectError(engine_.EndStep(1, 1, nan), absl::StatusCode::kInvalidArgument, "max_grad_norm");
   EXPECT_TRUE(engine_.EndStep(1, 1, 0).ok());
+}
+
+TEST_F(StepEngineTest, TheLastBucketsAreSettledWithoutTheOthers) {
+  ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
+  SubmitAll(1);
+  ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
+  engine_.Detach();  // the step is over
+  const uint32_t first = buckets() - 2;
+  ASSERT_TRUE(engine_.WaitSettled(first).ok());
+  const Record record(memory_.view().record, layout_);
+  for (uint32_t i = 0; i < buckets(); ++i) {
+    EXPECT_EQ(record.absorbed(layout_.buckets[i].first_chunk), i < first ? 0u : 1u) << "bucket " << i;
+  }
+  EXPECT_TRUE(engine_.WaitSettled(buckets()).ok()) << "there is none";
 }
 
 TEST_F(StepEngineTest, MaintenanceWaitsForTheStepToBeClosed) {
@@ -476,26 +538,29 @@ TEST_F(StepEngineTest, MaintenanceWaitsForTheStepToBeClosed) {
 }
 
 TEST_F(StepEngineTest, ANormThatWouldOverflowTheSecondMomentSkips) {
-  spec_ = TestSpec(DType::kFloat32, DType::kFloat32);
-  layout_ = *PlanLayout(spec_);
-  memory_ = Memory(layout_);
-  StepEngine engine(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
+  const OptimizerSpec spec = TestSpec(DType::kFloat32, DType::kFloat32);
+  const Layout layout = *PlanLayout(spec);
+  const auto buckets = static_cast<uint32_t>(layout.buckets.size());
+  Memory memory(layout);
+  StepEngine engine(&layout, spec.groups, memory.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
   engine.Attach(&sink_);
   const float huge = 1e30f;
-  std::memcpy(memory_.gradients.data() + layout_.placements[0].gradient_offsets[0], &huge, sizeof(huge));
+  std::memcpy(memory.gradients.data() + layout.placements[0].gradient_offsets[0], &huge, sizeof(huge));
   ASSERT_TRUE(engine.BeginStep(1, 1).ok());
-  for (uint32_t i = 0; i < buckets(); ++i) ASSERT_TRUE(engine.GradientReady(1, i, std::nullopt).ok());
+  for (uint32_t i = 0; i < buckets; ++i) ASSERT_TRUE(engine.GradientReady(1, i, std::nullopt).ok());
   ASSERT_TRUE(engine.EndStep(1, 1, 1).ok());
-  EXPECT_EQ(sink_.WaitFinal(buckets()).verdict, Verdict::kSkipOverflow);
+  EXPECT_EQ(sink_.WaitFinal(buckets).verdict, Verdict::kSkipOverflow);
   ASSERT_TRUE(engine.WaitSettled().ok());
-  EXPECT_TRUE(std::all_of(memory_.state.begin(), memory_.state.end(), [](std::byte b) { return b == std::byte{}; }));
+  EXPECT_TRUE(std::all_of(memory.state.begin(), memory.state.end(), [](std::byte b) { return b == std::byte{}; }));
 }
 
 TEST_F(StepEngineTest, ARestoredStateIsPublishedAndACutOffOneIsKnown) {
   engine_.Detach();
-  StepEngine::Moment moment{.statistics = {}, .groups = engine_.groups()};
+  StepEngine::Moment moment{.statistics = {}, .groups = engine_.groups(), .parameter_steps = {}};
+  moment.parameter_steps.assign(spec_.parameters.size(), 41);
+  moment.parameter_steps[2] = 7;  // it lacked gradients in the others
   moment.statistics.committed_steps = 41;
-  moment.groups[1].lr = 0.25;
+  moment.groups[1][0] = 0.25;
   ExpectError(engine_.WaitRestored(moment, [] { return absl::DataLossError("torn"); }), absl::StatusCode::kDataLoss,
               "torn");
   ExpectError(engine_.CheckComplete(), absl::StatusCode::kDataLoss, "cut off");
@@ -506,27 +571,28 @@ TEST_F(StepEngineTest, ARestoredStateIsPublishedAndACutOffOneIsKnown) {
     ExpectError(successor.CheckComplete(), absl::StatusCode::kDataLoss, "cut off");
   }
   const auto load = [this] {
-    float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[0]);
+    float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_arrays[0].offset);
     std::fill_n(masters, layout_.state_elements, 0.5f);
     return absl::OkStatus();
   };
   ASSERT_TRUE(engine_.WaitRestored(moment, load).ok());
   EXPECT_TRUE(engine_.CheckComplete().ok());
   EXPECT_EQ(engine_.statistics().committed_steps, 41u);
-  EXPECT_EQ(engine_.groups()[1].lr, 0.25);
+  EXPECT_EQ(engine_.groups()[1][0], 0.25);
+  EXPECT_EQ(engine_.parameter_steps(), moment.parameter_steps);
   uint16_t first;
   std::memcpy(&first, memory_.parameters.data(), sizeof(first));
   EXPECT_EQ(first, 0x3f00);  // 0.5 in bf16
   engine_.Attach(&sink_);
   ASSERT_TRUE(engine_.BeginStep(42, 1).ok());
-  HandOverAll(42);
+  SubmitAll(42);
   ASSERT_TRUE(engine_.EndStep(42, 1, 0).ok());
   EXPECT_EQ(sink_.WaitFinal(buckets()).committed_steps, 42u);
 }
 
 // The next forward pass reads them first. With one worker passes end in the order in which they start.
 TEST_F(StepEngineTest, AfterTheVerdictTheLastBucketsComeFirst) {
-  WorkerPool one(1);
+  WorkerThreads one(1);
   Memory memory(layout_);
   StepEngine engine(&layout_, spec_.groups, memory.view(), SpeculationPolicy::kNever, &one, &observer_);
   engine.Attach(&sink_);
@@ -559,10 +625,10 @@ TEST_F(StepEngineTest, APushThatWasCutOffIsFinishedAndChangesNoParameter) {
   std::fill(memory_.parameters.begin(), memory_.parameters.end(), std::byte{0x3f});
   ASSERT_TRUE(engine_.WaitPushed().ok());
   engine_.Detach();
-  float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_array_offsets[0]);
+  float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_arrays[0].offset);
   const std::vector<float> pushed(masters, masters + layout_.state_elements);
   std::fill_n(masters, layout_.state_elements / 2, 0.0f);  // those that the push had not come to
-  Record(memory_.view().record, spec_.groups.size(), layout_.chunks).BeginPush();
+  Record(memory_.view().record, layout_).BeginPush();
   StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
   EXPECT_TRUE(successor.CheckComplete().ok());
   EXPECT_TRUE(std::equal(pushed.begin(), pushed.end(), masters));
@@ -572,7 +638,7 @@ TEST_F(StepEngineTest, APushThatWasCutOffIsFinishedAndChangesNoParameter) {
 
 TEST_F(StepEngineTest, ASuccessorLeavesParametersToTheTrainer) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  HandOverAll(1);
+  SubmitAll(1);
   ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
   engine_.Detach();
   std::fill(memory_.parameters.begin(), memory_.parameters.end(), std::byte{0x3f});  // an edit that is not yet pushed
@@ -595,7 +661,7 @@ TEST_F(StepEngineTest, DetachingInsideAStepAbandonsIt) {
 
 TEST_F(StepEngineTest, DetachingAfterTheEndOfAStepFinishesIt) {
   ASSERT_TRUE(engine_.BeginStep(1, 1).ok());
-  HandOverAll(1);
+  SubmitAll(1);
   ASSERT_TRUE(engine_.EndStep(1, 1, 0).ok());
   engine_.Detach();
   EXPECT_EQ(engine_.statistics().committed_steps, 1u);
@@ -605,7 +671,7 @@ TEST_F(StepEngineTest, AdaptiveStopsSpeculatingWhileMostStepsClip) {
   std::fill(memory_.gradients.begin(), memory_.gradients.end(), std::byte{0x3f});
   for (uint64_t step = 1; step <= 20; ++step) {
     ASSERT_TRUE(engine_.BeginStep(step, 1).ok());
-    HandOverAll(step);
+    SubmitAll(step);
     ASSERT_TRUE(engine_.EndStep(step, 1, /*max_grad_norm=*/1e-3).ok());
     const VerdictReport report = sink_.WaitFinal(buckets());
     EXPECT_EQ(report.verdict, Verdict::kClip);

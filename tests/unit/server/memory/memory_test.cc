@@ -48,9 +48,9 @@ TEST(SharedMemoryTest, AnImpossibleSizeIsResourceExhausted) {
 
 TEST(SharedMemoryTest, WhatTrainersWriteCanLoseItsPagesAndIsReadStill) {
   constexpr size_t kBytes = 4 << 20;
-  Placement place;
-  place.from_pool = false;
-  absl::StatusOr<SharedMemory> memory = SharedMemory::Create("test", kBytes, place);
+  Binding binding;
+  binding.from_pool = false;
+  absl::StatusOr<SharedMemory> memory = SharedMemory::Create("test", kBytes, binding);
   ASSERT_TRUE(memory.ok()) << memory.status();
   struct statfs fs {};
   ASSERT_EQ(::fstatfs(memory->fd(), &fs), 0);
@@ -73,6 +73,15 @@ TEST(MemoryBudgetTest, RefusesWithNumbersAndGivesBack) {
     EXPECT_EQ(budget.used().total_bytes(), 70u);
   }
   EXPECT_EQ(budget.used().total_bytes(), 0u);
+}
+
+TEST(MemoryBudgetTest, ChecksWithoutReserving) {
+  MemoryBudget budget(100, /*per_user_bytes=*/80);
+  EXPECT_TRUE(budget.Check("a", 1, {.state_bytes = 80}).ok());
+  EXPECT_EQ(budget.used().total_bytes(), 0u);
+  const absl::StatusOr<MemoryReservation> taken = budget.Reserve("a", 1, {.state_bytes = 60});
+  EXPECT_EQ(budget.Check("b", 1, {.state_bytes = 30}).message(), budget.Reserve("b", 1, {.state_bytes = 30}).status().message());
+  EXPECT_EQ(budget.Check("b", 2, {.state_bytes = 50}).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(MemoryBudgetTest, AUserHasAShare) {

@@ -39,12 +39,12 @@ class DescriptorServerTest : public ::testing::Test {
           }
           return descriptors;
         },
-        [this](const Peer&, const superoffload_device_request& request, const memory::FileDescriptor& descriptor) {
+        [this](const Peer&, const superoffload_device_request& request, std::span<const int> descriptors) {
           if (request.slots == kSlowSlots) mapped_.WaitForNotification();
-          char content = '-';
-          EXPECT_EQ(::pread(descriptor.get(), &content, 1, 0), descriptor.valid() ? 1 : -1);
+          std::string contents(descriptors.size(), '-');
+          for (size_t i = 0; i < contents.size(); ++i) EXPECT_EQ(::pread(descriptors[i], &contents[i], 1, 0), 1);
           return absl::UnavailableError(
-              absl::StrCat("no GPU for ", request.slots, " slots, descriptor holds ", std::string(1, content)));
+              absl::StrCat("no GPU for ", request.slots, " slots, descriptors hold \"", contents, "\""));
         },
         [this](const Peer& peer) {
           absl::MutexLock lock(&mu_);
@@ -72,7 +72,7 @@ class DescriptorServerTest : public ::testing::Test {
   static superoffload_socket_request Request(uint16_t kind, uint64_t epoch = 0) {
     superoffload_socket_request request{};
     request.magic = SUPEROFFLOAD_SOCKET_MAGIC;
-    request.version = SUPEROFFLOAD_SOCKET_VERSION;
+    request.version = SUPEROFFLOAD_WIRE_VERSION;
     request.kind = kind;
     request.attachment_epoch = epoch;
     return request;
@@ -125,6 +125,18 @@ class DescriptorServerTest : public ::testing::Test {
   std::unique_ptr<DescriptorServer> server_;
 };
 
+TEST_F(DescriptorServerTest, AClientOfAnotherReleaseLearnsBothVersions) {
+  for (const int other : {SUPEROFFLOAD_WIRE_VERSION - 1, SUPEROFFLOAD_WIRE_VERSION + 1}) {
+    const memory::FileDescriptor fd = Connect();
+    superoffload_socket_request hello = Request(SUPEROFFLOAD_SOCKET_HELLO);
+    hello.version = static_cast<uint16_t>(other);
+    const superoffload_socket_reply reply = Exchange(fd.get(), hello);
+    EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_ERROR);
+    EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(reply.message, ::testing::HasSubstr("the same release of both"));
+  }
+}
+
 TEST_F(DescriptorServerTest, ATokenLivesAsLongAsItsConnection) {
   std::string token;
   {
@@ -167,36 +179,44 @@ TEST_F(DescriptorServerTest, ErrorsLeaveTheConnectionOpen) {
   Hello(fd.get());
 }
 
-TEST_F(DescriptorServerTest, GpuMemoryComesWithItsDescriptorOrWithout) {
+TEST_F(DescriptorServerTest, GpuMemoryComesWithTheDescriptorsOfItsPiecesInTheirOrder) {
   const memory::FileDescriptor fd = Connect();
   Hello(fd.get());
   superoffload_device_request request{};
   request.header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, 5);
   request.slots = 3;
-  const absl::StatusOr<memory::SharedMemory> shared = memory::SharedMemory::Create("gpu", 4096);
-  shared->data()[0] = std::byte{'x'};
-  for (const bool with_descriptors : {true, false}) {
+  std::vector<memory::SharedMemory> pieces;
+  for (const char content : {'x', 'y'}) {
+    pieces.push_back(*memory::SharedMemory::Create("gpu", 4096));
+    pieces.back().data()[0] = static_cast<std::byte>(content);
+  }
+  constexpr size_t kMost = SUPEROFFLOAD_MAX_DEVICE_PIECES;
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, kMost, kMost + 1}) {  // one too many is dropped
+    std::string expected;
+    std::vector<int> fds;
+    for (size_t i = 0; i < count; ++i) {
+      fds.push_back(pieces[i % 2].fd());
+      if (i < kMost) expected += "xy"[i % 2];
+    }
     iovec iov{&request, sizeof(request)};
-    alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+    alignas(cmsghdr) char control[CMSG_SPACE((kMost + 1) * sizeof(int))] = {};
     msghdr message{};
     message.msg_iov = &iov;
     message.msg_iovlen = 1;
-    if (with_descriptors) {  // one too many, which is dropped
+    if (count > 0) {
       message.msg_control = control;
-      message.msg_controllen = sizeof(control);
+      message.msg_controllen = CMSG_SPACE(count * sizeof(int));
       cmsghdr* const header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;
       header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(2 * sizeof(int));
-      const int fds[] = {shared->fd(), shared->fd()};
-      std::memcpy(CMSG_DATA(header), fds, sizeof(fds));
+      header->cmsg_len = CMSG_LEN(count * sizeof(int));
+      std::memcpy(CMSG_DATA(header), fds.data(), count * sizeof(int));
     }
     ASSERT_EQ(::sendmsg(fd.get(), &message, 0), static_cast<ssize_t>(sizeof(request)));
     superoffload_socket_reply reply{};
     ASSERT_EQ(::recv(fd.get(), &reply, sizeof(reply), 0), static_cast<ssize_t>(sizeof(reply)));
     EXPECT_EQ(reply.code, static_cast<uint32_t>(absl::StatusCode::kUnavailable));
-    EXPECT_THAT(reply.message,
-                HasSubstr(std::string("no GPU for 3 slots, descriptor holds ") + (with_descriptors ? "x" : "-")));
+    EXPECT_THAT(reply.message, HasSubstr("no GPU for 3 slots, descriptors hold \"" + expected + "\""));
   }
   Hello(fd.get());
 }

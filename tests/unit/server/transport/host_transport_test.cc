@@ -22,8 +22,13 @@ constexpr uint64_t kEpoch = 77;
 
 class RecordingHandler final : public StepHandler {
  public:
-  absl::Status SetGroup(uint32_t group, const GroupUpdate& update) override {
-    return Record("group " + std::to_string(group) + " lr " + std::to_string(update.lr));
+  absl::Status SetScalars(uint32_t group, uint32_t first, std::span<const double> values) override {
+    std::string text;
+    for (const double value : values) text += " " + std::to_string(value);
+    return Record("group " + std::to_string(group) + " from " + std::to_string(first) + text);
+  }
+  absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) override {
+    return Record("absent " + std::to_string(step) + " " + std::to_string(first) + " " + std::to_string(count));
   }
   absl::Status BeginStep(uint64_t step, double) override { return Record("begin " + std::to_string(step)); }
   absl::Status GradientReady(uint64_t, uint32_t bucket, std::optional<double>) override {
@@ -31,6 +36,11 @@ class RecordingHandler final : public StepHandler {
     return Record("ready " + std::to_string(bucket));
   }
   absl::Status EndStep(uint64_t step, double, double) override { return Record("end " + std::to_string(step)); }
+  absl::Status PrepareStep(uint64_t step, double, double) override { return Record("prepare " + std::to_string(step)); }
+  absl::Status EndPreparedStep(uint64_t step, double, double, const engine::RunTotal& total) override {
+    return Record("end " + std::to_string(step) + " attempt " + std::to_string(total.attempt) + " total " +
+                  std::to_string(total.sum_of_squares));
+  }
   absl::Status MeasureNorm(uint64_t step, double scale) override {
     return Record("measure " + std::to_string(step) + " " + std::to_string(scale));
   }
@@ -116,19 +126,47 @@ class HostTransportTest : public ::testing::Test {
 
 TEST_F(HostTransportTest, CarriesAStepInOrder) {
   superoffload_ring_entry group = Entry(SUPEROFFLOAD_SUBMIT_GROUP, 1);
-  group.payload.f64[0] = 0.5;
+  group.payload.group = {.first = 3, .count = 2, .values = {0.5, 2}};
   Submit(group);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0));
+  superoffload_ring_entry absent = Entry(SUPEROFFLOAD_SUBMIT_ABSENT, 7);
+  absent.payload.absent.count = 3;
+  Submit(absent);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 2));
   Submit(Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0));
   Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0));
-  EXPECT_THAT(handler_.WaitFor(5), ElementsAre("group 1 lr 0.500000", "begin 1", "ready 2", "end 1", "abandon 1"));
+  EXPECT_THAT(handler_.WaitFor(6), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
+                                               "end 1", "abandon 1"));
+}
+
+TEST_F(HostTransportTest, WhatNoClientSubmitsIsRejected) {
+  superoffload_ring_entry group = Entry(SUPEROFFLOAD_SUBMIT_GROUP, 0);
+  for (const uint32_t count : {0u, SUPEROFFLOAD_GROUP_SCALARS + 1, 0xffffffffu}) {
+    group.payload.group.count = count;
+    Submit(group);
+    const superoffload_ring_entry answer = WaitCompletion();
+    EXPECT_EQ(answer.opcode, SUPEROFFLOAD_COMPLETE_ERROR);
+    EXPECT_EQ(answer.index, static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+  }
+}
+
+TEST_F(HostTransportTest, CarriesAStepOfSeveralRanks) {
+  Submit(Entry(SUPEROFFLOAD_SUBMIT_PREPARE, 0));
+  superoffload_ring_entry end = Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0);
+  end.payload.end = {.gradient_scale = 1, .max_grad_norm = 2, .total_sum_of_squares = 3, .attempt = 9};
+  Submit(end);
+  EXPECT_THAT(handler_.WaitFor(2), ElementsAre("prepare 1", "end 1 attempt 9 total 3.000000"));
+  transport_.Prepared(1, 9, 0.5);
+  const superoffload_ring_entry entry = WaitCompletion();
+  EXPECT_EQ(entry.opcode, SUPEROFFLOAD_COMPLETE_PREPARED);
+  EXPECT_EQ(entry.payload.prepared.attempt, 9u);
+  EXPECT_EQ(entry.payload.prepared.sum_of_squares, 0.5);
 }
 
 TEST_F(HostTransportTest, CarriesCompletions) {
-  transport_.SlotFree(4, 1);
+  transport_.SlotFree(4, 1, 1);
   transport_.ParametersReady(4, 2, /*speculative=*/true);
-  transport_.VerdictReached({.verdict = Verdict::kClip,
+  transport_.VerdictReached({.verdict = engine::Verdict::kClip,
                              .step = 4,
                              .global_norm = 2,
                              .clip_coefficient = 0.5,
@@ -137,6 +175,7 @@ TEST_F(HostTransportTest, CarriesCompletions) {
                              .speculation_stands = true});
   superoffload_ring_entry entry = WaitCompletion();
   EXPECT_EQ(entry.opcode, SUPEROFFLOAD_COMPLETE_SLOT_FREE);
+  EXPECT_EQ(entry.payload.gradient.slot, 1u);
   EXPECT_EQ(entry.index, 1u);
   EXPECT_EQ(entry.attachment_epoch, kEpoch);
   entry = WaitCompletion();
@@ -185,7 +224,7 @@ TEST_F(HostTransportTest, AnImpossibleTailEndsTheAttachment) {
 }
 
 TEST_F(HostTransportTest, ATrainerThatNeverConsumesEndsTheAttachment) {
-  for (uint32_t i = 0; i <= header_->completion_entries; ++i) transport_.SlotFree(1, i);
+  for (uint32_t i = 0; i <= header_->completion_entries; ++i) transport_.SlotFree(1, i, 0);
   ended_.WaitForNotification();
   EXPECT_EQ(end_status_.code(), absl::StatusCode::kResourceExhausted);
 }

@@ -1,0 +1,79 @@
+#include "client/ctl/plan.h"
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/ctl/child.h"
+#include "client/ctl/json.h"
+#include "client/ctl/plan_arguments.h"
+#include "client/ctl/upgrade.h"
+#include "superoffload/v1/plan.pb.h"
+#include "superoffload/v1/printable.h"
+
+namespace superoffload::ctl {
+namespace {
+
+constexpr char kPlanUsage[] = R"(what training a model on a machine would take, and how fast it would be; neither is needed
+
+  superoffloadctl plan --model=NAME|FILE --machine=NAME|FILE --batch=N --sequence=N [FLAG...]
+
+A FILE is a ModelDescription or a MachineDescription of plan.proto as protobuf text; its name has a "/" or ends with
+".textproto". `superoffloadctl bench --machine_output=FILE` measures a machine, `superoffload plan` (the Python package)
+takes the configuration of a Hugging Face model.
+
+  --json             print the whole PlanResponse as JSON
+  --timeline=FILE    write the simulated step: a picture (.svg), or a trace that Perfetto opens (.json)
+
+All other flags are fields of PlanRequest in plan.proto, which describes them:
+
+)";
+
+int Fail(int status, const std::string& sentence) {
+  std::fprintf(stderr, "superoffloadctl: %s\n", Printable(sentence).c_str());
+  return status;
+}
+
+bool WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary);
+  return static_cast<bool>(file << bytes) && static_cast<bool>(file.flush());
+}
+
+int Print(v1::PlanResponse response, const PlanArguments& arguments) {
+  if (!arguments.timeline.empty() && !WriteFile(arguments.timeline, response.timeline_file())) {
+    return Fail(1, absl::StrCat("cannot write ", arguments.timeline));
+  }
+  const std::string report = response.report();
+  response.clear_timeline_file();
+  response.clear_report();
+  const std::string text = arguments.json ? JsonText(response) : report;
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : Fail(1, "cannot write to standard output");
+}
+
+}  // namespace
+
+int RunPlan(int argc, char** argv) {
+  const absl::StatusOr<PlanArguments> arguments = ParsePlanArguments({argv + 2, argv + argc});
+  if (!arguments.ok()) return Fail(2, std::string(arguments.status().message()));
+  if (arguments->help) {
+    std::printf("%s%s", kPlanUsage, PlanFlags().c_str());
+    return 0;
+  }
+  const std::string daemon = DaemonProgram();
+  const ChildResult child = RunChild({daemon, "--plan"}, arguments->request.SerializeAsString());
+  if (child.status == 2) return 2;  // it has said why
+  v1::PlanResponse response;
+  if (child.status != 0 || !response.ParseFromString(child.output)) {
+    return Fail(1, absl::StrCat(daemon,
+                                " --plan gives no answer; install superoffloadd beside superoffloadctl, or point "
+                                "$SUPEROFFLOAD_DAEMON at it"));
+  }
+  return Print(std::move(response), *arguments);
+}
+
+}  // namespace superoffload::ctl

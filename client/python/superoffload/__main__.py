@@ -1,0 +1,20 @@
+"""``superoffload COMMAND``, also ``python -m superoffload COMMAND``."""
+
+import sys
+
+
+def main() -> int:
+    """The exit status: 2 when the command line or what it names is wrong."""
+    words = sys.argv[1:]
+    if words[:1] == ["plan"]:
+        from superoffload import plan
+
+        return plan.main(words[1:])
+    asked = words[:1] in (["--help"], ["-h"])
+    usage = "superoffload plan --help   what training a model on a machine would take"
+    print(usage, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""An attachment whose trainer computes on a GPU (superoffload_gpu.h)."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import grpc
+
+from superoffload._core import library, structures
+from superoffload._core.attachment import Attachment
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
+from superoffload._core.gpu_memory import GpuMemory
+from superoffload._core.layout import array_offsets
+from superoffload._core.step_result import StepResult
+from superoffload.v1 import optimizer_pb2
+
+Mover = Literal["auto", "daemon", "trainer", "direct"]
+MOVERS: tuple[Mover, ...] = ("auto", "daemon", "trainer", "direct")  # by enum superoffload_mover
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuReport:
+    """What an attachment found out about its GPU, and chose."""
+
+    gpu: str
+    mover: Mover
+    sharing: str  # how the daemon maps the GPU memory: "descriptor", or "" when it does not
+    coherent: bool  # the GPU uses the host's page tables, as on a Superchip
+    staged: bool  # registering failed, and copies are slow
+    seconds: dict[str, float]  # of the same copies beside the same kernels, by mover; only those measured
+    gpu_bytes: int
+    notes: str  # why something was not done
+    # While the parameters moved into the optimizer's GPU memory: how much of the GPU's was in use at most, by
+    # everybody, and what the framework's allocator could not give back. 0: not known.
+    attach_peak_bytes: int = 0
+    unreturned_bytes: int = 0
+
+
+def measure_casts(ordinal: int, dtype: int, bucket_elements: int) -> list[tuple[int, float, float]]:
+    """Seconds to get gradients of DataType ``dtype`` off the GPU: elements, "fused", "gpu_fp32", by bucket size."""
+    table = []
+    for elements in sorted({max(1, bucket_elements // divisor) for divisor in (64, 8, 1)}):
+        fused, gpu_fp32 = ctypes.c_double(), ctypes.c_double()
+        library.call("gpu_measure_cast", ordinal, dtype, elements, ctypes.byref(fused), ctypes.byref(gpu_fp32))
+        table.append((elements, fused.value, gpu_fp32.value))
+    return table
+
+
+def _options(
+    optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, device_slots: int, max_tensors: int
+) -> structures.GpuOptions:
+    layout = optimizer.layout
+    buckets = (structures.Bucket * len(layout.buckets))()
+    for ours, bucket in zip(buckets, layout.buckets, strict=True):
+        for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
+            setattr(ours, field, getattr(bucket, field))
+        ours.gradient_offsets[:] = bucket.gradient_offsets
+    scalars = [scalar.value for group in optimizer.groups for scalar in group.scalars]
+    offsets = list(array_offsets(layout).values())
+    places = [placement.state_offset for placement in layout.placements]
+    steps = list(optimizer.parameter_steps)
+    return structures.GpuOptions(
+        ordinal=ordinal,
+        mover=MOVERS.index(mover),
+        device_slots=device_slots,
+        max_bucket_tensors=max_tensors,
+        next_slot=next_slot,
+        bucket_count=len(buckets),
+        group_count=len(optimizer.groups),
+        scalar_count=len(scalars) // len(optimizer.groups),
+        array_count=len(offsets),
+        parameter_count=len(places),
+        buckets=buckets,
+        algorithm=optimizer.algorithm.encode(),
+        scalars=(ctypes.c_double * len(scalars))(*scalars),
+        array_offsets=(ctypes.c_uint64 * len(offsets))(*offsets),
+        parameter_offsets=(ctypes.c_uint64 * len(places))(*places),
+        parameter_steps=(ctypes.c_uint64 * len(steps))(*steps) if steps else None,
+        committed_steps=optimizer.committed_steps,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Of parameters into a `GpuMemory`: fields as in `GpuReport`."""
+
+    stream: int  # that does it
+    attach_peak_bytes: int
+    unreturned_bytes: int
+
+
+class GpuAttachment(Attachment):
+    """Parameters are on the GPU, at ``device_parameters()``; gradients leave it through device slots.
+
+    The GPU's memory stays the same over the death of a daemon: autograd's graph may hold views of it. Streams are
+    integers.
+
+    ``move_in`` fills `memory` with the parameters, which it frees elsewhere as it goes, when everything but memory is
+    there. None: the daemon's fill it, and who has others pushes and pulls them. ``keeps_gradients``: what is submitted
+    stays where it is until the step is over, so that it can be submitted again when the daemon has died.
+    """
+
+    memory: GpuMemory | None = None
+    _again = "call zero_grad() and compute the gradients of this step again"
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: optimizer_pb2.AttachOptimizerRequest,
+        ordinal: int,
+        mover: Mover,
+        device_slots: int,
+        max_tensors: Callable[[optimizer_pb2.Layout], int],
+        move_in: Callable[["GpuAttachment"], Moved] | None,
+        keeps_gradients: bool = False,
+    ) -> None:
+        self._gpu = ordinal, mover, device_slots, max_tensors
+        self._move_in = move_in
+        self._keeps_gradients = keeps_gradients
+        self._moved = Moved(0, 0, 0) if move_in is None else None
+        self._tail = False  # of the last step: it may not be over
+        super().__init__(connection, request)
+
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+        previous = self._handles[-1] if self._handles else None
+        super()._attach(request)
+        try:
+            self._attach_gpu(previous, request.sync)
+        except Error:
+            self.end()
+            library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
+            raise
+        if previous is not None:
+            library.function("detach")(self._handles.pop(0))
+        self._tail = False
+        self.resident_buckets = 0
+
+    def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int) -> None:
+        """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
+        ordinal, mover, device_slots, max_tensors = self._gpu
+        most = max_tensors(self.optimizer.layout)
+        options = _options(self.optimizer, self.next_slot, ordinal, mover, device_slots, most)
+        pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
+        if self.memory is None:
+            self.memory = GpuMemory(self._handle, options)
+        if self._moved is None:
+            assert self._move_in is not None
+            self._moved = self._move_in(self)
+        if previous is None:  # also when the daemon died while they moved in, and this is its successor
+            options.push, options.push_stream = pushes, self._moved.stream
+        options.previous, options.memory = previous, self.memory.handle
+        report = structures.GpuReport()
+        library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
+        if not pushes:
+            self.pull()
+        self.report = GpuReport(
+            gpu=report.gpu.decode(),
+            mover=MOVERS[report.mover],
+            sharing="descriptor" if report.shared else "",
+            coherent=bool(report.coherent),
+            staged=bool(report.staged),
+            seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
+            gpu_bytes=report.gpu_bytes,
+            notes=report.notes.decode(errors="replace"),
+            attach_peak_bytes=self._moved.attach_peak_bytes,
+            unreturned_bytes=self._moved.unreturned_bytes,
+        )
+
+    def _recover(self, error: Error) -> bool:
+        """As of any attachment, but gradients that were submitted were on the GPU, and may be gone with the daemon."""
+        lost = self.step_is_open() and not self._keeps_gradients
+        if lost:
+            self._submitted = [call for call in self._submitted if call[0] == "set_group"]
+        committed = super()._recover(error)
+        if lost and not committed:
+            raise Error(
+                grpc.StatusCode.ABORTED,
+                "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
+                f"optimizer and the model has the parameters of the step before: {self._again}",
+            )
+        return committed
+
+    def step_is_open(self) -> bool:
+        return any(call[0] == "begin_step" for call in self._submitted)
+
+    def leave_memory(self) -> None:
+        """After `end()`: the GPU's memory belongs to the views of it."""
+        for handle in self._handles:
+            library.function("gpu_end")(handle)
+        assert self.memory is not None, "there is some since the attach"
+        self.memory.leave_to_views()
+
+    def device_parameters(self) -> int:
+        """Device pointer of the parameters, laid out as the host's."""
+        return library.function("gpu_parameters")(self._handle)
+
+    def pack_stream(self) -> int:
+        """The stream that reads gradients."""
+        return library.function("gpu_stream")(self._handle)
+
+    def pull(self) -> None:
+        library.call("gpu_pull", self._handle)
+
+    def push(self, stream: int) -> None:
+        """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
+        library.call("gpu_push", self._handle, stream)
+
+    def submit_gradient(self, bucket: int, pieces: Sequence[tuple[int, int, int]], dtype: int, stream: int) -> None:
+        """``pieces``: device pointer, first element of the bucket, elements; of DataType ``dtype``, ascending."""
+        tensors = (structures.Tensor * len(pieces))(*(structures.Tensor(*piece) for piece in pieces))
+        self._submit_on_gpu("gpu_gradient_ready", bucket, tensors, len(pieces), dtype, stream)
+
+    def pack_after(self, stream: int) -> None:
+        """Gradients that are submitted from now on wait for what ``stream`` has been given so far, too."""
+        self._submit_on_gpu("gpu_pack_after", stream)
+
+    def _submit_on_gpu(self, *call: Any) -> None:
+        if self._keeps_gradients and self.step_is_open():
+            self._submit(*call)
+            return
+        try:
+            library.call(call[0], self._handle, *call[1:])
+        except Error as error:
+            self._recover(error)
+
+    def await_parameters(self, bucket: int, stream: int) -> None:
+        """Has ``stream`` wait for the parameters of the step that was ended last."""
+        try:
+            self._wait("gpu_await_parameters", stream, bucket)
+        except Error as error:
+            self._recover(error)  # then the parameters are there
+
+    def wait_verdict(self) -> StepResult:
+        """What the step that was ended last turned out to be; its parameters may still be on their way."""
+        self._tail = True
+        return self._wait_result("wait_verdict")
+
+    def wait_over(self) -> None:
+        """Waits until the parameters of the step that was ended last are final."""
+        if self._tail:
+            self._tail = False
+            try:
+                self._wait("wait_step", None)
+            except Error as error:
+                self._recover(error)
+
+    def set_resident(self, count: int) -> None:
+        """Buckets that become resident must have been settled since the last step."""
+        library.call("gpu_set_resident", self._handle, count)
+        self.resident_buckets = count
+
+    def stall_seconds(self) -> float:
+        """How long ``await_parameters`` waited for the daemon since the last step was ended."""
+        return library.function("gpu_stall")(self._handle)

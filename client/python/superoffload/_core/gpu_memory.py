@@ -1,0 +1,68 @@
+"""Memory of a GPU that trainer and daemon share, as Python's views hold it (superoffload_gpu.h)."""
+
+import ctypes
+import sys
+
+from superoffload._core import library, structures
+
+
+class GpuMemory:
+    """Addresses in GPU memory, with memory behind them as far as it was asked for; views keep it alive.
+
+    Once nobody but views needs it, a piece in which no view lies gives its memory back, now and whenever a view goes.
+    """
+
+    def __init__(self, attachment: ctypes.c_void_p, options: structures.GpuOptions) -> None:
+        self.handle = ctypes.c_void_p()
+        library.call("gpu_reserve", attachment, ctypes.byref(options), ctypes.byref(self.handle))
+        self.address: int = library.function("gpu_address")(self.handle)
+        self.piece_bytes = self.backed_bytes = 0
+        self._held: dict[int, set[int]] = {}  # by piece: what holds it
+        self._left = False
+        self.back(0)
+
+    def back(self, end: int) -> None:
+        """Has memory for what lies before ``end``, in whole pieces; RESOURCE_EXHAUSTED when the GPU has no more."""
+        piece_bytes, backed_bytes = ctypes.c_uint64(), ctypes.c_uint64()
+        library.call("gpu_back", self.handle, end, ctypes.byref(piece_bytes), ctypes.byref(backed_bytes))
+        self.piece_bytes, self.backed_bytes = piece_bytes.value, backed_bytes.value
+
+    def hold(self, begin: int, end: int) -> "Hold":
+        """What a view of these bytes keeps alive."""
+        pieces = range(begin // self.piece_bytes, (end - 1) // self.piece_bytes + 1)
+        hold = Hold(self, pieces)
+        for piece in pieces:
+            self._held.setdefault(piece, set()).add(id(hold))
+        return hold
+
+    def leave_to_views(self) -> None:
+        """Attachments have ended: from now on only views need it."""
+        self._left = True
+        self.back(0)  # the attachment has backed the rest
+        self._give_back(range(-(-self.backed_bytes // self.piece_bytes)))
+
+    def let_go(self, hold: "Hold") -> None:
+        for piece in hold.pieces:
+            self._held[piece].discard(id(hold))
+        if self._left:
+            self._give_back(hold.pieces)
+
+    def _give_back(self, pieces: range) -> None:
+        for piece in pieces:
+            if not self._held.get(piece):
+                library.function("gpu_give_back")(self.handle, piece)  # what fails stays until the end
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            library.function("gpu_release")(getattr(self, "handle", None))
+
+
+class Hold:
+    """Keeps pieces of a `GpuMemory`. Its end may come in any thread."""
+
+    def __init__(self, memory: GpuMemory, pieces: range) -> None:
+        self._memory, self.pieces = memory, pieces
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():
+            self._memory.let_go(self)

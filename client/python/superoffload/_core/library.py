@@ -1,0 +1,131 @@
+"""libsuperoffload.so (superoffload.h, superoffload_gpu.h, superoffload_xla.h) through ctypes."""
+
+import ctypes
+import functools
+import os
+
+import grpc
+
+from superoffload._core import programs, structures
+from superoffload._core.error import Error, from_number
+
+INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+_ENVIRONMENT = "SUPEROFFLOAD_LIBRARY"
+_FILE = "libsuperoffload.so.0"
+
+_P, _D, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
+_SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
+
+# name -> (result, arguments); int results are status codes.
+_FUNCTIONS = {
+    "version": (ctypes.c_char_p, []),
+    "last_error": (ctypes.c_char_p, []),
+    "size_of": (ctypes.c_size_t, [ctypes.c_char_p]),
+    "connect": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(_P)]),
+    "token": (ctypes.c_char_p, [_P]),
+    "disconnect": (None, [_P]),
+    "attach": (ctypes.c_int, [_P, _U64, _U64, _U32, ctypes.POINTER(_P)]),
+    "detach": (None, [_P]),
+    "parameters": (_P, [_P, _SIZE_OUT]),
+    "gradients": (_P, [_P, _SIZE_OUT]),
+    "state": (_P, [_P, _SIZE_OUT]),
+    "set_group": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_D), _U32]),
+    "parameters_absent": (ctypes.c_int, [_P, _U32, _U32]),
+    "begin_step": (ctypes.c_int, [_P, _D]),
+    "gradient_ready": (ctypes.c_int, [_P, _U32]),
+    "measure_norm": (ctypes.c_int, [_P, _D]),
+    "end_step": (ctypes.c_int, [_P, _D, _D]),
+    "abandon_step": (ctypes.c_int, [_P]),
+    "prepare_step": (ctypes.c_int, [_P, _D, _D]),
+    "wait_prepared": (ctypes.c_int, [_P, _I64, ctypes.POINTER(_D)]),
+    "end_prepared_step": (ctypes.c_int, [_P, _D, _D, _D]),
+    "agree": (ctypes.c_int, [ctypes.POINTER(structures.RunReport), _U32, _U32, ctypes.POINTER(structures.RunDecision)]),
+    "wait_sum": (ctypes.c_int, [_P, _I64, ctypes.POINTER(_D)]),
+    "wait_norm": (ctypes.c_int, [_P, _I64, ctypes.POINTER(_D)]),
+    "wait_verdict": (ctypes.c_int, [_P, _I64, ctypes.POINTER(structures.Verdict)]),
+    "wait_parameters": (ctypes.c_int, [_P, _U32, _I64]),
+    "wait_step": (ctypes.c_int, [_P, _I64, ctypes.POINTER(structures.Verdict)]),
+    "copy_and_digest": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U64)]),
+    "find_difference": (
+        ctypes.c_int,
+        [ctypes.POINTER(structures.Range), _U32, _U32, _U32, _U32, ctypes.POINTER(_U32)],
+    ),
+    "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(structures.GpuReport)]),
+    "gpu_reserve": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(_P)]),
+    "gpu_back": (ctypes.c_int, [_P, _U64, ctypes.POINTER(_U64), ctypes.POINTER(_U64)]),
+    "gpu_give_back": (ctypes.c_int, [_P, _U64]),
+    "gpu_end": (None, [_P]),
+    "gpu_address": (_U64, [_P]),
+    "gpu_release": (None, [_P]),
+    "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
+    "gpu_parameters": (_U64, [_P]),
+    "gpu_stream": (_U64, [_P]),
+    "gpu_pull": (ctypes.c_int, [_P]),
+    "gpu_push": (ctypes.c_int, [_P, _U64]),
+    "gpu_gradient_ready": (ctypes.c_int, [_P, _U32, ctypes.POINTER(structures.Tensor), _U32, _U32, _U64]),
+    "gpu_pack_after": (ctypes.c_int, [_P, _U64]),
+    "gpu_await_parameters": (ctypes.c_int, [_P, _U32, _I64, _U64]),
+    "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
+    "gpu_stall": (_D, [_P]),
+    "xla_open": (ctypes.c_int, [ctypes.POINTER(structures.XlaOptions), ctypes.POINTER(_I64)]),
+    "xla_close": (None, [_I64]),
+    "xla_attach": (ctypes.c_int, [_I64, _P]),
+    "xla_set_scalars": (ctypes.c_int, [_I64, _U32, ctypes.POINTER(_D), _U32]),
+    "xla_step_over": (ctypes.c_int, [_I64, _U32, _U64, _D]),
+    "xla_hand_over": (ctypes.c_int, [_I64, _U32, _U64, _U64, _P]),
+    "xla_absent": (ctypes.c_int, [_I64, _U32]),
+    "xla_arrived": (ctypes.c_int, [_I64, ctypes.POINTER(_U64)]),
+    "xla_look": (ctypes.c_int, [_I64, ctypes.POINTER(structures.XlaOpenStep)]),
+    "xla_take": (ctypes.c_int, [_I64, ctypes.POINTER(structures.XlaOpenStep), ctypes.POINTER(_U32)]),
+    "xla_handler": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_P)]),
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = os.environ.get(_ENVIRONMENT) or programs.installed("lib", _FILE) or _FILE
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise Error(
+            grpc.StatusCode.UNAVAILABLE,
+            f"cannot load {path}: {error}; install superoffloadd or point ${_ENVIRONMENT} at its client library",
+        ) from error
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"superoffload_{name}", None)
+        if function is None:
+            raise _other_version(path, f"it has no superoffload_{name}")
+        function.restype, function.argtypes = result, arguments
+    for name, structure in structures.BY_NAME.items():
+        size = library.superoffload_size_of(name.encode())
+        if size != ctypes.sizeof(structure):
+            raise _other_version(path, f"its {name} has {size} bytes, ours {ctypes.sizeof(structure)}")
+    return library
+
+
+def _other_version(path: str, difference: str) -> Error:
+    return Error(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"{path} is of another version than this package: {difference}; install superoffloadd and the package of one "
+        f"version, or point ${_ENVIRONMENT} at its client library",
+    )
+
+
+def load() -> None:
+    """Raises Error when there is none."""
+    _library()
+
+
+def function(name: str):
+    """superoffload_<name>, for the hot path."""
+    return getattr(_library(), f"superoffload_{name}")
+
+
+def check(code: int) -> None:
+    """Raises Error when a status code is not OK."""
+    if code:
+        raise from_number(code, function("last_error")().decode())
+
+
+def call(name: str, *arguments) -> None:
+    check(function(name)(*arguments))

@@ -1,0 +1,28 @@
+"""Passes of the client library over many ranges of memory at once: copies with digests, and comparisons."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from superoffload._core import library, structures
+
+Range = tuple[int, int | None, int]  # addresses from and to, bytes
+
+
+def _array(ranges: Sequence[Range]) -> ctypes.Array:
+    values: Sequence[Any] = ranges  # ctypes makes its structures of tuples
+    return (structures.Range * len(ranges))(*values)
+
+
+def copy_and_digest(ranges: Sequence[Range], threads: int) -> list[int]:
+    """Digests of what is at ``from``, which is copied to ``to`` unless that is None."""
+    digests = (ctypes.c_uint64 * len(ranges))()
+    library.call("copy_and_digest", _array(ranges), len(ranges), threads, digests)
+    return list(digests)
+
+
+def find_difference(ranges: Sequence[Range], threads: int, every_bytes: int = 0, random: int = 0) -> int | None:
+    """Index of a range whose two sides differ, if any; ``every_bytes``: compares a sample of each, else all."""
+    found = ctypes.c_uint32()
+    library.call("find_difference", _array(ranges), len(ranges), threads, every_bytes, random, ctypes.byref(found))
+    return None if found.value == len(ranges) else found.value

@@ -1,0 +1,184 @@
+"""The structures of superoffload.h, superoffload_gpu.h and superoffload_xla.h, for ctypes."""
+
+import ctypes
+
+
+class Verdict(ctypes.Structure):
+    """superoffload_verdict."""
+
+    _fields_ = [
+        ("kind", ctypes.c_uint32),
+        ("speculated_buckets", ctypes.c_uint32),
+        ("republished_buckets", ctypes.c_uint32),
+        ("next_slot", ctypes.c_uint32),
+        ("consecutive_skips", ctypes.c_uint32),
+        ("step", ctypes.c_uint64),
+        ("committed_steps", ctypes.c_uint64),
+        ("global_norm", ctypes.c_double),
+        ("clip_coefficient", ctypes.c_double),
+    ]
+
+
+class Bucket(ctypes.Structure):
+    """superoffload_bucket."""
+
+    _fields_ = [
+        ("elements", ctypes.c_uint64),
+        ("parameters_offset", ctypes.c_uint64),
+        ("gradient_offsets", ctypes.c_uint64 * 2),
+        ("state_offset", ctypes.c_uint64),
+        ("dtype", ctypes.c_uint32),
+        ("gradient_dtype", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class GpuOptions(ctypes.Structure):
+    """superoffload_gpu_options."""
+
+    _fields_ = [
+        ("ordinal", ctypes.c_int32),
+        ("mover", ctypes.c_uint32),
+        ("share", ctypes.c_uint32),
+        ("device_slots", ctypes.c_uint32),
+        ("max_bucket_tensors", ctypes.c_uint32),
+        ("next_slot", ctypes.c_uint32),
+        ("bucket_count", ctypes.c_uint32),
+        ("group_count", ctypes.c_uint32),
+        ("scalar_count", ctypes.c_uint32),
+        ("array_count", ctypes.c_uint32),
+        ("parameter_count", ctypes.c_uint32),
+        ("buckets", ctypes.POINTER(Bucket)),
+        ("algorithm", ctypes.c_char_p),
+        ("scalars", ctypes.POINTER(ctypes.c_double)),
+        ("array_offsets", ctypes.POINTER(ctypes.c_uint64)),
+        ("parameter_offsets", ctypes.POINTER(ctypes.c_uint64)),
+        ("parameter_steps", ctypes.POINTER(ctypes.c_uint64)),
+        ("committed_steps", ctypes.c_uint64),
+        ("previous", ctypes.c_void_p),
+        ("memory", ctypes.c_void_p),
+        ("push", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("push_stream", ctypes.c_uint64),
+    ]
+
+
+class GpuReport(ctypes.Structure):
+    """superoffload_gpu_report."""
+
+    _fields_ = [
+        ("mover", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+        ("coherent", ctypes.c_uint32),
+        ("staged", ctypes.c_uint32),
+        ("seconds", ctypes.c_double * 4),
+        ("gpu_bytes", ctypes.c_uint64),
+        ("gpu", ctypes.c_char * 64),
+        ("notes", ctypes.c_char * 512),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """superoffload_tensor."""
+
+    _fields_ = [("data", ctypes.c_uint64), ("first", ctypes.c_uint64), ("elements", ctypes.c_uint64)]
+
+
+class Range(ctypes.Structure):
+    """superoffload_range."""
+
+    _fields_ = [("origin", ctypes.c_void_p), ("to", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+
+
+class XlaParameter(ctypes.Structure):
+    """superoffload_xla_parameter."""
+
+    _fields_ = [
+        ("elements", ctypes.c_uint64),
+        ("parameters_offset", ctypes.c_uint64),
+        ("gradient_offsets", ctypes.c_uint64 * 2),
+        ("first_bucket", ctypes.c_uint32),
+        ("bucket_count", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class XlaOptions(ctypes.Structure):
+    """superoffload_xla_options."""
+
+    _fields_ = [
+        ("parameters", ctypes.POINTER(XlaParameter)),
+        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("buckets", ctypes.POINTER(Bucket)),
+        ("parameter_count", ctypes.c_uint32),
+        ("bucket_count", ctypes.c_uint32),
+        ("group_count", ctypes.c_uint32),
+        ("scalar_count", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class XlaOpenStep(ctypes.Structure):
+    """superoffload_xla_open_step."""
+
+    _fields_ = [
+        ("begun", ctypes.c_uint32),
+        ("bucket_count", ctypes.c_uint32),
+        ("gone", ctypes.c_uint32),
+        ("lost", ctypes.c_uint32),
+        ("next_slot", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("committed_steps", ctypes.c_uint64),
+        ("steps", ctypes.c_uint64),
+        ("skips", ctypes.c_uint64 * 6),
+        ("gradient_scale", ctypes.c_double),
+        ("verdict", Verdict),
+    ]
+
+
+class RunTerms(ctypes.Structure):
+    """superoffload_run_terms."""
+
+    _fields_ = [
+        ("sum_of_squares", ctypes.c_double),
+        ("gradient_scale", ctypes.c_double),
+        ("max_grad_norm", ctypes.c_double),
+    ]
+
+
+class RunReport(ctypes.Structure):
+    """superoffload_run_report."""
+
+    _fields_ = [
+        ("lineage", ctypes.c_uint64),
+        ("committed_steps", ctypes.c_uint64),
+        ("last", RunTerms),
+        ("prepared_step", ctypes.c_uint64),
+        ("prepared_attempt", ctypes.c_uint64),
+        ("prepared", RunTerms),
+    ]
+
+
+class RunDecision(ctypes.Structure):
+    """superoffload_run_decision."""
+
+    _fields_ = [("action", ctypes.c_uint32), ("attempt", ctypes.c_uint64), ("commit", RunTerms)]
+
+
+BY_NAME = {
+    "superoffload_bucket": Bucket,
+    "superoffload_gpu_options": GpuOptions,
+    "superoffload_gpu_report": GpuReport,
+    "superoffload_range": Range,
+    "superoffload_run_decision": RunDecision,
+    "superoffload_run_report": RunReport,
+    "superoffload_run_terms": RunTerms,
+    "superoffload_tensor": Tensor,
+    "superoffload_verdict": Verdict,
+    "superoffload_xla_open_step": XlaOpenStep,
+    "superoffload_xla_options": XlaOptions,
+    "superoffload_xla_parameter": XlaParameter,
+}

@@ -1,0 +1,21 @@
+"""How Optax spells what the daemon computes with; the arithmetic is the daemon's."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Schedule = Callable[[Any], Any]  # committed steps -> value, as in Optax; made of JAX operations
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """One of the daemon's algorithms, in Optax's words."""
+
+    daemon_name: str  # Algorithm.name of the proto
+    scalars: Mapping[str, str]  # the daemon's name -> Optax's
+    decay: str  # the daemon's name of the scalar that is 0 for leaves that mask= leaves out
+
+    def values(self, group: Mapping[str, Any], decayed: bool) -> dict[str, Any]:
+        """A group's values by the daemon's names; a schedule stays one."""
+        values = {ours: group[optax] for ours, optax in self.scalars.items()}
+        return values if decayed else {**values, self.decay: 0.0}

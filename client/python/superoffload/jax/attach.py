@@ -1,0 +1,143 @@
+"""How a pytree's leaves become an optimizer in the daemon: created or found, filled, attached to."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from superoffload._core import hosting, memory, policies, run
+from superoffload._core.control import Connection
+from superoffload._core.error import Error
+from superoffload._core.gpu_piece_attachment import GpuPieceAttachment
+from superoffload._core.piece_attachment import PieceAttachment
+from superoffload.jax import arrays, cuda
+from superoffload.jax.algorithm import Algorithm
+from superoffload.jax.groups import Groups
+from superoffload.jax.tree import HostedLeaf
+from superoffload.v1 import optimizer_pb2
+
+
+@dataclasses.dataclass
+class Subject:
+    """What is to be optimized."""
+
+    connection: Connection
+    name: str
+    anonymous: bool
+    algorithm: Algorithm
+    groups: Groups
+    hosted: list[HostedLeaf]
+    policies: optimizer_pb2.Policies
+    bucket_bytes: int
+    member: run.Member | None  # None: it trains alone
+    gpu: Any | None  # the JAX device that the parameters are on; None: the CPU
+
+    def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
+        """Nobody is attached."""
+        hosting.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
+
+
+def attach(
+    subject: Subject,
+    leaves: Sequence[Any],
+    sync: policies.Sync,
+    restore: optimizer_pb2.RestoreOptimizerRequest | None,
+) -> tuple[PieceAttachment, bool]:
+    """Creates the optimizer where the daemon has none of its name. Returns whether the daemon's parameters are others.
+
+    ``leaves``: the parameters, in the order of ``subject.hosted``.
+    """
+    specification = [leaf.to_proto() for leaf in subject.hosted]
+    create = optimizer_pb2.CreateOptimizerRequest(
+        anonymous=subject.anonymous,
+        name=subject.name,
+        algorithm=subject.algorithm.daemon_name,
+        parameters=specification,
+        policies=subject.policies,
+        bucket_bytes=subject.bucket_bytes,
+        groups=subject.groups.to_proto(0),
+    )
+    if subject.member is not None:
+        subject.member.mark(create)
+    created = hosting.create(subject.connection, create)
+    existing = None if created else subject.connection.get_whole(subject.name)
+    if existing is not None:
+        hosting.check_algorithm(existing, subject.algorithm.daemon_name)
+        hosting.check_same(specification, existing)
+    request = optimizer_pb2.AttachOptimizerRequest(
+        name=subject.name, sync=optimizer_pb2.SYNC_PUSH if created else policies.SYNC[sync]
+    )
+    if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
+        _restore(subject, restore, created)
+        request.sync = optimizer_pb2.SYNC_PULL
+    if request.sync == optimizer_pb2.SYNC_CHECK:
+        request.parameter_crc32.extend(
+            _checksum(leaf, hosted) for leaf, hosted in zip(leaves, subject.hosted, strict=True)
+        )
+    if subject.gpu is None:
+        attachment = PieceAttachment(subject.connection, request)
+    else:
+        attachment = GpuPieceAttachment(subject.connection, request, cuda.ordinal(subject.gpu))
+    if existing is not None:
+        hosting.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
+    if request.sync == optimizer_pb2.SYNC_PUSH:
+        push(attachment, subject.hosted, leaves)
+    return attachment, request.sync == optimizer_pb2.SYNC_PULL
+
+
+def _restore(subject: Subject, source: optimizer_pb2.RestoreOptimizerRequest, created: bool) -> None:
+    try:
+        subject.restore(source)
+    except Error:
+        if created:
+            hosting.delete(subject.connection, subject.name)
+        raise
+
+
+def _pieces(leaf: Any, hosted: HostedLeaf) -> list[tuple[int, np.ndarray]]:
+    """Bytes of what is hosted here, each piece with the place of its first one; in order."""
+    pieces = arrays.pieces_of(leaf, hosted.dtype, hosted.part)
+    size = hosted.dtype.itemsize
+    return sorted(((first * size, piece.reshape(-1).view(np.uint8)) for first, piece in pieces), key=lambda p: p[0])
+
+
+def _checksum(leaf: Any, hosted: HostedLeaf) -> int:
+    checksum = 0
+    for _, piece in _pieces(leaf, hosted):
+        checksum = zlib.crc32(piece.data, checksum)
+    return checksum
+
+
+def push(attachment: PieceAttachment, hosted: Sequence[HostedLeaf], leaves: Sequence[Any]) -> None:
+    """The trainer wins. No step is open."""
+    views = []
+    for leaf, spec, place in zip(leaves, hosted, attachment.optimizer.layout.placements, strict=True):
+        view = np.frombuffer(attachment.parameters(place.parameters_offset, spec.nbytes), np.uint8)
+        for first, piece in _pieces(leaf, spec):
+            view[first : first + piece.size] = piece
+        views.append(view)
+    name = attachment.optimizer.name
+    attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=name))
+    refresh(attachment)
+
+
+def refresh(attachment: PieceAttachment) -> None:
+    """The daemon has published parameters that no step has brought: the GPU gets them, if there is one."""
+    if isinstance(attachment, GpuPieceAttachment):
+        attachment.pull()
+
+
+def published(attachment: PieceAttachment, hosted: Sequence[HostedLeaf], threads: int) -> list[np.ndarray]:
+    """Copies of what this process hosts of the parameters of the last step."""
+    targets = [arrays.empty(leaf.part.shape, leaf.dtype) for leaf in hosted]
+    views = [
+        np.frombuffer(attachment.parameters(place.parameters_offset, leaf.nbytes), np.uint8)
+        for leaf, place in zip(hosted, attachment.optimizer.layout.placements, strict=True)
+    ]
+    ranges = [
+        (view.ctypes.data, target.ctypes.data, target.nbytes) for view, target in zip(views, targets, strict=True)
+    ]
+    memory.copy_and_digest(ranges, threads)
+    return targets

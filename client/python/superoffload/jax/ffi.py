@@ -1,0 +1,155 @@
+"""Calls that compiled programs make of the client library, through XLA's foreign function interface.
+
+A target's operands and results are those of client/src/xla/handlers.cc, and on GPUs of cuda_handlers.cc. All have side
+effects, so XLA neither drops them nor runs one for two. A GPU's operands are in its memory: what its handlers must know
+at once are attributes.
+"""
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from superoffload._core import library
+from superoffload._core.error import Error
+from superoffload._core.step_result import StepResult
+
+_PREFIX = "superoffload_"
+_TARGETS = {  # by XLA's platform
+    "cpu": ("hand_over", "step", "count"),
+    "CUDA": ("hand_over", "step", "count", "publish"),
+}
+
+
+@functools.cache
+def _register() -> None:
+    """Raises Error when the library has no handlers."""
+    for platform, names in _TARGETS.items():
+        for name in names:
+            target = jax.ffi.pycapsule(_handler(name, platform.lower()))
+            try:
+                jax.ffi.register_ffi_target(_PREFIX + name, target, platform=platform)
+            except Exception as error:
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"jax {jax.__version__} does not take this libsuperoffload's calls ({error}): install a newer jax, "
+                    "or build libsuperoffload where this jaxlib is installed; step() outside of jit works with any, on "
+                    "the CPU",
+                ) from None
+
+
+def check_handlers() -> None:
+    """Raises Error when programs cannot call the library."""
+    _register()
+
+
+def _handler(name: str, platform: str) -> int:
+    """Its address in the client library."""
+    handler = ctypes.c_void_p()
+    library.call("xla_handler", name.encode(), platform.encode(), ctypes.byref(handler))
+    assert handler.value is not None, "it is there when the call succeeds"
+    return handler.value
+
+
+_WHOLE = -1
+
+
+def _call(name: str, results: Any, **options: Any) -> Any:
+    _register()
+    return jax.ffi.ffi_call(_PREFIX + name, results, has_side_effect=True, **options)
+
+
+def _numbers(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def _like(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def hand_over(
+    submitter: int, parameters: Sequence[int], gradients: Sequence[Any], index: Any, passing: Sequence[Any]
+) -> list[Any]:
+    """Hands gradients over; returns ``passing``, unchanged. Whoever uses those comes after the call.
+
+    ``index``: which slices the gradients are of the parameters; None: they are whole.
+    """
+    whole = np.int64(index is None)
+    number = jnp.int32(_WHOLE) if index is None else index
+    aliases = {1 + place: place for place in range(len(passing))}
+    call = _call("hand_over", [_like(array) for array in passing], input_output_aliases=aliases)
+
+    @jax.custom_batching.custom_vmap
+    def passed(*operands: Any) -> Any:
+        return call(*operands, submitter=np.int64(submitter), parameters=_numbers(parameters), whole=whole)
+
+    @passed.def_vmap
+    def _(*_: Any) -> Any:
+        raise Error(
+            grpc.StatusCode.UNIMPLEMENTED,
+            "an offloaded layer is mapped by jax.vmap, under which its parameters would have one gradient per mapped "
+            "input: map inside of layer_fn instead, offloaded(lambda own, x: jax.vmap(...)(x), ...)",
+        )
+
+    return list(passed(number, *passing, *gradients))
+
+
+def publish(submitter: int, published: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+    """All parameters, on a GPU, as the step that was ended last has left them."""
+    return list(_call("publish", list(published))(submitter=np.int64(submitter)))
+
+
+def count(submitter: int, after: Sequence[Any]) -> Any:
+    """Committed steps, once ``after`` is there."""
+    call = _call("count", jax.ShapeDtypeStruct((), jnp.int32))
+    return call(*after, submitter=np.int64(submitter))
+
+
+def step(
+    submitter: int,
+    gradients: Mapping[int, Any],
+    published: Sequence[jax.ShapeDtypeStruct],
+    schedules: Mapping[int, Any],
+    gradient_scale: Any,
+    max_grad_norm: float,
+) -> tuple[list[Any], StepResult]:
+    """A whole step; returns all parameters. ``gradients`` by parameter; those of others are absent."""
+    first = next(iter(gradients.values()))
+    committed = count(submitter, [first.reshape(-1)[:1]])
+    scalars = [jnp.asarray(schedule(committed), jnp.float32).reshape(()) for schedule in schedules.values()]
+    results = [jax.ShapeDtypeStruct((6,), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.float32), *published]
+    aliases = {3 + place: 2 + parameter for place, parameter in enumerate(gradients)}
+    numbers, reals, *params = _call("step", results, input_output_aliases=aliases)(
+        committed,
+        jnp.asarray(gradient_scale, jnp.float32).reshape(()),
+        jnp.stack(scalars) if scalars else jnp.zeros((0,), jnp.float32),
+        *gradients.values(),
+        submitter=np.int64(submitter),
+        parameters=_numbers(list(gradients)),
+        absent=_numbers([parameter for parameter in range(len(published)) if parameter not in gradients]),
+        scheduled=_numbers(list(schedules)),
+        max_grad_norm=np.float64(max_grad_norm),
+    )
+    report = StepResult(
+        kind=numbers[0],
+        step=numbers[1],
+        committed_steps=numbers[2],
+        global_norm=reals[0],
+        clip_coefficient=reals[1],
+        speculated_buckets=numbers[3],
+        republished_buckets=numbers[4],
+        consecutive_skips=numbers[5],
+    )
+    return params, report
+
+
+jax.tree_util.register_dataclass(
+    StepResult,
+    data_fields=[field for field in StepResult.__dataclass_fields__],
+    meta_fields=[],
+)

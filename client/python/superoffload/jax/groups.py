@@ -1,0 +1,91 @@
+"""Parameter groups of a pytree: labels as in optax.multi_transform, masks as Optax's optimizers have them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from superoffload.jax import tree
+from superoffload.jax.algorithm import Algorithm
+from superoffload.v1 import optimizer_pb2
+
+_ALL = "all"
+
+
+class Groups:
+    """What each group's scalars are at a step. A group is a label, with or without decay."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        defaults: Mapping[str, Any],
+        labels: Any,
+        groups: Mapping[str, Mapping[str, Any]] | None,
+        mask: Any,
+    ) -> None:
+        if (labels is None) != (groups is None):
+            raise ValueError("labels= and groups= go together: labels of leaves, and each label's hyper-parameters")
+        self._algorithm = algorithm
+        self._values = tree.group_values(defaults, {_ALL: {}} if groups is None else groups)
+        self._labels, self._mask = labels, mask
+        self._keys: list[tuple[str, bool]] = []
+        self._compiled: dict[int, Any] = {}
+        for label, values in self._values.items():
+            for name, value in values.items():
+                if callable(value):
+                    if name != "learning_rate":
+                        raise ValueError(f"{name} of group {label!r} is a schedule, but only learning_rate may be one")
+                elif not math.isfinite(value):
+                    raise ValueError(f"{name} of group {label!r} is {value} but must be finite")
+
+    def assign(self, params: Any) -> list[int]:
+        """The group of each leaf."""
+        count = len(tree.named_leaves(params)[0])
+        labels = [_ALL] * count if self._labels is None else tree.prefix_values(self._labels, params)
+        decayed = [True] * count if self._mask is None else tree.prefix_values(self._mask, params)
+        if unknown := {label for label in labels if label not in self._values}:
+            raise ValueError(f"leaves have the label {min(map(str, unknown))}, but groups= has {list(self._values)}")
+        keys = [(label, bool(decay)) for label, decay in zip(labels, decayed, strict=True)]
+        self._keys = sorted(set(keys), key=keys.index)
+        return [self._keys.index(key) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _group(self, index: int) -> dict[str, Any]:
+        label, decayed = self._keys[index]
+        return self._algorithm.values(self._values[label], decayed)
+
+    def scalars(self, index: int, names: Sequence[str], committed_steps: int) -> list[float]:
+        """A group's values for the step that follows ``committed_steps``, in the order of ``names``."""
+        values = self._group(index)
+        return [
+            self._at(values[name], committed_steps) if callable(values[name]) else float(values[name]) for name in names
+        ]
+
+    def _at(self, schedule: Any, committed_steps: int) -> float:
+        compiled = self._compiled.setdefault(id(schedule), jax.jit(lambda count: jnp.asarray(schedule(count))))
+        return float(compiled(jnp.asarray(committed_steps, jnp.int32)))
+
+    def schedules(self, names: Sequence[str]) -> dict[int, Any]:
+        """Schedules by the place of their scalar among those of all groups."""
+        return {
+            index * len(names) + place: self._group(index)[name]
+            for index in range(len(self))
+            for place, name in enumerate(names)
+            if callable(self._group(index)[name])
+        }
+
+    def to_proto(self, committed_steps: int) -> list[optimizer_pb2.ParameterGroup]:
+        names = list(self._algorithm.scalars)
+        return [
+            optimizer_pb2.ParameterGroup(
+                scalars=[
+                    optimizer_pb2.Scalar(name=name, value=value)
+                    for name, value in zip(names, self.scalars(index, names, committed_steps), strict=True)
+                ]
+            )
+            for index in range(len(self))
+        ]

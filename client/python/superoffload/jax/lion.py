@@ -1,0 +1,22 @@
+"""Lion: names of scalars, and defaults. What optimizers have in common: optimizer.py."""
+
+from typing import Any
+
+from superoffload.jax.algorithm import Algorithm, Schedule
+from superoffload.jax.optimizer import Optimizer
+
+_SCALARS = {"lr": "learning_rate", "beta1": "b1", "beta2": "b2", "weight_decay": "weight_decay"}
+_LION = Algorithm("lion", _SCALARS, "weight_decay")
+
+
+def lion(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    weight_decay: float = 1e-3,
+    mask: Any = None,
+    **options: Any,
+) -> Optimizer:
+    """Lion as optax.lion defines it; arguments as for `adamw`."""
+    defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "weight_decay": weight_decay}
+    return Optimizer(_LION, defaults, mask, **options)

@@ -1,0 +1,196 @@
+"""Steps of an optimizer: gradients that come in pieces, from here and from programs of XLA, until the verdict."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+import jax
+
+from superoffload._core import run, run_step, skips
+from superoffload._core.error import Error
+from superoffload._core.piece_attachment import PieceAttachment
+from superoffload._core.step_result import StepResult, VerdictKind
+from superoffload.jax import arrays, ffi, tree
+from superoffload.jax.groups import Groups
+from superoffload.jax.hosted_tree import HostedTree
+from superoffload.jax.tree import HostedLeaf
+
+
+class Stepping:
+    """``hosted``: whose leaves are hosted, and which of them offloaded layers hand over. ``group``: of the run."""
+
+    def __init__(
+        self,
+        attachment: PieceAttachment,
+        hosted: HostedTree,
+        groups: Groups,
+        group: run.Group | None,
+    ) -> None:
+        self._attachment = attachment
+        self._group = group
+        self._hosted = hosted.hosted
+        self._gpu = hosted.gpu
+        self._groups = groups
+        self._claimed = hosted.is_claimed
+        self._last_result: StepResult | None = None
+        self._skipped: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
+        self._steps_inside = 0  # of jit, that are known
+        self._gradient_scale = 1.0
+        self.prepare()
+
+    def prepare(self) -> None:
+        """The last step is over: gradients of the next one may come."""
+        self._attachment.prepare(self._scalars(), self._gradient_scale)
+
+    def _scalars(self) -> list[list[float]]:
+        names, committed = self._attachment.scalar_names, self._attachment.committed_steps
+        return [self._groups.scalars(index, names, committed) for index in range(len(self._groups))]
+
+    def sync(self) -> None:
+        """Takes notice of steps inside of jit, and comes back from one that the daemon's death has cut off.
+
+        Raises Error when a step is prepared whose verdict is not known.
+        """
+        if self._attachment.undecided:
+            self._attachment.settle()
+        step = self._attachment.sync()
+        self._look_inside()
+        if step.lost:
+            self.prepare()
+
+    def finish(self, given: Sequence[Any] | None, gradient_scale: float, max_norm: float) -> StepResult:
+        """``given``: gradients of the leaves; those that have come before are ignored."""
+        with self._settled(self._attachment.committed_steps):
+            with contextlib.suppress(Exception):  # of a program that failed: of ours arrived() tells
+                jax.effects_barrier()
+            with run_step.told(self._group, self._attachment):
+                self._hand_over_rest(given)
+            result = self._attachment.end_pieces(self._scalars(), gradient_scale, max_norm, self._group)
+            self._count(result)
+            self._gradient_scale = gradient_scale
+            self.prepare()
+        return result
+
+    def _shapes(self) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._hosted]
+
+    @functools.cached_property
+    def _publish(self) -> Callable[[], list[Any]]:
+        publish = functools.partial(ffi.publish, self._attachment.number, self._shapes())
+        return jax.jit(publish, out_shardings=[leaf.sharding for leaf in self._hosted])
+
+    def published_on_gpu(self) -> list[Any]:
+        """The parameters of the last step, once they are there."""
+        return jax.block_until_ready(self._publish())
+
+    def _hand_over_rest(self, given: Sequence[Any] | None) -> None:
+        on_gpu: dict[int, Any] = {}
+        for index, (leaf, came) in enumerate(zip(self._hosted, self._attachment.arrived(), strict=True)):
+            if came == leaf.elements:
+                continue
+            gradient = None if given is None else given[index]
+            if came or gradient is None and (given is None or self._claimed(leaf.name)):
+                raise self._missing(leaf, came)
+            if gradient is None:
+                self._attachment.absent(index)
+                continue
+            if self._gpu is not None:
+                on_gpu[index] = jax.device_put(gradient, self._gpu).astype(leaf.dtype)
+                continue
+            if leaf.sharding is not None and self._group is not None:
+                gradient = arrays.sharded_as(gradient, leaf.sharding)
+            for first, memory in arrays.pieces_of(gradient, leaf.dtype, leaf.part):
+                self._attachment.hand_over(index, first, memory.size, memory.ctypes.data)
+
+        if on_gpu:
+            self._hand_over_on_gpu(on_gpu)
+
+    def _hand_over_on_gpu(self, gradients: Mapping[int, Any]) -> None:
+        """By the call that programs make; waits until it was made."""
+        try:
+            ffi.hand_over(self._attachment.number, list(gradients), list(gradients.values()), None, [])
+            jax.effects_barrier()
+        except Exception:
+            self._attachment.arrived()  # raises the error that the call has ended with
+            raise
+
+    def _missing(self, leaf: HostedLeaf, came: int) -> Error:
+        part = f"{came} of {leaf.elements} elements of the gradient" if came else "no gradient"
+        remedy = (
+            "its offloaded layer did not run in this backward pass (with index= for each layer of a stack)"
+            if self._claimed(leaf.name)
+            else "pass finish(gradients), or make its layer an offloaded one"
+        )
+        return Error(grpc.StatusCode.FAILED_PRECONDITION, f"{part} of {leaf.name} came since the last step: {remedy}")
+
+    def traced(self, found: Sequence[Any], gradient_scale: Any, max_norm: float) -> tuple[list[Any], StepResult]:
+        """A step inside of jit; returns the parameters. ``found``: gradients of the leaves, or None."""
+        tree.check_one_device(self._hosted)
+        own = {
+            index: gradient.astype(leaf.dtype)
+            for index, (leaf, gradient) in enumerate(zip(self._hosted, found, strict=True))
+            if gradient is not None
+        }
+        schedules = self._groups.schedules(self._attachment.scalar_names)
+        return ffi.step(self._attachment.number, own, self._shapes(), schedules, gradient_scale, max_norm)
+
+    @contextlib.contextmanager
+    def _settled(self, committed_steps: int) -> Iterator[None]:
+        """An exception leaves no step open, and says what became of it."""
+        try:
+            yield
+        except BaseException as error:
+            note = "it is not known whether the step was committed, because the daemon does not answer"
+            with contextlib.suppress(Error):
+                self.quiesce()
+                note = "the step was not committed; the parameters are those before it"
+                if self._attachment.committed_steps > committed_steps:
+                    note = "the step was committed; pull_params() returns its parameters"
+            if self._attachment.undecided:
+                note = (
+                    "the step is prepared, and other processes may have committed it; build the optimizer anew on all, "
+                    "which agree on it"
+                )
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"superoffload: {note}")
+            raise
+
+    def abandon(self) -> None:
+        """Drops what was handed over since the last step."""
+        with contextlib.suppress(Exception):  # of a program that failed; its caller has seen it
+            jax.effects_barrier()
+        self.quiesce()
+
+    def quiesce(self) -> None:
+        """No step is open."""
+        result = self._attachment.drop()
+        if result is not None and result != self._last_result:
+            self._count(result)
+        self.prepare()
+
+    def restored(self) -> None:
+        """The state is that of another moment."""
+        self._last_result = None
+        self.prepare()
+
+    def _count(self, result: StepResult) -> None:
+        self._last_result = result
+        skips.count_skip(result, self._skipped)
+
+    @property
+    def last_result(self) -> StepResult | None:
+        self._look_inside()
+        return self._last_result
+
+    def skipped_steps(self) -> dict[VerdictKind, int]:
+        inside = self._look_inside()
+        return {kind: count + inside[kind] for kind, count in self._skipped.items()}
+
+    def _look_inside(self) -> dict[VerdictKind, int]:
+        """Takes notice of steps that ran inside of jit; returns how many of them were skipped."""
+        step, result, skipped = self._attachment.last_inside()
+        if step != self._steps_inside:
+            self._steps_inside, self._last_result = step, result
+        return skipped

@@ -1,0 +1,82 @@
+"""torch.nn.utils.clip_grad_norm_ for parameters whose gradients the daemon holds.
+
+Trainers (Hugging Face Trainer, accelerate, hand-written loops) clip between backward and step. By then the daemon has
+the gradients and their norm, so for the parameters of a superoffload optimizer the call returns the daemon's norm and
+leaves the threshold for the verdict; gradients themselves are not touched. All other calls go to torch unchanged, those
+on an optimizer with overlap=False as well, whose gradients are still the loop's.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import torch
+
+from superoffload._core.error import Error
+from superoffload.torch import shards
+
+# id of a parameter -> the optimizer that hosts it.
+_owners: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def check_free(parameters: Iterable[torch.Tensor]) -> None:
+    """Raises Error when another open optimizer hosts one of them."""
+    for parameter in parameters:
+        if (owner := _owners.get(id(parameter))) is not None:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the parameters belong to superoffload optimizer {owner.name} already; close() that one first",
+            )
+
+
+def register(optimizer: Any, parameters: Iterable[torch.Tensor]) -> None:
+    """Routes clipping of these parameters to ``optimizer.clip_grad_norm_``."""
+    _install()
+    for parameter in parameters:
+        _owners[id(parameter)] = optimizer
+
+
+def unregister(parameters: Iterable[torch.Tensor]) -> None:
+    for parameter in parameters:
+        _owners.pop(id(parameter), None)
+
+
+@functools.cache
+def _install() -> None:
+    original = torch.nn.utils.clip_grad_norm_
+
+    @functools.wraps(original)
+    def clip_grad_norm_(
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        owners = {id(owner): owner for p in parameters if (owner := _owners.get(id(p))) is not None}
+        if all(owner.clips_as_torch() for owner in owners.values()):
+            return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        (optimizer, *others) = owners.values()
+        theirs = {id(p) for p in optimizer.hosted_parameters()}
+        clipped = {id(p) for p in parameters if id(p) in theirs or (p.grad is not None and shards.local(p).numel() > 0)}
+        if others or clipped != theirs or float(norm_type) != 2.0:
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "clip_grad_norm_ on gradients that a superoffload optimizer holds must cover exactly the parameters of "
+                "that optimizer and use the 2-norm; clip each optimizer's parameters by themselves, pass "
+                "max_grad_norm= to the optimizer, or build it with overlap=False",
+            )
+        norm = optimizer.clip_grad_norm_(max_norm)
+        if error_if_nonfinite and not torch.isfinite(norm):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+                "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+                "`error_if_nonfinite=False`"
+            )
+        return norm
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    torch.nn.utils.clip_grad.clip_grad_norm_ = clip_grad_norm_

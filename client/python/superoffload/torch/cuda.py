@@ -1,0 +1,121 @@
+"""What the adapter asks of torch's GPU support, and nothing else does."""
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def resolve(device: str | int | torch.device) -> torch.device:
+    """A GPU, with its number."""
+    found = torch.device(device)
+    if found.type != "cuda":
+        raise ValueError(f"device is {device!r} but must be a GPU, as in 'cuda' or 'cuda:0'")
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
+def ordinal(device: torch.device) -> int:
+    """Of a GPU, as this process counts them."""
+    return device.index
+
+
+def release_cached(device: torch.device) -> None:
+    """Has torch's allocator give back GPU memory that nothing is in."""
+    with torch.cuda.device(device):
+        torch.cuda.empty_cache()
+
+
+def cached_bytes(device: torch.device) -> int:
+    """GPU memory that torch's allocator keeps though nothing is in it: beside something that is, in one segment."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """GPU memory that this process's tensors are in."""
+    return torch.cuda.memory_allocated(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """GPU memory that new tensors can be in."""
+    return torch.cuda.mem_get_info(device)[0] + cached_bytes(device)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Of the GPU's memory."""
+    return torch.cuda.mem_get_info(device)[1]
+
+
+def used_bytes(device: torch.device) -> int:
+    """Of the GPU's memory, by everybody."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def stream_of(device: torch.device) -> int:
+    """The stream on which this thread works with the GPU."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def current_stream(tensor: torch.Tensor) -> int:
+    """The stream on which this thread works with the tensor's GPU."""
+    return stream_of(tensor.device)
+
+
+def handle(stream: Any) -> int:
+    """Of torch's object."""
+    return stream.cuda_stream
+
+
+def view(pointer: int, like: torch.Tensor, owner: Any, device: torch.device | None = None) -> torch.Tensor:
+    """GPU memory at `pointer` as a tensor of the dtype and shape of `like`; `owner` lives as long as it.
+
+    It is on the same device as `like`, unless that is on none.
+    """
+
+    class Region:
+        def __init__(self) -> None:
+            self.owner = owner
+
+        # The interface has no bfloat16, and torch looks at the bytes anyway.
+        __cuda_array_interface__ = {
+            "shape": (like.numel() * like.element_size(),),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+        }
+
+    return torch.as_tensor(Region(), device=device or like.device).view(like.dtype).view(like.shape)
+
+
+def beside(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Inside, this thread works with the GPU on a stream of its own, after what it was given on the present one."""
+    side = _side_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(side)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def keep_for_stream(tensor: torch.Tensor, stream: int) -> None:
+    """The tensor's memory is not reused before `stream` has done what is on it now."""
+    tensor.record_stream(torch.cuda.ExternalStream(stream, device=tensor.device))
+
+
+def pci_address(device: torch.device | None) -> str | None:
+    """As the kernel writes it, "0009:01:00.0"; None without a GPU, and where torch does not tell."""
+    if device is None:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in parts:
+        return None
+    domain, bus, slot = parts
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"

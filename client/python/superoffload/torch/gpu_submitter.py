@@ -1,0 +1,285 @@
+"""Submits gradients that are on a GPU."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from superoffload._core.error import Error
+from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload._core.step_result import StepResult
+from superoffload.torch import cuda, shards, tombstone
+from superoffload.torch.fingerprint import fingerprint, first_difference
+from superoffload.torch.gpu_pieces import bucket_pieces
+from superoffload.torch.gradient_room import GradientRoom
+from superoffload.torch.overlap import Overlap
+from superoffload.torch.parameters import DATA_TYPES, HostedParameter
+from superoffload.torch.replicas import Replicas
+from superoffload.torch.sharding import Sharding
+from superoffload.torch.submitter import Submitter
+from superoffload.torch.tombstone import Tombstones
+from superoffload.torch.versions import Versions
+
+
+def _make_hook_of_others(submitter: "weakref.ref[GpuSubmitter]") -> Callable[[torch.Tensor], None]:
+    def hook(tensor: torch.Tensor) -> None:
+        alive = submitter()
+        if alive is not None:
+            alive._on_accumulated(tensor)
+
+    return hook
+
+
+def _make_hook(submitter: "weakref.ref[GpuSubmitter]", index: int) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        alive = submitter()
+        if alive is not None:
+            alive.before_gradient(index)
+
+    return hook
+
+
+class GpuSubmitter(Submitter):
+    """Gradients stay where autograd put them until their bucket is complete; then one kernel packs it, and they go.
+
+    A watched step keeps all its gradients until ``step()``. A model of half a GPU's memory has no room for them: then
+    they go from the first step on, and the tombstones stand guard alone.
+
+    A tombstone takes the place of a gradient that has gone early: NaN, expanded to the parameter's shape. What writes
+    to it raises, what reads it sees NaN, until the loop zeroes gradients. A gradient that goes in ``step()`` stays, as
+    in torch, and so does one that the loop keeps over steps, or zeroes in place, and any under a GradScaler, which
+    looks at it. In a run of several ranks all stay: FSDP accumulates into them, and what was submitted can be submitted
+    again to the successor of a daemon, while other ranks wait. Fingerprints show whether what stays was edited.
+    """
+
+    _attachment: GpuAttachment
+
+    def __init__(
+        self,
+        attachment: GpuAttachment,
+        hosted: list[HostedParameter],
+        overlap: Overlap,
+        prepare_step: weakref.WeakMethod,
+        sharding: Sharding | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
+        self._streams = [0] * len(hosted)  # on which the gradient was taken
+        self._keeps_gradients = sharding is not None
+        self._tolerated_writes = 0  # per gradient, of those that are known to have kept its value
+        self._tombstones = Tombstones()
+        self._grown: set[int] = set()  # since the last step or zero_grad()
+        self._goes_on: set[int] = set()  # of these, those whose gradient was there before
+        self._lost: set[int] = set()  # whose gradients had gone when their step was abandoned
+        self._forced = False  # for want of memory
+        super().__init__(attachment, hosted, overlap, prepare_step, sharding, replicas)
+        self._room = GradientRoom([parameter.tensor for parameter in hosted], self._tombstones)
+        self._pieces = bucket_pieces(attachment.optimizer.layout, hosted)
+        self._handles += [
+            parameter.tensor.register_hook(_make_hook(weakref.ref(self), index))
+            for index, parameter in enumerate(hosted)
+        ]
+        self._handles += [
+            tensor.register_post_accumulate_grad_hook(_make_hook_of_others(weakref.ref(self)))
+            for tensor in ([] if sharding is None else sharding.trained)
+            if shards.is_sharded(tensor) and id(tensor) not in self._indices
+        ]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._submitted: set[int] = set()  # buckets of the open step
+        self._versions = Versions()  # of gradients that were taken
+        self._accumulated: set[int] = set()  # ids of sharded parameters that have a gradient
+        self._gone: set[int] = set()  # of these, those that a tombstone stands for
+        self._fingerprints: dict[int, torch.Tensor] = {}  # of those that must be the same in step(), to the bit
+        self._held: list[torch.Tensor] = []  # what may be submitted again
+        self._averaged: dict[int, torch.Tensor] = {}  # of those that were taken, what .grad is after backward
+        self._late = False
+
+    def on_grad_scaler(self, used: bool) -> None:
+        """A GradScaler looks at the gradients in step(), and rewrites each once with the same value."""
+        self._keeps_gradients |= used
+        self._tolerated_writes = int(used)
+
+    def before_gradient(self, index: int) -> None:
+        """Autograd is about to accumulate a gradient of parameter `index`."""
+        if self._policy.learns() and not self._keeps_gradients and not self._room.holds_gradients():
+            self._policy.force_early()
+            self._forced = True
+        gradient = self._hosted[index].gradient
+        if gradient is None or self._sharding is not None:
+            return
+        if not self._tombstones.is_one(gradient):
+            if index not in self._grown:
+                self._goes_on.add(index)
+        elif index not in self._gone:
+            raise tombstone.goes_on(self._hosted[index].name)
+        else:
+            self._policy.on_surprise()
+            self.abandon()
+            self._lost.clear()  # said here
+            raise tombstone.grew(self._hosted[index].name, self._forced)
+
+    def on_gradient(self, index: int) -> None:
+        self._lost.discard(index)
+        self._on_accumulated(self._hosted[index].tensor)
+        self._grown.add(index)
+        super().on_gradient(index)
+
+    def _on_accumulated(self, tensor: torch.Tensor) -> None:
+        """FSDP has, and calls all hooks of a parameter before it goes on with the next one."""
+        gradient = shards.gradient(tensor) if shards.is_sharded(tensor) else None
+        if gradient is None:
+            return
+        if id(tensor) in self._accumulated:
+            self._versions.on_accumulated(gradient)
+        self._accumulated.add(id(tensor))
+
+    def _on_late_gradient(self, index: int) -> None:
+        self._late = True
+
+    def has_gradients(self) -> bool:
+        if lost := [self._hosted[i].name for i in sorted(self._lost) if self._hosted[i].tensor.grad is None]:
+            raise tombstone.gone(lost[0])
+        return super().has_gradients()
+
+    def beside_backward(self) -> contextlib.AbstractContextManager[None]:
+        if self._policy.watched:  # what is compared in step() is computed on its stream
+            return contextlib.nullcontext()
+        return cuda.beside(self._hosted[0].tensor.device)
+
+    def on_averages_in_place(self) -> None:
+        for index in self._averaged:
+            if (gradient := self._hosted[index].gradient) is not None:
+                self._versions.take(index, gradient, self._hosted[index].tensor.grad)
+
+    def _gradient(self, index: int) -> torch.Tensor | None:
+        """What is submitted of a parameter."""
+        return self._averaged.get(index, self._hosted[index].gradient)
+
+    def _take(self, index: int) -> None:
+        hosted = self._hosted[index]
+        if index in self._given:
+            self._averaged[index] = self._given[index]
+        else:
+            shards.make_gradient_row_major(hosted.tensor)
+        gradient = self._gradient(index)
+        if gradient is None:
+            return
+        self._streams[index] = cuda.current_stream(hosted.tensor)
+        self._versions.take(index, gradient, hosted.tensor.grad)
+        compares = self._policy.watched or (self._asked_for_norm and not self._policy.early)
+        if self._sharding is None:
+            compares = self._asked_for_norm or not (self._finishing or self._goes(index))
+        if compares:
+            self._fingerprints[index] = fingerprint(gradient)
+
+    def _goes(self, index: int) -> bool:
+        """Whether the gradient's memory is given back once submitted; of one element a tombstone is no guard."""
+        stays = self._finishing or self._keeps_gradients or index in self._goes_on
+        return self._policy.early and not stays and self._hosted[index].tensor.numel() > 1
+
+    def _forget_grown(self) -> None:
+        self._grown.clear()
+        self._goes_on.clear()
+
+    def _check_present(self) -> None:
+        for index, parameter in enumerate(self._hosted):
+            if index not in self._gone and self._tombstones.is_one(parameter.tensor.grad):
+                raise tombstone.goes_on(self._hosted[index].name)
+
+    def _outdated(self) -> bool:
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._versions) for i in self._taken)
+
+    def _find_edited(self) -> str | None:
+        self._tombstones.check()
+        for index in self._versions:
+            gradient = self._hosted[index].gradient
+            assert gradient is not None, "what was taken and has gone since is outdated"
+            if index in self._gone:
+                if not self._tombstones.is_one(gradient):
+                    self.abandon()
+                    raise tombstone.was_set(self._hosted[index].name)
+                continue
+            whole = self._hosted[index].tensor.grad
+            if not self._versions.is_same(index, gradient, whole, self._tolerated_writes):
+                return self._hosted[index].name
+        now = [fingerprint(self._hosted[index].gradient) for index in self._fingerprints]
+        found = first_difference(list(self._fingerprints.values()), now)
+        return None if found is None else self._hosted[list(self._fingerprints)[found]].name
+
+    def abandon(self) -> None:
+        if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
+            self._begun = False
+        for index in self._gone:
+            if self._tombstones.is_one(self._hosted[index].tensor.grad):
+                self._hosted[index].tensor.grad = None
+                self._lost.add(index)
+        super().abandon()
+
+    def settle(self, committed_steps: int) -> StepResult | None:
+        committed = super().settle(committed_steps)
+        if committed is not None:
+            self._lost.clear()
+        return committed
+
+    def on_zero_grad(self) -> None:
+        super().on_zero_grad()
+        self._lost.clear()
+        self._forget_grown()
+        self._drop_tombstones()
+
+    def close(self) -> None:
+        super().close()
+        self._drop_tombstones()
+
+    def _drop_tombstones(self) -> None:
+        for parameter in self._hosted:
+            if self._tombstones.is_one(parameter.tensor.grad):
+                parameter.tensor.grad = None
+
+    def _start_over(self) -> None:
+        self.abandon()
+        if self._lost:
+            raise tombstone.gone(self._hosted[min(self._lost)].name)
+
+    def _submit(self, bucket: int) -> None:
+        pieces, dtypes, streams = [], set(), set()
+        for index, first, position, elements in self._pieces[bucket]:
+            gradient = self._gradient(index)
+            if gradient is not None:
+                dtypes.add(gradient.dtype)
+                streams.add(self._streams[index])
+                pieces.append((gradient.data_ptr() + first * gradient.element_size(), position, elements))
+        if len(dtypes) > 1:
+            raise Error(grpc.StatusCode.UNIMPLEMENTED, f"gradients of one bucket have dtypes {dtypes}; use one")
+        some_tensor = self._hosted[self._pieces[bucket][0][0]].tensor
+        dtype = dtypes.pop() if dtypes else some_tensor.dtype
+        attachment = self._attachment
+        stream = cuda.current_stream(some_tensor)
+        for other in streams - {stream}:  # branches of the model that ran beside each other
+            attachment.pack_after(other)
+        attachment.submit_gradient(bucket, pieces, DATA_TYPES[dtype], stream)
+        self._submitted.add(bucket)
+        if self._sharding is not None:
+            gradients = [self._gradient(index) for index, *_ in self._pieces[bucket]]
+            self._held += [gradient for gradient in gradients if gradient is not None]
+            return
+        for index, *_ in self._pieces[bucket]:
+            tensor = self._hosted[index].tensor
+            if tensor.grad is None or not self._submitted.issuperset(self._hosted[index].buckets):
+                continue
+            if self._goes(index):
+                cuda.keep_for_stream(tensor.grad, attachment.pack_stream())
+                tensor.grad = self._tombstones.instead_of(tensor.grad)
+                self._gone.add(index)
+
+    def _wait_end(self) -> StepResult:
+        self._forget_grown()
+        for parameter in self._hosted:
+            gradient = parameter.gradient
+            if gradient is not None and not self._tombstones.is_one(gradient):
+                cuda.keep_for_stream(gradient, self._attachment.pack_stream())
+        self._room.between_steps()
+        return self._attachment.wait_verdict()

@@ -1,0 +1,40 @@
+"""Lion: names of scalars and state, and defaults. What optimizers have in common: optimizer.py."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from superoffload.torch.algorithm import Algorithm
+from superoffload.torch.optimizer import Optimizer
+
+
+def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
+    beta1, beta2 = group["betas"]
+    values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"]}
+    return {name: float(value) for name, value in values.items()}
+
+
+def _group_values(scalars: Mapping[str, float]) -> dict[str, Any]:
+    values = {name: scalars[name] for name in ("lr", "weight_decay")}
+    return {**values, "betas": (scalars["beta1"], scalars["beta2"])}
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023) in the daemon, on fp32 masters; arguments that are not Lion's own as for AdamW.
+
+    A step moves every element by ``lr`` in the direction of the sign of its momentum, so that learning rates are 3 to
+    10 times smaller than AdamW's and weight decay as much larger. State is one moment: 8 bytes per parameter.
+    """
+
+    algorithm = Algorithm(
+        daemon_name="lion", name="Lion", moments=("exp_avg",), scalars=_scalars, group_values=_group_values
+    )
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, {}, **options)

@@ -1,0 +1,158 @@
+"""A model's parameters: they change in step() and nowhere else, and what others write to them is found.
+
+Those on a GPU: gpu_live.py.
+"""
+
+import abc
+
+import grpc
+import torch
+
+from superoffload._core import memory
+from superoffload._core.attachment import Attachment
+from superoffload._core.error import Error
+from superoffload.torch.parameters import HostedParameter
+from superoffload.torch.replicas import Replicas
+from superoffload.v1 import optimizer_pb2
+
+
+def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
+
+
+class LiveParameters(abc.ABC):
+    """The model's side of the published parameters."""
+
+    def __init__(self, hosted: list[HostedParameter], attachment: Attachment) -> None:
+        self._hosted = hosted
+        self._attachment = attachment
+        self._name = attachment.optimizer.name
+
+    def push(self) -> None:
+        """The model's parameters become the published ones and the masters."""
+        self._to_published()
+        self._publish()
+
+    def push_first(self) -> None:
+        """The same, of an optimizer that has just been attached to."""
+        self.push()
+
+    def _publish(self) -> None:
+        self._attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self._name))
+
+    def pull(self) -> None:
+        """The masters become the published parameters and the model's."""
+        self._attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self._name))
+        self._from_published()
+
+    def move_in(self) -> None:
+        """The optimizer has just been attached to: bind(), for the first time."""
+        self.bind()
+
+    @abc.abstractmethod
+    def bind(self) -> None:
+        """The model's parameters become the published ones."""
+
+    @abc.abstractmethod
+    def before_step(self) -> None:
+        """A step is about to begin: the published parameters are still those of the last one."""
+
+    @abc.abstractmethod
+    def on_commit(self) -> None:
+        """A step was committed, and its parameters are published."""
+
+    @abc.abstractmethod
+    def _to_published(self) -> None:
+        """Copies the model's parameters to the memory that the daemon shares."""
+
+    @abc.abstractmethod
+    def _from_published(self) -> None:
+        """Copies them from there."""
+
+    @abc.abstractmethod
+    def keep(self) -> None:
+        """The model's parameters are what they should be: the published ones."""
+
+    @abc.abstractmethod
+    def changed(self) -> list[str]:
+        """Names of parameters that somebody else has written or replaced."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """The attachment has ended. The model's parameters are where nothing of it is needed."""
+
+    def check(self) -> None:
+        for parameter in self._hosted:
+            tensor, theta = parameter.local, parameter.theta
+            if not alike(tensor, theta):
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"parameter {parameter.name} is {list(tensor.shape)} {tensor.dtype} on {tensor.device}, but was "
+                    f"{list(theta.shape)} {theta.dtype} on {theta.device}; build a new optimizer after changing it",
+                )
+        changed = self.changed()
+        if changed:
+            others = f" and {len(changed) - 1} more were" if len(changed) > 1 else " was"
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"parameter {changed[0]}{others} changed by somebody else than the optimizer, and nothing was "
+                "committed; call push_params() to make the model's parameters the masters, or pull_params() to undo "
+                "the change, and then step() again",
+            )
+
+
+class HostParameters(LiveParameters):
+    """On the CPU they are the model's own tensors, wherever it put them; digests tell whether they changed."""
+
+    def __init__(self, hosted: list[HostedParameter], attachment: Attachment, replicas: Replicas | None) -> None:
+        super().__init__(hosted, attachment)
+        self._digests: list[int] = []
+        self._replicas = replicas
+
+    def before_step(self) -> None:
+        pass  # the digests are there
+
+    def on_commit(self) -> None:
+        self.bind()
+
+    def bind(self) -> None:
+        ranges = []
+        for parameter in self._hosted:
+            tensor, theta = parameter.local, parameter.theta
+            copies = tensor.is_contiguous()
+            if not copies:
+                tensor.data.copy_(theta)
+            ranges.append((theta.data_ptr(), tensor.data_ptr() if copies else None, theta.nbytes))
+        self._digests = memory.copy_and_digest(ranges, torch.get_num_threads())
+        torch.autograd.graph.increment_version([parameter.local for parameter in self._hosted])
+        if self._replicas is not None:
+            self._replicas.gather()
+
+    def _to_published(self) -> None:
+        if self._replicas is not None:
+            self._replicas.check_values()
+        for parameter in self._hosted:
+            parameter.theta.copy_(parameter.local.detach())
+
+    def _from_published(self) -> None:
+        self.bind()
+
+    def close(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        self._digests = self._digests_now()
+        if self._replicas is not None:
+            self._replicas.keep()
+
+    def changed(self) -> list[str]:
+        now = zip(self._hosted, self._digests, self._digests_now(), strict=True)
+        changed = [parameter.name for parameter, then, digest in now if then != digest]
+        if self._replicas is not None:
+            changed += [name for name in self._replicas.changed() if name not in changed]
+        return changed
+
+    def _digests_now(self) -> list[int]:
+        tensors = [parameter.local.detach().contiguous() for parameter in self._hosted]  # itself where it is
+        ranges = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in tensors]
+        return memory.copy_and_digest(ranges, torch.get_num_threads())

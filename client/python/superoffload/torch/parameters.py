@@ -1,0 +1,231 @@
+"""Which parameters a daemon hosts, and where the published ones and their gradients lie in its memory."""
+
+import ctypes
+import dataclasses
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import torch
+
+from superoffload._core import hosting
+from superoffload._core.attachment import Attachment
+from superoffload._core.error import Error
+from superoffload.torch import shards
+from superoffload.torch.sharding import Sharding, named
+from superoffload.v1 import optimizer_pb2
+
+DATA_TYPES = {
+    torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
+    torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
+    torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
+}
+
+
+@dataclasses.dataclass
+class HostedParameter:
+    """One trainable parameter, or this rank's shard of it, and its views of the daemon's memory."""
+
+    tensor: torch.nn.Parameter
+    name: str
+    group: int
+    rows: range | None = None  # of what this rank has, the hosted ones; None: all
+    buckets: range = range(0)
+    theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
+    slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots; on the CPU only
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The elements that are hosted."""
+        return shards.rows_of(shards.local(self.tensor), self.rows)
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """In which autograd leaves its gradients: ``grad_dtype``, where the loop has set it."""
+        given = getattr(self.tensor, "grad_dtype", None)
+        return given if given in DATA_TYPES else self.local.dtype
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """Theirs."""
+        gradient = shards.gradient(self.tensor)
+        return None if gradient is None else shards.rows_of(gradient, self.rows)
+
+
+def collect(
+    param_groups: list[dict[str, Any]], sharding: Sharding | None = None, moves: bool = False
+) -> list[HostedParameter]:
+    """The trainable parameters of all groups, tied ones once, in order; raises Error for what cannot be hosted.
+
+    ``sharding``: others host some of them. ``moves``: they move to a GPU, whatever device each is on, or ``meta``.
+    """
+    devices_served = ("cpu", "cuda", "meta") if moves else ("cpu", "cuda")
+    hosted: dict[int, HostedParameter] = {}
+    for name, group_index, tensor in named(param_groups):
+        rows = None if sharding is None else sharding.rows(tensor)
+        nothing = shards.local(tensor).numel() == 0 or (rows is not None and len(rows) == 0)
+        if not tensor.requires_grad or nothing or id(tensor) in hosted:
+            continue
+        supported = tensor.device.type in devices_served and tensor.dtype in DATA_TYPES
+        if not supported or tensor.layout != torch.strided:
+            raise Error(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"parameter {name} is {tensor.layout} {tensor.dtype} on {tensor.device}, but the daemon serves "
+                "dense bfloat16, float16 and float32 parameters on the CPU or a GPU; move or cast the model first, "
+                "or name a GPU to move to (GpuOptions(device=...))",
+            )
+        hosted[id(tensor)] = HostedParameter(tensor, name, group_index, rows)
+    if not hosted:
+        raise Error(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "no parameter requires gradients, or this rank has no element of them; there is nothing to optimize",
+        )
+    devices = {str(parameter.local.device) for parameter in hosted.values()}
+    if len(devices) > 1 and not moves:
+        raise Error(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"parameters are on {', '.join(sorted(devices))}; build one optimizer per device",
+        )
+    _check_own_memory([parameter for parameter in hosted.values() if parameter.tensor.device.type != "meta"])
+    return list(hosted.values())
+
+
+def not_hosted(param_groups: list[dict[str, Any]], hosted: list[HostedParameter]) -> list[tuple[str, torch.Tensor]]:
+    """Of the groups: those that are trained and of which this rank hosts nothing, and shards that are frozen."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, _, tensor in named(param_groups):
+        if tensor.requires_grad or shards.is_sharded(tensor):
+            found.setdefault(id(tensor), (name, tensor))
+    for parameter in hosted:
+        found.pop(id(parameter.tensor))
+    return list(found.values())
+
+
+def _check_own_memory(hosted: list[HostedParameter]) -> None:
+    """Raises Error when two of the parameters have elements in common, or one has some twice."""
+    spans = []
+    for parameter in hosted:
+        tensor = parameter.local
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise _shares_memory(parameter)
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size(), parameter))
+    end = 0
+    neighbours: list[tuple[int, int, HostedParameter]] = []
+    for span in sorted(spans, key=lambda span: span[:2]):
+        if span[0] >= end:
+            neighbours = []
+        neighbours.append(span)
+        end = max(end, span[1])
+        if len(neighbours) > 1 and _overlap(neighbours, end):
+            raise _shares_memory(span[2])
+
+
+def _overlap(spans: list[tuple[int, int, HostedParameter]], end: int) -> bool:
+    """Whether two have an element in common: rows and columns of one matrix may lie between each other."""
+    begin = min(span[0] for span in spans)
+    used = torch.zeros(end - begin, dtype=torch.uint8)
+    for address, _, parameter in spans:
+        tensor = parameter.local
+        strides = [stride * tensor.element_size() for stride in tensor.stride()]
+        used.as_strided(tensor.shape, strides, address - begin).add_(1)
+    return bool((used > 1).any())
+
+
+def _shares_memory(parameter: HostedParameter) -> Error:
+    return Error(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"elements of parameter {parameter.name} share memory with others that the optimizer updates; to tie "
+        "parameters, assign the same torch.nn.Parameter to both modules",
+    )
+
+
+def check_row_major(hosted: list[HostedParameter]) -> None:
+    """Raises Error for memory formats that a parameter would lose."""
+    for parameter in hosted:
+        if not parameter.local.is_contiguous():
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"parameter {parameter.name} has strides {list(parameter.local.stride())}, but on a GPU parameters "
+                "are row-major; call model.to(memory_format=torch.contiguous_format), or .data = .data.contiguous()",
+            )
+
+
+def specification(
+    hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
+) -> list[optimizer_pb2.Parameter]:
+    """As CreateOptimizer takes it; gradients have their own dtype, or `gradient_dtype`."""
+    return [
+        optimizer_pb2.Parameter(
+            name=parameter.name,
+            shape=list(parameter.local.shape),
+            dtype=DATA_TYPES[parameter.local.dtype],
+            gradient_dtype=DATA_TYPES[gradient_dtype or parameter.gradient_dtype],
+            group=parameter.group,
+            global_shape=global_shape,
+            global_offset=global_offset,
+        )
+        for parameter in hosted
+        for global_shape, global_offset in [shards.place(parameter.tensor, parameter.rows)]
+    ]
+
+
+def check_same(
+    hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer, any_gradient_dtype: bool = False
+) -> None:
+    """Raises Error unless the hosted optimizer was made for these very parameters.
+
+    ``any_gradient_dtype``: gradients are cast on their way, so theirs may be another.
+    """
+    ours = specification(hosted)
+    if any_gradient_dtype:
+        for mine, other in zip(ours, optimizer.parameters, strict=False):
+            mine.gradient_dtype = other.gradient_dtype
+    hosting.check_same(ours, optimizer)
+
+
+def checksums(values: Iterable[torch.Tensor]) -> list[int]:
+    """CRC-32 of each parameter's bytes, row-major."""
+    result = []
+    for value in values:
+        tensor = value.detach().cpu().contiguous()
+        data = (ctypes.c_byte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+        result.append(zlib.crc32(data))
+    return result
+
+
+def _view(buffer: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=dtype, count=shape.numel()).view(shape)
+
+
+def buckets_of(placement: optimizer_pb2.Placement) -> range:
+    """The buckets that hold a parameter's elements."""
+    return range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
+
+
+def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
+    """Fills in where each parameter and its gradients lie."""
+    for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
+        tensor = parameter.local
+        published = attachment.parameters(placement.parameters_offset, tensor.nbytes)
+        parameter.buckets = buckets_of(placement)
+        parameter.theta = _view(published, tensor.dtype, tensor.shape)
+        dtype = parameter.gradient_dtype
+        parameter.slots = tuple(
+            _view(attachment.gradients(offset, tensor.numel() * dtype.itemsize), dtype, tensor.shape)
+            for offset in placement.gradient_offsets
+        )
+
+
+def check_unfrozen(param_groups: list[dict[str, Any]], trained: Iterable[torch.nn.Parameter]) -> None:
+    """Raises Error when another parameter has a gradient."""
+    known = set(map(id, trained))
+    for group in param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is not None and shards.local(tensor).numel() > 0 and id(tensor) not in known:
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    "a parameter that was frozen when the optimizer was built has a gradient; "
+                    "build the optimizer after unfreezing",
+                )

@@ -1,0 +1,154 @@
+// Invariant: a bucket's parameters are due, or copied up, before the trainer learns that they are final.
+#include "client/src/gpu/gpu_moves.h"
+
+#include <utility>
+
+#include "client/src/gpu/gpu_status.h"
+#include "kernels/check.h"
+
+namespace superoffload::client {
+
+using kernels::CudaStatus;
+using kernels::CudaStream;
+using kernels::CurrentDevice;
+
+Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
+                      const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
+                      Events events, kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves) {
+  std::unique_ptr<GpuMoves> made(new GpuMoves(device, buckets, layout, memory, std::move(events)));
+  made->packer_ = std::make_unique<GradientPacker>();
+  if (Status status = made->packer_->Open(device, layout, memory.gpu); !status.ok()) return status;
+  auto steps = std::make_unique<ResidentSteps>();
+  if (Status status = steps->Open(options); !status.ok()) return status;
+  made->residents_.emplace(std::move(device), buckets, std::move(steps));
+  if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
+  *moves = std::move(made);
+  return {};
+}
+
+Status GpuMoves::OpenMover(kernels::MakeQueue make_queue) {
+  kernels::MoverMemory memory{
+      .gradients = memory_.gradients, .parameters = memory_.parameters, .buckets = {}, .slots = layout_.slots};
+  for (const GpuBucket& bucket : buckets_) {
+    memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
+                              .gradient_bytes = bucket.gradient_bytes(),
+                              .parameters_offset = bucket.parameters_offset,
+                              .parameters_bytes = bucket.parameters_bytes(),
+                              .chunks = bucket.chunks()});
+  }
+  return FromCuda(kernels::Mover::Open(device_, memory_.gpu, std::move(memory),
+                                       {.process = "the trainer",
+                                        .kernels_reach_host = true,
+                                        .upload_thread = false,
+                                        .landed = nullptr,
+                                        .make_queue = std::move(make_queue)},
+                                       &mover_));
+}
+
+GpuMoves::~GpuMoves() {
+  const CurrentDevice current(*device_);
+  if (packer_ != nullptr) (void)packer_->Synchronize();  // it may store into memory that the mover unregisters
+  mover_.reset();
+  residents_.reset();
+  packer_.reset();
+}
+
+Status GpuMoves::CheckGradient(uint32_t bucket, std::span<const superoffload_tensor> tensors, CudaStream stream) const {
+  SUPEROFFLOAD_CHECK_LT(bucket, buckets_.size());
+  if (Status status = packer_->Check(bucket, buckets_[bucket].elements, tensors); !status.ok()) return status;
+  return FromCuda(kernels::CheckNotCapturing(*device_, stream));
+}
+
+Status GpuMoves::SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
+                                std::span<const superoffload_tensor> tensors, kernels::DType dtype, CudaStream stream) {
+  if (Status status = Pack(entry.index, slot, host_slot, tensors, dtype, stream); !status.ok()) return status;
+  return kind_ == SUPEROFFLOAD_MOVER_DAEMON ? SubmitPacked(entry, slot) : MoveDown(entry, slot, host_slot);
+}
+
+Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const superoffload_tensor> tensors,
+                      kernels::DType dtype, CudaStream stream) {
+  if (Status status = packer_->After(stream); !status.ok()) return status;
+  // Its last parameters must have landed: submitting has the next ones written where they come from.
+  if (Status status = FromCuda(mover_->WaitLanded(bucket, packer_->stream())); !status.ok()) return status;
+  const kernels::CudaPointer place = memory_.gpu + layout_.slots.slot_offset(slot);
+  void* const to = Direct(bucket) ? memory_.gradients.data() + buckets_[bucket].gradient_offsets[host_slot]
+                                  : reinterpret_cast<void*>(place);
+  if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to); !status.ok()) return status;
+  return resident(bucket) ? residents_->KeepGradient(bucket, place, packer_->stream()) : Status{};
+}
+
+// The daemon copies what has been packed.
+Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
+  entry.flags = SUPEROFFLOAD_FLAG_DEVICE_SLOT;
+  if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  entry.payload.gradient.slot = slot;
+  return FromCuda(mover_->arrivals().After(packer_->stream(),
+                                           [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+}
+
+// This process does.
+Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot) {
+  entry.flags = SUPEROFFLOAD_FLAG_SUM_KNOWN | SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;
+  using What = kernels::Mover::What;
+  return FromCuda(mover_->CopyDown(entry.index, slot, host_slot,
+                                   Direct(entry.index) ? What::kSums : What::kGradientAndSums,
+                                   [this, entry, slot](const CudaStatus& done, double sum_of_squares) mutable {
+                                     entry.payload.gradient.sum_of_squares = sum_of_squares;
+                                     if (done.ok()) events_.slot_free(slot);
+                                     events_.arrived(done, entry);
+                                   }));
+}
+
+Status GpuMoves::Submit(const superoffload_ring_entry& entry) {
+  residents_->OnSubmission(entry);
+  if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
+    if (Status status = packer_->AfterAll(); !status.ok()) return status;
+    return FromCuda(mover_->arrivals().After(packer_->stream(),
+                                             [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+  }
+  if (entry.opcode == SUPEROFFLOAD_SUBMIT_ABANDON_STEP) packer_->ForgetStreams();
+  mover_->arrivals().Then([this, entry](const CudaStatus& done) { events_.arrived(done, entry); });
+  return {};
+}
+
+Status GpuMoves::StreamWaits(uint32_t bucket, CudaStream stream) {
+  if (DaemonCopiesUp(bucket)) return {};  // it has landed
+  return FromCuda(mover_->WaitLanded(bucket, stream));
+}
+
+Status GpuMoves::SetResident(uint32_t count, const std::byte* state) {
+  if (Status status = FromCuda(mover_->WaitAllLanded()); !status.ok()) return status;
+  const Status status = residents_->SetCount(count, state, mover_->up_stream());
+  for (uint32_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    mover_->SetCopiesUp(bucket, kind_ != SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket));
+  }
+  return status;
+}
+
+Status GpuMoves::OnCompletion(const superoffload_ring_entry& entry) {
+  if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) return OnVerdict(entry);
+  if (entry.opcode != SUPEROFFLOAD_COMPLETE_PARAMETERS_READY || entry.index >= buckets_.size()) return {};
+  return FromCuda(mover_->Published(entry.step, entry.index, (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0));
+}
+
+Status GpuMoves::OnVerdict(const superoffload_ring_entry& entry) {
+  const bool commits = entry.index == SUPEROFFLOAD_VERDICT_COMMIT || entry.index == SUPEROFFLOAD_VERDICT_CLIP;
+  if (commits) {
+    const CurrentDevice current(*device_);
+    if (Status status = residents_->Update(entry.payload.verdict, packer_->kernels(), memory_.gpu, mover_.get());
+        !status.ok()) {
+      return status;
+    }
+  }
+  const bool stands = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATION_STANDS) != 0;
+  return FromCuda(mover_->VerdictReached(entry.step, commits, stands));
+}
+
+void GpuMoves::ExpectLandings(StepProgress* progress) const {
+  for (uint32_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (DaemonCopiesUp(bucket)) progress->ExpectLanding(bucket);
+  }
+}
+
+}  // namespace superoffload::client

@@ -1,0 +1,121 @@
+// What a trainer gives the GPU to do, and in which order: gradients are packed and leave, parameters come back,
+// residents are updated.
+//
+//   trainer's stream   backward ...  -> event -+
+//   pack stream        (wait) pack into a slot -+-> [daemon] submit: the daemon copies the slot
+//   down stream                       (wait) copy to host memory -> [trainer] submit
+//   up stream      (after the verdict) copy parameters back -> event of the bucket
+//   trainer's stream                  (wait for that event) next forward
+//
+// `direct` is `trainer`, but the kernel that packs stores into the host's memory, and only sums are copied down.
+//
+// It waits for nothing and has no threads but the mover's queues: gpu_plane.h waits around it, and the fault simulator
+// runs it in virtual time.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_MOVES_H_
+#define SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_MOVES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "client/src/gpu/gpu_layout.h"
+#include "client/src/gpu/gradient_packer.h"
+#include "client/src/gpu/resident_buckets.h"
+#include "client/src/status.h"
+#include "client/src/step_progress.h"
+#include "kernels/gpu/mover.h"
+#include "superoffload/superoffload_gpu.h"
+
+namespace superoffload::client {
+
+class GpuMoves {
+ public:
+  struct Memory {
+    kernels::CudaPointer gpu = 0;               // what `layout` describes
+    std::span<std::byte> gradients, parameters;  // the host's
+  };
+  // From the queue of arrivals.
+  struct Events {
+    // An entry is to be submitted, in the order in which it was given; or its gradient could not be copied.
+    std::function<void(const kernels::CudaStatus& done, const superoffload_ring_entry& entry)> arrived;
+    std::function<void(uint32_t slot)> slot_free;  // a gradient of its has been copied
+  };
+
+  // `buckets` and the memory outlive it. The device must be current. `make_queue`: see kernels::Mover.
+  static Status Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
+                     const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
+                     Events events, kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves);
+
+  // Waits for what it has issued; callbacks run. Nobody may call it any more.
+  ~GpuMoves();
+  GpuMoves(const GpuMoves&) = delete;
+  GpuMoves& operator=(const GpuMoves&) = delete;
+
+  kernels::Mover& mover() { return *mover_; }
+  GradientPacker& packer() { return *packer_; }
+  bool resident(uint32_t bucket) const { return residents_->contains(bucket); }
+
+  // Who copies: enum superoffload_mover. TRAINER at first. Before the first step, and before SetResident.
+  void set_kind(uint32_t kind) { kind_ = kind; }
+
+  // The trainer's thread, as all up to SetResident; the device must be current. `entry` is the GRADIENT_READY of a
+  // bucket whose gradient is packed into device slot `slot`, which is taken, or into the host's `host_slot`.
+  Status CheckGradient(uint32_t bucket, std::span<const superoffload_tensor> tensors, kernels::CudaStream stream) const;
+  Status SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
+                        std::span<const superoffload_tensor> tensors, kernels::DType dtype, kernels::CudaStream stream);
+
+  // Any other; END_STEP once everything that may still read the parameters has run.
+  Status Submit(const superoffload_ring_entry& entry);
+
+  // The bucket's parameters are final: `stream` waits for the copy that brings them.
+  Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
+
+  // See superoffload_gpu_set_resident. `state` is the mapping of the state memory. Waits.
+  Status SetResident(uint32_t count, const std::byte* state);
+
+  // The thread that takes completions, of each before anybody else learns of it: copies what has become due. An error:
+  // nothing can go on.
+  Status OnCompletion(const superoffload_ring_entry& entry);
+
+  // After a verdict that commits: the daemon has yet to copy these buckets' parameters to the GPU.
+  void ExpectLandings(StepProgress* progress) const;
+
+ private:
+  GpuMoves(std::shared_ptr<const kernels::GpuDevice> device, const std::vector<GpuBucket>* buckets,
+           const GpuLayout& layout, const Memory& memory, Events events)
+      : device_(std::move(device)),
+        buckets_(*buckets),
+        layout_(layout),
+        memory_(memory),
+        events_(std::move(events)) {}
+
+  Status OpenMover(kernels::MakeQueue make_queue);
+  Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const superoffload_tensor> tensors,
+              kernels::DType dtype, kernels::CudaStream stream);
+  Status SubmitPacked(superoffload_ring_entry entry, uint32_t slot);
+  Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);
+  Status OnVerdict(const superoffload_ring_entry& entry);
+
+  // Whether the daemon copies the bucket's parameters to the GPU.
+  bool DaemonCopiesUp(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
+  // Whether the kernel that packs stores into the host's memory.
+  bool Direct(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DIRECT && !resident(bucket); }
+
+  const std::shared_ptr<const kernels::GpuDevice> device_;
+  const std::vector<GpuBucket>& buckets_;
+  const GpuLayout layout_;
+  const Memory memory_;
+  const Events events_;
+  std::atomic<uint32_t> kind_ = SUPEROFFLOAD_MOVER_TRAINER;
+  std::unique_ptr<GradientPacker> packer_;
+  std::optional<ResidentBuckets> residents_;
+  std::unique_ptr<kernels::Mover> mover_;
+};
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_MOVES_H_

@@ -1,0 +1,63 @@
+#include "client/src/gpu/gpu_options.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "superoffload/v1/descriptor_socket.h"
+
+namespace superoffload::client {
+
+uint32_t SlotCount(const superoffload_gpu_options& options) {
+  constexpr uint32_t kDefault = 8;
+  return options.device_slots == 0 ? kDefault : options.device_slots;
+}
+
+Status CheckOptions(const superoffload_gpu_options& options) {
+  if (options.mover <= SUPEROFFLOAD_MOVER_DIRECT && options.share <= 1 && options.push <= 1 &&
+      options.device_slots <= SUPEROFFLOAD_MAX_DEVICE_SLOTS && options.next_slot <= 1 && options.bucket_count != 0 &&
+      options.buckets != nullptr && options.group_count != 0 && options.scalars != nullptr &&
+      options.array_offsets != nullptr && options.parameter_offsets != nullptr && options.max_bucket_tensors != 0) {
+    return {};
+  }
+  return Error(Code::kInvalidArgument,
+               "ill-formed superoffload_gpu_options; take buckets and groups from the attach response, at most ",
+               SUPEROFFLOAD_MAX_DEVICE_SLOTS, " device slots and at least one tensor per bucket");
+}
+
+Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_bytes, size_t gradients_bytes,
+                    std::vector<GpuBucket>* buckets) {
+  const auto inside = [](uint64_t offset, uint64_t bytes, size_t size) {
+    return offset <= size && bytes <= size - offset;
+  };
+  for (uint32_t i = 0; i < options.bucket_count; ++i) {
+    const superoffload_bucket& given = options.buckets[i];
+    GpuBucket bucket{.elements = given.elements,
+                     .parameters_offset = given.parameters_offset,
+                     .gradient_offsets = {given.gradient_offsets[0], given.gradient_offsets[1]},
+                     .state_offset = given.state_offset,
+                     .group = given.group};
+    if (!ToDType(given.dtype, &bucket.dtype) || !ToDType(given.gradient_dtype, &bucket.gradient_dtype) ||
+        given.elements > parameters_bytes || given.group >= options.group_count ||
+        !inside(given.parameters_offset, bucket.parameters_bytes(), parameters_bytes) ||
+        !inside(given.gradient_offsets[0], bucket.gradient_bytes(), gradients_bytes) ||
+        !inside(given.gradient_offsets[1], bucket.gradient_bytes(), gradients_bytes)) {
+      return Error(Code::kInvalidArgument, "bucket ", i,
+                   " does not fit the attachment; take the buckets from the attach response");
+    }
+    buckets->push_back(bucket);
+  }
+  return {};
+}
+
+void CopyText(const std::string& text, std::span<char> field) {
+  const size_t length = std::min(text.size(), field.size() - 1);
+  std::memcpy(field.data(), text.data(), length);
+  field[length] = '\0';
+}
+
+void Note(const std::string& text, superoffload_gpu_report* report) {
+  const std::string notes = report->notes;
+  CopyText(notes.empty() ? text : notes + "; " + text, report->notes);
+}
+
+}  // namespace superoffload::client

@@ -1,0 +1,167 @@
+// How a GPU plane begins and ends, and what is done between steps.
+#include <utility>
+
+#include "client/src/gpu/choose_mover.h"
+#include "client/src/gpu/gpu_memory.h"
+#include "client/src/gpu/gpu_options.h"
+#include "client/src/gpu/gpu_plane.h"
+#include "client/src/gpu/gpu_status.h"
+#include "kernels/check.h"
+
+namespace superoffload::client {
+namespace {
+
+using kernels::CudaStream;
+using kernels::CurrentDevice;
+
+std::span<std::byte> Bytes(const Mapping& mapping) {
+  return {static_cast<std::byte*>(mapping.data()), mapping.bytes()};
+}
+
+// What options and the attachment's memory say about the GPU's.
+Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, std::vector<GpuBucket>* buckets,
+            GpuLayout* layout) {
+  if (options.bucket_count != steps.bucket_count()) {
+    return Error(Code::kInvalidArgument, options.bucket_count, " buckets, but the attachment has ",
+                 steps.bucket_count());
+  }
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  const size_t parameters_bytes = steps.parameters().bytes();
+  if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
+    return status;
+  }
+  *layout = PlanGpu(*buckets, parameters_bytes, SlotCount(options), options.max_bucket_tensors);
+  return {};
+}
+
+}  // namespace
+
+Status GpuPlane::Reserve(const superoffload_gpu_options& options, const StepPlane& steps,
+                         std::shared_ptr<kernels::SharedGpuMemory>* memory) {
+  std::vector<GpuBucket> buckets;
+  GpuLayout layout;
+  if (Status status = Plan(options, steps, &buckets, &layout); !status.ok()) return status;
+  std::shared_ptr<const kernels::GpuDevice> device;
+  if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
+  const CurrentDevice current(*device);
+  return ReserveGpuMemory({.device = device, .layout = layout, .mover = options.mover, .share = options.share != 0},
+                          memory);
+}
+
+Status GpuPlane::Create(const superoffload_gpu_options& options, StepPlane* steps, GpuPlane* previous,
+                        std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane) {
+  if (previous != nullptr) previous->End();
+  if (previous != nullptr) memory = previous->memory_;
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  std::unique_ptr<GpuPlane> created(new GpuPlane(options, steps));
+  if (Status status = created->Open(options, std::move(memory)); !status.ok()) return status;
+  *plane = std::move(created);
+  return {};
+}
+
+GpuPlane::GpuPlane(const superoffload_gpu_options& options, StepPlane* steps)
+    : steps_(*steps),
+      rings_(steps->rings()),
+      progress_(steps->progress()),
+      host_(&rings_, &progress_),
+      slots_(SlotCount(options)) {}
+
+Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory) {
+  if (Status status = Plan(options, steps_, &buckets_, &layout_); !status.ok()) return status;
+  if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device_)); !status.ok()) return status;
+  const CurrentDevice current(*device_);
+  CopyText(device_->name(), report_.gpu);
+  report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
+  memory_ = std::move(memory);
+  if (Status status = OpenGpuMemory(
+          {.device = device_, .layout = layout_, .mover = options.mover, .share = options.share != 0},
+          {.connection = steps_.connection(), .epoch = steps_.epoch()}, &memory_, &report_);
+      !status.ok()) {
+    return status;
+  }
+  report_.gpu_bytes = memory_->bytes();
+  if (Status status = OpenMoves(options); !status.ok()) return status;
+  if (options.push != 0) {  // before copies of parameters are measured, which come from the host's
+    if (Status status = Push(reinterpret_cast<CudaStream>(options.push_stream)); !status.ok()) return status;
+  }
+  progress_.set_next_slot(options.next_slot);
+  completions_ = std::thread([this] { TakeCompletions(); });
+  const MoverTrial trial{.device = *device_,
+                         .buckets = buckets_,
+                         .packer = moves_->packer(),
+                         .mover = moves_->mover(),
+                         .gpu = memory_->data(),
+                         .host_slot = options.next_slot,
+                         .probe = [this](uint32_t bucket) { return Probe(bucket); }};
+  if (Status status = ChooseMover(trial, options.mover, &report_); !status.ok()) return status;
+  SUPEROFFLOAD_CHECK(report_.mover != SUPEROFFLOAD_MOVER_AUTO);
+  moves_->set_kind(report_.mover);
+  return SetResident(0, nullptr);
+}
+
+Status GpuPlane::OpenMoves(const superoffload_gpu_options& options) {
+  const GpuMoves::Memory memory{
+      .gpu = memory_->data(), .gradients = Bytes(steps_.gradients()), .parameters = Bytes(steps_.parameters())};
+  GpuMoves::Events events{
+      .arrived = [this](const kernels::CudaStatus& done,
+                        const superoffload_ring_entry& entry) { SubmitArrived(done, entry); },
+      .slot_free = [this](uint32_t slot) { SUPEROFFLOAD_CHECK(slots_.Free(slot), "device slot ", slot); }};
+  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, std::move(events), /*make_queue=*/{},
+                                     &moves_);
+      !status.ok()) {
+    return status;
+  }
+  report_.staged = moves_->mover().staged() ? 1 : 0;
+  for (const kernels::CudaStatus& status : moves_->mover().unregistered()) Note(status.message, &report_);
+  return {};
+}
+
+Status GpuPlane::Probe(uint32_t bucket) {
+  {
+    std::lock_guard lock(mu_);
+    ++probes_under_way_;
+  }
+  superoffload_ring_entry entry{};
+  entry.opcode = SUPEROFFLOAD_SUBMIT_PROBE;
+  entry.index = bucket;
+  entry.attachment_epoch = steps_.epoch();
+  if (Status status = rings_.WaitSubmit(entry); !status.ok()) return status;
+  std::unique_lock lock(mu_);
+  changed_.wait(lock, [this] { return probes_under_way_ == 0 || !slots_.failure().ok(); });
+  return slots_.failure();
+}
+
+void GpuPlane::End() {
+  stop_ = true;
+  if (completions_.joinable()) completions_.join();
+  if (device_ == nullptr) return;
+  const CurrentDevice current(*device_);
+  moves_.reset();
+}
+
+Status GpuPlane::Pull() {
+  const CurrentDevice current(*device_);
+  const kernels::CudaDriver& driver = device_->driver();
+  const std::span<std::byte> host = Bytes(steps_.parameters());
+  const CudaStream stream = moves_->mover().up_stream();
+  if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
+  kernels::CudaStatus status = driver.Status(driver.MemcpyHtoDAsync(memory_->data(), host.data(), host.size(), stream),
+                                             "copying parameters to the GPU");
+  if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream), "copying parameters to the GPU");
+  return FromCuda(status);
+}
+
+Status GpuPlane::Push(CudaStream stream) {
+  const CurrentDevice current(*device_);
+  const kernels::CudaDriver& driver = device_->driver();
+  const std::span<std::byte> host = Bytes(steps_.parameters());
+  const CudaStream down = moves_->mover().down_stream();
+  if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
+  if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
+  kernels::CudaStatus status = driver.Status(driver.MemcpyDtoHAsync(host.data(), memory_->data(), host.size(), down),
+                                             "copying parameters from the GPU");
+  if (status.ok()) status = driver.Status(driver.StreamSynchronize(down), "copying parameters from the GPU");
+  return FromCuda(status);
+}
+
+}  // namespace superoffload::client

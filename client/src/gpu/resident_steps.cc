@@ -1,0 +1,110 @@
+#include "client/src/gpu/resident_steps.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace superoffload::client {
+
+Status ResidentSteps::Open(const superoffload_gpu_options& options) {
+  const char* const name = options.algorithm == nullptr ? "" : options.algorithm;
+  algorithm_ = kernels::FindAlgorithm(name);
+  if (algorithm_ == nullptr || algorithm_->scalars.size() != options.scalar_count ||
+      algorithm_->arrays.size() != options.array_count) {
+    return Error(Code::kInvalidArgument, "algorithm \"", name, "\" with ", options.scalar_count,
+                 " scalars is none that this library knows; install the same release as the daemon's");
+  }
+  array_offsets_.assign(options.array_offsets, options.array_offsets + options.array_count);
+  open_.scalars.assign(options.scalars, options.scalars + size_t{options.group_count} * options.scalar_count);
+  open_.absent.assign(options.parameter_count, false);
+  parameter_steps_.assign(options.parameter_count, options.committed_steps);
+  if (options.parameter_steps != nullptr) {
+    parameter_steps_.assign(options.parameter_steps, options.parameter_steps + options.parameter_count);
+  }
+  for (uint32_t i = 0; i < options.bucket_count; ++i) groups_.push_back(options.buckets[i].group);
+  CutIntoParts(options);
+  return {};
+}
+
+// Parameters lie one after the other in the state, each up to where the next begins; buckets cut them.
+void ResidentSteps::CutIntoParts(const superoffload_gpu_options& options) {
+  std::vector<uint32_t> order(options.parameter_count);
+  std::iota(order.begin(), order.end(), 0);
+  const auto offset = [&](uint32_t parameter) { return options.parameter_offsets[parameter]; };
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return offset(a) < offset(b); });
+  parts_.resize(options.bucket_count);
+  for (uint32_t b = 0; b < options.bucket_count; ++b) {
+    const uint64_t begin = options.buckets[b].state_offset, end = begin + options.buckets[b].elements;
+    auto next = std::upper_bound(order.begin(), order.end(), begin,
+                                 [&](uint64_t element, uint32_t parameter) { return element < offset(parameter); });
+    uint64_t first = begin;
+    while (first < end && next != order.begin()) {
+      const uint64_t last = next == order.end() ? end : std::min(end, offset(*next));
+      parts_[b].push_back({*(next - 1), last - first});
+      first = last;
+      if (next != order.end()) ++next;
+    }
+  }
+}
+
+void ResidentSteps::OnSubmission(const superoffload_ring_entry& entry) {
+  const size_t scalars = algorithm_->scalars.size();
+  switch (entry.opcode) {
+    case SUPEROFFLOAD_SUBMIT_GROUP: {
+      const superoffload_group_payload& payload = entry.payload.group;
+      if ((entry.index + 1) * scalars > open_.scalars.size() || payload.first + payload.count > scalars) return;
+      std::copy_n(payload.values, payload.count, open_.scalars.begin() + entry.index * scalars + payload.first);
+      return;
+    }
+    case SUPEROFFLOAD_SUBMIT_BEGIN_STEP:
+      std::fill(open_.absent.begin(), open_.absent.end(), false);
+      return;
+    case SUPEROFFLOAD_SUBMIT_ABSENT: {
+      const uint64_t end = uint64_t{entry.index} + entry.payload.absent.count;
+      if (end <= open_.absent.size()) std::fill(open_.absent.begin() + entry.index, open_.absent.begin() + end, true);
+      return;
+    }
+    case SUPEROFFLOAD_SUBMIT_END_STEP: {
+      std::lock_guard lock(ended_mu_);
+      ended_ = open_;
+      ended_.gradient_scale = entry.payload.f64[0];
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+Status ResidentSteps::OnCommit(double clip_coefficient) {
+  {
+    std::lock_guard lock(ended_mu_);
+    committed_ = ended_;
+  }
+  committed_.gradient_scale *= clip_coefficient;
+  if (committed_.scalars.empty()) return Error(Code::kInternal, "the daemon commits a step that was not ended");
+  for (size_t i = 0; i < parameter_steps_.size(); ++i) parameter_steps_[i] += committed_.absent[i] ? 0 : 1;
+  return {};
+}
+
+std::vector<ResidentSteps::Run> ResidentSteps::RunsOf(uint32_t bucket) const {
+  const double* const scalars = committed_.scalars.data() + groups_[bucket] * algorithm_->scalars.size();
+  std::vector<Run> runs;
+  uint64_t first = 0, made_for = 0;  // as a rule all parameters have made the same number of steps
+  kernels::StepConstants constants;
+  for (const Part& part : parts_[bucket]) {
+    if (!committed_.absent[part.parameter]) {
+      const uint64_t steps = parameter_steps_[part.parameter];
+      if (steps != made_for) constants = algorithm_->make_constants(scalars, steps, committed_.gradient_scale);
+      made_for = steps;
+      Run* const last = runs.empty() ? nullptr : &runs.back();
+      if (last != nullptr && last->first + last->elements == first && last->constants == constants) {
+        last->elements += part.elements;
+      } else {
+        runs.push_back({first, part.elements, constants});
+      }
+    }
+    first += part.elements;
+  }
+  return runs;
+}
+
+}  // namespace superoffload::client

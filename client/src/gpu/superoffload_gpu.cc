@@ -1,0 +1,240 @@
+// superoffload_gpu.h: opaque handles in, status codes out.
+#include "superoffload/superoffload_gpu.h"
+
+#include <chrono>
+
+#include "client/src/c_border.h"
+#include "client/src/gpu/collective.h"
+#include "client/src/gpu/gpu_plane.h"
+#include "client/src/gpu/gpu_status.h"
+#include "client/src/gpu/measure_cast.h"
+
+struct superoffload_collective {
+  std::unique_ptr<superoffload::client::Collective> impl;
+};
+
+// Shared with attachments.
+struct superoffload_gpu_memory {
+  std::shared_ptr<superoffload::kernels::SharedGpuMemory> impl;
+};
+
+namespace {
+
+using superoffload::client::Code;
+using superoffload::client::Collective;
+using superoffload::client::DeadlineAfter;
+using superoffload::client::Error;
+using superoffload::client::GpuPlane;
+using superoffload::client::Guarded;
+using superoffload::client::Status;
+using superoffload::client::StepPlane;
+using superoffload::client::ToDType;
+using superoffload::client::WithHandle;
+using superoffload::kernels::CudaStream;
+using superoffload::kernels::DType;
+
+CudaStream Stream(uint64_t stream) { return reinterpret_cast<CudaStream>(stream); }
+
+// Null: there is none, or it has ended.
+GpuPlane* Gpu(const superoffload_attachment* attachment) {
+  GpuPlane* const gpu = attachment == nullptr ? nullptr : attachment->impl->plane().gpu();
+  return gpu == nullptr || gpu->ended() ? nullptr : gpu;
+}
+
+template <typename Call>
+int WithGpu(superoffload_attachment* attachment, Call call) {
+  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
+    GpuPlane* const gpu = Gpu(attachment);
+    if (gpu == nullptr) {
+      return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
+    }
+    return call(impl, *gpu);
+  });
+}
+
+}  // namespace
+
+int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffload_gpu_options* options,
+                            superoffload_gpu_report* report) {
+  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
+    if (options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    if (impl.plane().gpu() != nullptr) {
+      return Error(Code::kFailedPrecondition, "the attachment has a GPU already; attach anew");
+    }
+    if (Status status = impl.WaitIdle(); !status.ok()) return status;
+    GpuPlane* const previous = options->previous == nullptr ? nullptr : options->previous->impl->plane().gpu();
+    std::unique_ptr<GpuPlane> plane;
+    std::shared_ptr<superoffload::kernels::SharedGpuMemory> memory;
+    if (options->memory != nullptr) memory = options->memory->impl;
+    if (Status status = GpuPlane::Create(*options, &impl, previous, std::move(memory), &plane); !status.ok()) {
+      return status;
+    }
+    if (report != nullptr) *report = plane->report();
+    impl.UsePlane(std::move(plane));
+    return {};
+  });
+}
+
+void superoffload_gpu_end(superoffload_attachment* attachment) {
+  if (GpuPlane* const gpu = Gpu(attachment); gpu != nullptr) gpu->End();
+}
+
+int superoffload_gpu_reserve(const superoffload_attachment* attachment, const superoffload_gpu_options* options,
+                             superoffload_gpu_memory** memory) {
+  return Guarded([&]() -> Status {
+    if (attachment == nullptr || options == nullptr || memory == nullptr) {
+      return Error(Code::kInvalidArgument, "NULL argument");
+    }
+    auto created = std::make_unique<superoffload_gpu_memory>();
+    Status status = GpuPlane::Reserve(*options, *attachment->impl, &created->impl);
+    if (status.ok()) *memory = created.release();
+    return status;
+  });
+}
+
+int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint64_t* piece_bytes,
+                          uint64_t* backed_bytes) {
+  return Guarded([&]() -> Status {
+    if (memory == nullptr || piece_bytes == nullptr || backed_bytes == nullptr) {
+      return Error(Code::kInvalidArgument, "NULL argument");
+    }
+    superoffload::kernels::SharedGpuMemory& impl = *memory->impl;
+    if (bytes > impl.bytes()) {
+      return Error(Code::kInvalidArgument, bytes, " bytes, but ", impl.bytes(), " are reserved");
+    }
+    const superoffload::kernels::CurrentDevice current(impl.device());
+    Status status = superoffload::client::FromCuda(impl.Back(bytes));
+    *piece_bytes = impl.piece_bytes();
+    *backed_bytes = impl.backed_bytes();
+    return status;
+  });
+}
+
+int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index) {
+  return Guarded([&]() -> Status {
+    if (memory == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    const superoffload::kernels::CurrentDevice current(memory->impl->device());
+    return superoffload::client::FromCuda(memory->impl->GiveBack(index));
+  });
+}
+
+uint64_t superoffload_gpu_address(const superoffload_gpu_memory* memory) {
+  return memory == nullptr ? 0 : memory->impl->data();
+}
+
+void superoffload_gpu_release(superoffload_gpu_memory* memory) { delete memory; }
+
+int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements, double* fused_seconds,
+                                  double* gpu_fp32_seconds) {
+  return Guarded([&]() -> Status {
+    DType type{};
+    if (fused_seconds == nullptr || gpu_fp32_seconds == nullptr || !ToDType(dtype, &type)) {
+      return Error(Code::kInvalidArgument, "NULL argument, or unknown dtype ", dtype);
+    }
+    superoffload::client::CastSeconds seconds;
+    Status status = superoffload::client::MeasureCast(ordinal, type, elements, &seconds);
+    *fused_seconds = seconds.fused;
+    *gpu_fp32_seconds = seconds.gpu_fp32;
+    return status;
+  });
+}
+
+uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment) {
+  const GpuPlane* const gpu = Gpu(attachment);
+  return gpu == nullptr ? 0 : gpu->parameters();
+}
+
+uint64_t superoffload_gpu_stream(const superoffload_attachment* attachment) {
+  const GpuPlane* const gpu = Gpu(attachment);
+  return gpu == nullptr ? 0 : reinterpret_cast<uint64_t>(gpu->pack_stream());
+}
+
+int superoffload_gpu_pull(superoffload_attachment* attachment) {
+  return WithGpu(attachment, [](StepPlane&, GpuPlane& gpu) { return gpu.Pull(); });
+}
+
+int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.Push(Stream(stream)); });
+}
+
+int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
+                                    const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
+                                    uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
+    DType type{};
+    if ((tensors == nullptr && count > 0) || !ToDType(dtype, &type)) {
+      return Error(Code::kInvalidArgument, "no tensors, or unknown dtype ", dtype);
+    }
+    return impl.SubmitGradient(bucket, [&](const superoffload_ring_entry& entry) {
+      return gpu.SubmitGradient(entry, {tensors, count}, type, Stream(stream));
+    });
+  });
+}
+
+int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.PackAfter(Stream(stream)); });
+}
+
+int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
+                                      int64_t timeout_milliseconds, uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
+    if (Status status = gpu.CheckStream(Stream(stream)); !status.ok()) return status;
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status = impl.WaitLatest(bucket, gpu.resident(bucket), DeadlineAfter(timeout_milliseconds));
+    if (!status.ok()) return status;
+    gpu.AddStall(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    return gpu.StreamWaits(bucket, Stream(stream));
+  });
+}
+
+int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count) {
+  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
+    if (Status status = impl.WaitIdle(); !status.ok()) return status;
+    const superoffload::client::Mapping* state = nullptr;
+    if (Status status = impl.State(&state); !status.ok()) return status;
+    return gpu.SetResident(count, static_cast<const std::byte*>(state->data()));
+  });
+}
+
+double superoffload_gpu_stall(const superoffload_attachment* attachment) {
+  const GpuPlane* const gpu = Gpu(attachment);
+  return gpu == nullptr ? 0 : gpu->stall_seconds();
+}
+
+int superoffload_make_collective_id(superoffload_collective_id* id) {
+  return Guarded([&]() -> Status {
+    if (id == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    return superoffload::client::MakeCollectiveId(id);
+  });
+}
+
+int superoffload_join_collective(int32_t ordinal, const superoffload_collective_id* id, uint32_t ranks, uint32_t rank,
+                                 superoffload_collective** collective) {
+  return Guarded([&]() -> Status {
+    if (id == nullptr || collective == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    auto created = std::make_unique<superoffload_collective>();
+    Status status = Collective::Create(ordinal, *id, ranks, rank, &created->impl);
+    if (status.ok()) *collective = created.release();
+    return status;
+  });
+}
+
+void superoffload_leave_collective(superoffload_collective* collective) { delete collective; }
+
+int superoffload_reduce_scatter(superoffload_collective* collective, uint64_t from, uint64_t to, uint64_t elements,
+                                uint32_t dtype, int average, uint64_t stream) {
+  return WithHandle(collective, [&](Collective& impl) -> Status {
+    DType type{};
+    if (!ToDType(dtype, &type)) return Error(Code::kInvalidArgument, "unknown dtype ", dtype);
+    return impl.ReduceScatter(from, to, elements, type, average != 0, Stream(stream));
+  });
+}
+
+int superoffload_all_gather(superoffload_collective* collective, uint64_t from, uint64_t to, uint64_t elements,
+                            uint32_t dtype, uint64_t stream) {
+  return WithHandle(collective, [&](Collective& impl) -> Status {
+    DType type{};
+    if (!ToDType(dtype, &type)) return Error(Code::kInvalidArgument, "unknown dtype ", dtype);
+    return impl.AllGather(from, to, elements, type, Stream(stream));
+  });
+}

@@ -1,0 +1,54 @@
+// What an attachment does in one way without a GPU and in another with one: how submissions reach the ring, and who
+// takes completions from it. An attachment has one from the start, and may be given another one before its first step.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_
+#define SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_
+
+#include <functional>
+
+#include "client/src/status.h"
+#include "client/src/step_progress.h"
+#include "client/src/step_rings.h"
+
+namespace superoffload::client {
+
+class GpuPlane;
+
+// Submitting and waiting may be done by one thread each.
+class MemoryPlane {
+ public:
+  using Condition = std::function<bool(const StepProgress&)>;
+
+  virtual ~MemoryPlane() = default;
+
+  // After those before it.
+  virtual Status Submit(const superoffload_ring_entry& entry) = 0;
+
+  // Until `done` holds of what the completions have told. An error is the daemon's answer, or as
+  // StepRings::WaitCompletion.
+  virtual Status WaitUntil(const Deadline& deadline, const Condition& done) = 0;
+
+  // The trainer goes on while the tail of its last step is under way: the next one begins when that is over.
+  virtual bool runs_ahead() const = 0;
+
+  // Null: this is the host's.
+  virtual GpuPlane* gpu() { return nullptr; }
+};
+
+// Submits at once; whoever waits takes the completions.
+class HostPlane final : public MemoryPlane {
+ public:
+  // Both outlive it.
+  HostPlane(StepRings* rings, StepProgress* progress) : rings_(*rings), progress_(*progress) {}
+
+  Status Submit(const superoffload_ring_entry& entry) override { return rings_.WaitSubmit(entry); }
+  Status WaitUntil(const Deadline& deadline, const Condition& done) override;
+  bool runs_ahead() const override { return false; }
+
+ private:
+  StepRings& rings_;
+  StepProgress& progress_;
+};
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_

@@ -1,0 +1,125 @@
+// One attachment: its mappings, and its steps as the trainer sees them.
+//
+// Submitting and waiting touch different members, so that one thread may do each. How submissions travel and who takes
+// completions is the memory plane's (memory_plane.h).
+#ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+#define SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/src/descriptor_connection.h"
+#include "client/src/mapping.h"
+#include "client/src/memory_plane.h"
+#include "client/src/step_progress.h"
+#include "client/src/step_rings.h"
+#include "superoffload/superoffload.h"
+
+namespace superoffload::client {
+
+class StepPlane {
+ public:
+  // `last_step` is the optimizer's count of steps so far. `connection` must outlive the plane.
+  static Status Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
+                       std::unique_ptr<StepPlane>* plane);
+
+  const Mapping& parameters() const { return parameters_; }
+  const Mapping& gradients() const { return gradients_; }
+
+  // Private copy-on-write view, mapped on first use.
+  Status State(const Mapping** state);
+
+  // For another plane.
+  DescriptorConnection& connection() { return *connection_; }
+  uint64_t epoch() const { return epoch_; }
+  uint32_t bucket_count() const { return bucket_count_; }
+  StepRings& rings() { return rings_; }
+  StepProgress& progress() { return progress_; }
+  MemoryPlane& plane() { return *plane_; }
+  void UsePlane(std::unique_ptr<MemoryPlane> plane) { plane_ = std::move(plane); }
+
+  // Submitting; see superoffload.h.
+  Status SetGroup(uint32_t group, std::span<const double> scalars);
+  Status BeginStep(double gradient_scale);
+  Status ParametersAbsent(uint32_t first, uint32_t count);
+  Status GradientReady(uint32_t bucket);
+  Status MeasureNorm(double gradient_scale);
+  Status EndStep(double gradient_scale, double max_grad_norm);
+  Status PrepareStep(double gradient_scale, double max_grad_norm);
+  Status EndPreparedStep(double gradient_scale, double max_grad_norm, double total_sum_of_squares);
+  Status AbandonStep();
+
+  // A bucket's gradient in another way: `submit(entry)` gets its GRADIENT_READY.
+  template <typename Submission>
+  Status SubmitGradient(uint32_t bucket, Submission submit);
+
+  // FAILED_PRECONDITION: a step is open. Waits for the tail of the last one.
+  Status WaitIdle();
+
+  // Waiting; see superoffload.h.
+  Status WaitNorm(const Deadline& deadline, double* norm, double* sum_of_squares = nullptr);
+  Status WaitPrepared(const Deadline& deadline, double* sum_of_squares);
+  Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
+  Status WaitParameters(uint32_t bucket, const Deadline& deadline);
+  Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
+
+  // As WaitParameters, but nothing to wait for is no error, and a step that has begun since is none either.
+  // `with_verdict`: the bucket's are final when the verdict is known.
+  Status WaitLatest(uint32_t bucket, bool with_verdict, const Deadline& deadline);
+
+ private:
+  StepPlane(DescriptorConnection* connection, Mapping ring, uint64_t epoch, uint64_t last_step, uint32_t bucket_count);
+  superoffload_ring_entry Entry(superoffload_submission opcode, uint32_t index,
+                                std::initializer_list<double> payload) const;
+  Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
+  Status CheckOpen(const char* call) const;
+  Status CheckBucket(uint32_t bucket) const;
+  Status CheckGradient(uint32_t bucket) const;
+  Status CheckAllSubmitted(const char* call) const;
+  Status CheckEnd(const char* call, double gradient_scale, double max_grad_norm) const;
+  Status SubmitEnd(superoffload_submission opcode, const superoffload_end_payload& end);
+  void End();
+  Status WaitOver();
+  Status WaitUntil(uint64_t step, const Deadline& deadline, const MemoryPlane::Condition& done);
+
+  DescriptorConnection* const connection_;
+  const uint64_t epoch_;
+  const uint64_t last_step_;  // before this attachment
+  const uint32_t bucket_count_;
+  StepRings rings_;
+  Mapping parameters_, gradients_, state_;
+  FileDescriptor state_file_;
+  size_t state_bytes_ = 0;
+
+  // Submitting.
+  uint64_t step_;
+  bool open_ = false;
+  std::vector<bool> submitted_;
+  uint32_t submitted_count_ = 0;
+
+  // What the waiting thread waits for.
+  std::atomic<uint64_t> ended_step_;
+  std::atomic<uint64_t> measured_step_ = 0;
+  std::atomic<uint64_t> prepared_step_ = 0;     // that was asked to be prepared
+  std::atomic<uint64_t> prepared_attempt_ = 0;  // of it, once the waiting thread has seen that it is
+
+  StepProgress progress_;               // the plane's to change
+  std::unique_ptr<MemoryPlane> plane_;  // the first to go: it uses the others
+};
+
+template <typename Submission>
+Status StepPlane::SubmitGradient(uint32_t bucket, Submission submit) {
+  if (Status status = CheckGradient(bucket); !status.ok()) return status;
+  if (Status status = submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {})); !status.ok()) return status;
+  submitted_[bucket] = true;
+  ++submitted_count_;
+  return {};
+}
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_

@@ -1,0 +1,75 @@
+// What handlers of all platforms do with their arguments, which superoffload/jax/ffi.py gives.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_XLA_CALL_ARGUMENTS_H_
+#define SUPEROFFLOAD_CLIENT_SRC_XLA_CALL_ARGUMENTS_H_
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "client/src/xla/piece_submitter.h"
+#include "client/src/xla/submitters.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace superoffload::client {
+
+using CallNumbers = xla::ffi::Span<const int64_t>;
+
+// Calls `call(submitter)` with the submitter of this number.
+template <typename Call>
+xla::ffi::Error Handled(int64_t number, Call call) {
+  Status status;
+  try {
+    std::shared_ptr<PieceSubmitter> submitter;
+    status = FindSubmitter(number, &submitter);
+    if (status.ok()) status = call(*submitter);
+  } catch (const std::bad_alloc&) {
+    status = Error(Code::kResourceExhausted, "out of memory");
+  } catch (const std::exception& error) {
+    status = Error(Code::kInternal, error.what());
+  }
+  if (status.ok()) return xla::ffi::Error::Success();
+  return xla::ffi::Error(static_cast<xla::ffi::ErrorCode>(status.code), std::move(status.message));
+}
+
+// `index`: of the slice of the parameter that the buffer is; negative: it is the whole.
+Status PieceOf(const PieceSubmitter& submitter, int64_t parameter, int32_t index, const xla::ffi::AnyBuffer& buffer,
+               GradientPiece* piece);
+
+// Of a "hand_over". Operands: the number of the slice, what passes through, gradients of `parameters`.
+struct HandOverCall {
+  CallNumbers parameters;
+  xla::ffi::RemainingArgs operands;
+  size_t passing;
+
+  // Where the number of the slice is, on the platform.
+  Status Index(const int32_t** index) const;
+  Status Pieces(const PieceSubmitter& submitter, int32_t index, std::vector<GradientPiece>* pieces) const;
+};
+
+// Calls `copy(to, from, bytes)` for what passes through and has not been left where it was.
+template <typename Copy>
+Status PassThrough(const HandOverCall& call, xla::ffi::RemainingRets results, Copy copy) {
+  for (size_t i = 0; i < call.passing; ++i) {
+    const auto from = call.operands.get<xla::ffi::AnyBuffer>(1 + i);
+    auto to = results.get<xla::ffi::AnyBuffer>(i);
+    if (!from.has_value() || !to.has_value()) return Error(Code::kInvalidArgument, "wrong operands");
+    if ((*to)->untyped_data() == from->untyped_data()) continue;
+    if (Status status = copy((*to)->untyped_data(), from->untyped_data(), from->size_bytes()); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+// The places of all parameters among the results; INVALID_ARGUMENT: they have other sizes.
+Status ParameterResults(const PieceSubmitter& submitter, xla::ffi::RemainingRets results, std::vector<void*>* to);
+
+// A handler for the GPU by name; null: there is none.
+void* FindCudaHandler(const char* name);
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_XLA_CALL_ARGUMENTS_H_

@@ -1,0 +1,89 @@
+// What XLA calls on the CPU, through its foreign function interface. Operands and results are those that
+// superoffload/jax/ffi.py gives. A handler returns when the daemon's memory has what it brought, so that XLA may use its
+// buffers for something else.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "client/src/xla/call_arguments.h"
+#include "client/src/xla/step_call.h"
+
+namespace superoffload::client {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Operands: the number of the slice that the gradients are of their parameters, unless they are `whole`; what passes
+// through unchanged (a result each); gradients of `parameters`.
+ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::RemainingArgs operands,
+                    ffi::RemainingRets results) {
+  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+    const HandOverCall call{parameters, operands, results.size()};
+    const int32_t* index = nullptr;
+    std::vector<GradientPiece> pieces;
+    Status status = call.Index(&index);
+    if (status.ok()) status = call.Pieces(submitter, whole != 0 ? -1 : *index, &pieces);
+    if (status.ok()) status = submitter.HandOver(pieces);
+    if (!status.ok()) return submitter.Fail(std::move(status));
+    return PassThrough(call, results, [](void* to, const void* from, size_t bytes) {
+      std::memcpy(to, from, bytes);
+      return Status{};
+    });
+  });
+}
+
+// What comes from, and goes to, the host's memory: see StepCall.
+ffi::Error StepOnHost(int64_t number, CallNumbers parameters, CallNumbers absent, CallNumbers scheduled,
+                      double max_grad_norm, ffi::Buffer<ffi::DataType::S32> count,
+                      ffi::Buffer<ffi::DataType::F32> gradient_scale, ffi::Buffer<ffi::DataType::F32> scalars,
+                      ffi::RemainingArgs gradients, ffi::Result<ffi::Buffer<ffi::DataType::S32>> numbers,
+                      ffi::Result<ffi::Buffer<ffi::DataType::F32>> reals, ffi::RemainingRets published) {
+  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+    const StepCall call{parameters, absent,    scheduled, max_grad_norm, count,    gradient_scale,
+                        scalars,    gradients, numbers,   reals,         published};
+    if (Status status = call.Check(); !status.ok()) return status;
+    const float* const values = scalars.typed_data();
+    const StepNumbers given{count.typed_data()[0], gradient_scale.typed_data()[0],
+                            std::vector<float>(values, values + scalars.element_count())};
+    StepReport report;
+    if (Status status = call.Run(submitter, given, std::nullopt, &report); !status.ok()) return status;
+    std::copy(std::begin(report.numbers), std::end(report.numbers), numbers->typed_data());
+    std::copy(std::begin(report.reals), std::end(report.reals), reals->typed_data());
+    return {};
+  });
+}
+
+ffi::Error Count(int64_t number, ffi::RemainingArgs, ffi::Result<ffi::Buffer<ffi::DataType::S32>> count) {
+  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+    count->typed_data()[0] = Saturated(submitter.committed_steps());
+    return {};
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kHandOver, HandOver,
+                       ffi::Ffi::Bind()
+                           .Attr<int64_t>("submitter")
+                           .Attr<CallNumbers>("parameters")
+                           .Attr<int64_t>("whole")
+                           .RemainingArgs()
+                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kStep, StepOnHost, BindStep(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(kCount, Count, BindCount(ffi::Ffi::Bind()));
+
+}  // namespace
+
+void* FindHandler(const char* name, const char* platform) {
+  if (std::string_view(platform) == "cuda") return FindCudaHandler(name);
+  if (std::string_view(platform) != "cpu") return nullptr;
+  if (std::string_view(name) == "hand_over") return reinterpret_cast<void*>(kHandOver);
+  if (std::string_view(name) == "step") return reinterpret_cast<void*>(kStep);
+  if (std::string_view(name) == "count") return reinterpret_cast<void*>(kCount);
+  return nullptr;
+}
+
+bool HasHandlers() { return true; }
+
+}  // namespace superoffload::client

@@ -1,0 +1,46 @@
+"""The build backend of the sdist: cmake, then the Python package with what it has built. See make_sdist.py."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "sdist"
+
+
+def _enter() -> None:
+    os.chdir(ROOT / "client" / "python")
+    sys.argv[1:] = []
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    import make_wheel
+    from setuptools import build_meta
+
+    subprocess.run(
+        [
+            "cmake",
+            "-S",
+            ROOT,
+            "-B",
+            BUILD,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DSUPEROFFLOAD_WITH_TESTS=OFF",
+        ],
+        check=True,
+    )
+    subprocess.run(["ninja", "-C", BUILD, "superoffloadd", "superoffloadctl", "superoffload_client"], check=True)
+    programs = pathlib.Path(BUILD, "programs")
+    shutil.rmtree(programs, ignore_errors=True)
+    make_wheel.stage(BUILD, programs, "strip")
+    os.environ["SUPEROFFLOAD_PROGRAMS"] = str(programs)
+    _enter()
+    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)

@@ -1,0 +1,128 @@
+// What an optimizer algorithm is: data. Its name, its state arrays, its scalars and its passes; everything outside an
+// algorithm's own folder loops over these and names none of them.
+//
+// An algorithm turns (state, gradient) into the next state, element by element. Array 0 of the state is the fp32 master
+// weight p. A pass over a chunk does one of
+//
+//   absorb               state = next(state, pending)                                     written
+//   publish              theta = next(state, gradient).p, in the parameter dtype          state is only read
+//   absorb_and_publish   both, in this order, in one reading of the state                 (the deferred commit)
+//   plain                state = next(state, pending); theta = state.p                    the classic one-pass step
+//
+// Passes cover elements [first, n) of a chunk of at most kChunkElements, whose arrays begin at the views' pointers;
+// `first` is a multiple of kRangeAlignment. `norm` gets the squares of the published gradient (unscaled); it is null
+// where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside the call can be repaired.
+// Every pass is bit-identical on every instruction set and to the scalar one. Nothing here allocates, locks or fails.
+#ifndef SUPEROFFLOAD_KERNELS_ALGORITHM_H_
+#define SUPEROFFLOAD_KERNELS_ALGORITHM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/elements/elements.h"
+#include "kernels/host_device.h"
+
+namespace superoffload::kernels {
+
+inline constexpr size_t kMaxStateArrays = 4;
+inline constexpr size_t kMaxScalars = 16;
+
+// Where a range of a chunk may begin: every parameter does, and the norm's lanes and the vectors of every machine fit.
+inline constexpr size_t kRangeAlignment = 64;
+
+// A state array, with one element per element of the parameters.
+struct StateArray {
+  std::string_view name;  // in checkpoints, the wire and state dicts
+  DType dtype = DType::kFloat32;
+};
+
+// A hyper-parameter of a parameter group.
+struct Scalar {
+  std::string_view name;
+  double default_value = 0;
+  double least = 0;
+  double below = 0;  // infinity: any finite number from `least` on
+};
+
+// The state of one range of elements, an array each, in the algorithm's order.
+struct StateView {
+  void* arrays[kMaxStateArrays] = {};
+
+  SUPEROFFLOAD_HOST_DEVICE float* Floats(size_t array) const { return static_cast<float*>(arrays[array]); }
+};
+
+// The fp32 constants of one step of one parameter group; what they mean is the algorithm's own.
+struct StepConstants {
+  float values[16] = {};
+
+  template <typename Step>
+  static StepConstants Of(const Step& step) {
+    static_assert(std::is_trivially_copyable_v<Step> && sizeof(Step) <= sizeof(values));
+    StepConstants constants;
+    std::memcpy(constants.values, &step, sizeof(step));
+    return constants;
+  }
+  template <typename Step>
+  SUPEROFFLOAD_HOST_DEVICE Step As() const {
+    static_assert(std::is_trivially_copyable_v<Step> && sizeof(Step) <= sizeof(values));
+    Step step;
+    std::memcpy(static_cast<void*>(&step), values, sizeof(step));
+    return step;
+  }
+
+  bool operator==(const StepConstants&) const = default;
+};
+
+struct UndoSlot;
+
+// The passes of an algorithm for one instruction set.
+struct AlgorithmKernels {
+  const char* target;
+  void (*absorb)(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                 UndoSlot* undo);
+  void (*publish)(size_t first, size_t n, const StateView& state, const StepConstants& publish, ConstElements gradient,
+                  MutableElements theta, NormLanes* norm);
+  void (*absorb_and_publish)(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
+                             ConstElements pending, const StepConstants& publish, ConstElements gradient,
+                             MutableElements theta, NormLanes* norm, UndoSlot* undo);
+  void (*plain)(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                MutableElements theta);
+};
+
+struct Algorithm {
+  std::string_view name;
+  std::span<const StateArray> arrays;  // 1 to kMaxStateArrays; the first is an fp32 array
+  std::span<const Scalar> scalars;     // at most kMaxScalars
+
+  // `scalars` in the order above, each in its range. `t` counts the steps of the parameter from 1. `gradient_scale`
+  // multiplies every gradient: unscale factor times clip coefficient. Computed in fp64 by a fixed recipe, then rounded
+  // once: the same bits on every machine.
+  StepConstants (*make_constants)(const double* scalars, uint64_t t, double gradient_scale);
+
+  // Those this machine can run, the fastest first, the scalar one last.
+  const std::vector<const AlgorithmKernels*>& (*supported)();
+
+  const char* resident_kernel;  // kernels/cuda: `plain` on the GPU
+
+  const AlgorithmKernels& best() const { return *supported().front(); }
+  const AlgorithmKernels& scalar() const { return *supported().back(); }
+
+  std::vector<double> DefaultScalars() const {
+    std::vector<double> values;
+    for (const Scalar& scalar : scalars) values.push_back(scalar.default_value);
+    return values;
+  }
+};
+
+// Every algorithm, and the one of a name; null when there is none.
+std::span<const Algorithm* const> Algorithms();
+const Algorithm* FindAlgorithm(std::string_view name);
+
+}  // namespace superoffload::kernels
+
+#endif  // SUPEROFFLOAD_KERNELS_ALGORITHM_H_

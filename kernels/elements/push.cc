@@ -1,0 +1,29 @@
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/elements/elements.h"
+
+namespace superoffload::kernels {
+namespace {
+
+constexpr size_t kBlock = 512;  // elements, which stay in L1
+
+}  // namespace
+
+void Push(size_t n, ConstElements theta, float* p) {
+  if (theta.dtype == DType::kFloat32) return Widen(n, theta, p);
+  const auto* published = static_cast<const uint16_t*>(theta.data);
+  uint16_t narrowed[kBlock];
+  float widened[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    Narrow(count, p + begin, {narrowed, theta.dtype});
+    if (std::memcmp(narrowed, published + begin, count * sizeof(uint16_t)) == 0) continue;
+    Widen(count, {published + begin, theta.dtype}, widened);
+    for (size_t i = 0; i < count; ++i) {
+      if (narrowed[i] != published[begin + i]) p[begin + i] = widened[i];
+    }
+  }
+}
+
+}  // namespace superoffload::kernels

@@ -1,0 +1,198 @@
+// Invariant: `pieces_` are mapped one behind the other from `data_` on, but for those that were given back, and cover
+// `backed_bytes_`.
+#include "kernels/gpu/shared_gpu_memory.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace superoffload::kernels {
+namespace {
+
+constexpr int kInvalidArgument = 3;  // canonical
+
+constexpr uint64_t kPlainBlockBytes = 2u << 20;
+// Each piece costs a few calls of the driver and a descriptor.
+constexpr uint64_t kLeastPieceBytes = 8u << 20;
+
+uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+CudaAllocationProperties Properties(const GpuDevice& device, Export exports) {
+  CudaAllocationProperties properties;
+  properties.handle_types = exports == Export::kAsDescriptors ? kCudaPosixDescriptor : 0;
+  properties.location.id = device.handle();
+  return properties;
+}
+
+std::string Allocating(uint64_t bytes) { return "allocating " + std::to_string(bytes) + " bytes of GPU memory"; }
+
+}  // namespace
+
+SharedGpuMemory::SharedGpuMemory(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t piece_bytes,
+                                 Export exports)
+    : device_(std::move(device)), bytes_(bytes), piece_bytes_(piece_bytes), exports_(exports), accesses_(1) {
+  accesses_[0].location.id = device_->handle();
+}
+
+CudaStatus SharedGpuMemory::Allocate(std::shared_ptr<const GpuDevice> device, uint64_t bytes,
+                                     std::unique_ptr<SharedGpuMemory>* memory) {
+  const CudaDriver& driver = device->driver();
+  bytes = RoundUp(bytes, kPlainBlockBytes);
+  std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, bytes, Export::kNever));
+  made->plain_ = true;
+  CudaStatus status = driver.Status(driver.MemAlloc(&made->data_, bytes), Allocating(bytes));
+  if (!status.ok()) return status;
+  made->backed_bytes_ = bytes;
+  *memory = std::move(made);
+  return {};
+}
+
+CudaStatus SharedGpuMemory::Reserve(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t most_pieces,
+                                    Export exports, std::unique_ptr<SharedGpuMemory>* memory) {
+  const CudaDriver& driver = device->driver();
+  const CudaAllocationProperties properties = Properties(*device, exports);
+  uint64_t granularity = 0;
+  constexpr int kMinimum = 0;
+  if (CudaStatus status = driver.Status(driver.MemGetAllocationGranularity(&granularity, &properties, kMinimum),
+                                        "asking for the granularity of GPU memory");
+      !status.ok()) {
+    return status;
+  }
+  bytes = RoundUp(bytes, granularity);
+  const uint64_t piece_bytes =
+      RoundUp(std::max(kLeastPieceBytes, (bytes + most_pieces - 1) / most_pieces), granularity);
+  std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, piece_bytes, exports));
+  if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
+  for (const CudaDevice peer : made->device_->Peers()) {
+    made->accesses_.emplace_back().location.id = peer;
+  }
+  *memory = std::move(made);
+  return {};
+}
+
+CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t piece_bytes,
+                                   std::span<const int> descriptors, std::unique_ptr<SharedGpuMemory>* memory) {
+  const uint64_t pieces = piece_bytes == 0 ? 0 : bytes / piece_bytes + (bytes % piece_bytes != 0 ? 1 : 0);
+  if (bytes == 0 || pieces != descriptors.size()) {
+    return {kInvalidArgument, "the trainer's GPU memory of " + std::to_string(bytes) + " bytes came with " +
+                                  std::to_string(descriptors.size()) + " descriptors of " + std::to_string(pieces) +
+                                  "; raise the limit on open files (LimitNOFILE=) of the daemon"};
+  }
+  const CudaDriver& driver = device->driver();
+  const CudaAllocationProperties properties = Properties(*device, Export::kAsDescriptors);
+  uint64_t granularity = 0;
+  constexpr int kMinimum = 0;
+  if (CudaStatus status = driver.Status(driver.MemGetAllocationGranularity(&granularity, &properties, kMinimum),
+                                        "asking for the granularity of GPU memory");
+      !status.ok()) {
+    return status;
+  }
+  if (bytes % granularity != 0 || piece_bytes % granularity != 0) {
+    return {kInvalidArgument, "the trainer's GPU memory of " + std::to_string(bytes) + " bytes in pieces of " +
+                                  std::to_string(piece_bytes) + " is not of whole granules"};
+  }
+  std::unique_ptr<SharedGpuMemory> made(
+      new SharedGpuMemory(std::move(device), bytes, piece_bytes, Export::kNever));
+  if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
+  for (const int descriptor : descriptors) {
+    void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
+    CudaAllocation allocation = 0;
+    CudaStatus status =
+        driver.Status(driver.MemImportFromShareableHandle(&allocation, handle, kCudaPosixDescriptor),
+                      "importing the trainer's GPU memory");
+    if (status.ok()) status = made->MapNext(allocation, /*imported=*/true);
+    if (!status.ok()) return status;
+  }
+  *memory = std::move(made);
+  return {};
+}
+
+CudaStatus SharedGpuMemory::ReserveAddresses() {
+  const CudaDriver& driver = device_->driver();
+  CudaStatus status =
+      driver.Status(driver.MemAddressReserve(&data_, bytes_, 0, 0, 0), "reserving addresses for GPU memory");
+  if (!status.ok()) data_ = 0;
+  return status;
+}
+
+uint64_t SharedGpuMemory::NextPieceBytes() const { return std::min(piece_bytes_, bytes_ - backed_bytes_); }
+
+CudaStatus SharedGpuMemory::Back(uint64_t end) {
+  SUPEROFFLOAD_CHECK_LE(end, bytes_);
+  const CudaDriver& driver = device_->driver();
+  const CudaAllocationProperties properties = Properties(*device_, exports_);
+  while (backed_bytes_ < end) {
+    const uint64_t bytes = NextPieceBytes();
+    CudaAllocation allocation = 0;
+    CudaStatus status = driver.Status(driver.MemCreate(&allocation, bytes, &properties, 0), Allocating(bytes));
+    if (status.ok()) status = MapNext(allocation, /*imported=*/false);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// The allocation is its own from now on.
+CudaStatus SharedGpuMemory::MapNext(CudaAllocation allocation, bool imported) {
+  const CudaDriver& driver = device_->driver();
+  const uint64_t bytes = NextPieceBytes();
+  const CudaPointer at = data_ + backed_bytes_;
+  const int mapped = driver.MemMap(at, bytes, 0, allocation, 0);
+  if (mapped != 0) {
+    driver.MemRelease(allocation);
+    if (imported && mapped == kCudaInvalidValue) {  // what the exporter says is not to be believed
+      return {kInvalidArgument, "the trainer's GPU memory does not have the " + std::to_string(bytes_) +
+                                    " bytes that it says"};
+    }
+    return driver.Status(mapped, "mapping GPU memory");
+  }
+  pieces_.push_back(allocation);
+  backed_bytes_ += bytes;
+  return driver.Status(driver.MemSetAccess(at, bytes, accesses_.data(), accesses_.size()),
+                       "opening access to GPU memory");
+}
+
+SharedGpuMemory::~SharedGpuMemory() {
+  const CurrentDevice current(*device_);
+  const CudaDriver& driver = device_->driver();
+  if (data_ == 0) return;
+  if (plain_) {
+    driver.MemFree(data_);
+    return;
+  }
+  for (uint64_t i = 0; i < pieces_.size(); ++i) (void)Unmap(i);
+  driver.MemAddressFree(data_, bytes_);
+}
+
+CudaStatus SharedGpuMemory::GiveBack(uint64_t index) {
+  std::lock_guard lock(mu_);
+  if (index >= pieces_.size() || pieces_[index] == 0) return {};
+  const CudaDriver& driver = device_->driver();
+  CudaStatus status = driver.Status(driver.CtxSynchronize(), "waiting for the GPU");
+  return status.ok() ? Unmap(index) : status;
+}
+
+CudaStatus SharedGpuMemory::Unmap(uint64_t index) {
+  if (pieces_[index] == 0) return {};
+  const CudaDriver& driver = device_->driver();
+  const uint64_t at = index * piece_bytes_;
+  const int unmapped = driver.MemUnmap(data_ + at, std::min(piece_bytes_, bytes_ - at));
+  const int released = driver.MemRelease(std::exchange(pieces_[index], 0));
+  return driver.Status(unmapped != 0 ? unmapped : released, "giving GPU memory back");
+}
+
+CudaStatus SharedGpuMemory::ExportTo(std::vector<int>* descriptors) const {
+  SUPEROFFLOAD_CHECK(exportable() && backed_bytes_ == bytes_, backed_bytes_, " bytes of ", bytes_);
+  const CudaDriver& driver = device_->driver();
+  for (const CudaAllocation piece : pieces_) {
+    int descriptor = -1;
+    CudaStatus status = driver.Status(driver.MemExportToShareableHandle(&descriptor, piece, kCudaPosixDescriptor, 0),
+                                      "exporting GPU memory as a descriptor");
+    if (!status.ok()) return status;
+    descriptors->push_back(descriptor);
+  }
+  return {};
+}
+
+}  // namespace superoffload::kernels

@@ -1,0 +1,33 @@
+// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", program 1). State: the master weight p and
+// the momentum m (exp_avg). One element, with every product that feeds an addition fused, in this order on every
+// instruction set:
+//
+//   g = widen(gradient) * gradient_scale
+//   c = fma(beta1, m, (1-beta1) * g)
+//   p = fma(-lr, sign(c), p * decay)                 sign(0) = 0; a NaN stays one
+//   m = fma(beta2, m, (1-beta2) * g);   m = |m| < 2^-100 ? 0 : m
+#ifndef SUPEROFFLOAD_KERNELS_LION_LION_H_
+#define SUPEROFFLOAD_KERNELS_LION_LION_H_
+
+#include "kernels/algorithm.h"
+
+namespace superoffload::kernels {
+
+extern const Algorithm kLion;  // "lion"
+
+// The fp32 constants of one step of one parameter group.
+struct LionStep {
+  float gradient_scale = 1;
+  float beta1 = 0;
+  float one_minus_beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta2 = 0;
+  float lr = 0;
+  float decay = 1;  // 1 - lr * weight_decay
+};
+
+extern const AlgorithmKernels kScalarLionKernels;
+
+}  // namespace superoffload::kernels
+
+#endif  // SUPEROFFLOAD_KERNELS_LION_LION_H_

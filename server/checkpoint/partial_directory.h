@@ -1,0 +1,39 @@
+// A directory that appears under its name with everything in it, or not at all.
+#ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_
+#define SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/memory/shared_memory.h"
+
+namespace superoffload::checkpoint {
+
+// It grows in a hidden one beside it, ".NAME.partial", which is removed unless it is published.
+class PartialDirectory {
+ public:
+  // ALREADY_EXISTS, INVALID_ARGUMENT: `target`. FAILED_PRECONDITION: another one is being written there.
+  static absl::StatusOr<std::unique_ptr<PartialDirectory>> Create(const std::filesystem::path& target);
+  ~PartialDirectory();
+
+  // Its files must be synced.
+  absl::Status Publish();
+
+  std::string operator/(const std::string& file) const { return path_ / file; }
+
+ private:
+  PartialDirectory(std::filesystem::path target, std::filesystem::path path, memory::FileDescriptor lock)
+      : target_(std::move(target)), path_(std::move(path)), lock_(std::move(lock)) {}
+
+  const std::filesystem::path target_, path_;
+  const memory::FileDescriptor lock_;
+  bool published_ = false;
+};
+
+}  // namespace superoffload::checkpoint
+
+#endif  // SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_

@@ -1,0 +1,83 @@
+// The tensors of checkpoints and of safetensors files, put together from the slices that ranks have written. A slice is a
+// box of a tensor; boxes of one tensor are disjoint, or the same where ranks have replicas.
+#ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_SAVED_TENSORS_H_
+#define SUPEROFFLOAD_SERVER_CHECKPOINT_SAVED_TENSORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/checkpoint/files.h"
+#include "server/checkpoint/run_directory.h"
+
+namespace superoffload::checkpoint {
+
+// A box of a tensor of shape `global_shape`.
+struct Box {
+  std::vector<uint64_t> global_shape, offset, shape;
+
+  // The whole of a tensor.
+  static Box Whole(const std::vector<uint64_t>& shape) {
+    return {shape, std::vector<uint64_t>(shape.size(), 0), shape};
+  }
+  uint64_t Elements() const;
+  bool operator==(const Box&) const = default;
+};
+
+class SavedTensors {
+ public:
+  struct SavedFile {
+    File file;
+    std::string path;
+    std::optional<uint32_t> crc32;  // that its index has
+  };
+  struct Slice {
+    const SavedFile* file;
+    uint64_t offset;  // of its first byte in the file
+    std::string dtype;
+    Box box;
+    uint64_t steps;  // committed ones of its parameter
+  };
+  // A tensor, or a box of it, and the slices that together have its elements, each once.
+  struct Tensor {
+    Box box;
+    size_t element_bytes = 0;
+    std::vector<const Slice*> slices;
+  };
+
+  // DATA_LOSS: damaged, or an index that contradicts the files.
+  absl::Status AddPart(const Part& part);
+
+  // A file that is no part of a checkpoint; see reader.h.
+  absl::Status AddFile(const std::string& path, uint64_t committed_steps);
+
+  // `name` as TensorName has it. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
+  absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box) const;
+
+  // All slices by tensor name.
+  const std::map<std::string, std::vector<Slice>>& slices() const { return slices_; }
+
+  // Compares the files of these tensors with their checksums. DATA_LOSS: one is damaged.
+  static absl::Status Verify(const std::vector<Tensor>& tensors);
+
+  // The elements, row-major.
+  static absl::Status Read(const Tensor& tensor, std::byte* to);
+
+ private:
+  absl::StatusOr<const SavedFile*> Open(const std::string& path, std::vector<Slice>* slices,
+                                        std::vector<std::string>* names);
+
+  std::map<std::string, std::unique_ptr<SavedFile>> files_;  // by path
+  std::map<std::string, std::vector<Slice>> slices_;         // by tensor name
+};
+
+}  // namespace superoffload::checkpoint
+
+#endif  // SUPEROFFLOAD_SERVER_CHECKPOINT_SAVED_TENSORS_H_

@@ -1,0 +1,46 @@
+// The directory of the daemon's sockets. Trainers trust whoever listens there with their weights, and a daemon may be
+// root: nobody else may put anything into it, and no link in it is followed.
+#ifndef SUPEROFFLOAD_SERVER_HOST_RUNTIME_DIRECTORY_H_
+#define SUPEROFFLOAD_SERVER_HOST_RUNTIME_DIRECTORY_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/memory/shared_memory.h"
+
+namespace superoffload::host {
+
+class RuntimeDirectory {
+ public:
+  // Makes the directory with mode 0755 where it is missing, and claims it for this process. FAILED_PRECONDITION:
+  // another daemon serves there. PERMISSION_DENIED: it belongs to neither this user nor root, others may write to it,
+  // or what should be its lock is a link.
+  static absl::StatusOr<std::unique_ptr<RuntimeDirectory>> Claim(const std::string& path);
+
+  // Removes the sockets that it listens on.
+  ~RuntimeDirectory();
+
+  // See transport::ListenOn.
+  absl::StatusOr<memory::FileDescriptor> Listen(const std::string& name, int type);
+
+  // Takes the sockets' names away, so that trainers do not wait for a successor.
+  void RemoveSockets();
+
+  std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  RuntimeDirectory(std::string path, memory::FileDescriptor directory)
+      : path_(std::move(path)), directory_(std::move(directory)) {}
+  absl::Status Lock();
+
+  const std::string path_;
+  const memory::FileDescriptor directory_;
+  memory::FileDescriptor lock_;
+  std::vector<std::string> sockets_;
+};
+
+}  // namespace superoffload::host
+
+#endif  // SUPEROFFLOAD_SERVER_HOST_RUNTIME_DIRECTORY_H_

@@ -1,0 +1,15 @@
+// Answers a PlanRequest.
+#ifndef SUPEROFFLOAD_SERVER_PLAN_ANSWER_H_
+#define SUPEROFFLOAD_SERVER_PLAN_ANSWER_H_
+
+#include "absl/status/statusor.h"
+#include "superoffload/v1/plan.pb.h"
+
+namespace superoffload::plan {
+
+// INVALID_ARGUMENT, NOT_FOUND: a sentence that names what is wrong with the request.
+absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request);
+
+}  // namespace superoffload::plan
+
+#endif  // SUPEROFFLOAD_SERVER_PLAN_ANSWER_H_

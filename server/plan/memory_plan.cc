@@ -1,0 +1,95 @@
+#include "server/plan/memory_plan.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/undo_slot.h"
+#include "server/engine/record.h"
+#include "server/memory/memory_budget.h"
+#include "server/memory/memory_limit.h"
+#include "server/optimizer/hosted_memory.h"
+
+namespace superoffload::plan {
+namespace {
+
+using simulator::MemoryItem;
+using simulator::TotalBytes;
+
+// The rows of a tensor that a rank has; torch.chunk's.
+std::pair<uint64_t, uint64_t> RowsOf(uint64_t rows, uint32_t rank, uint32_t ranks) {
+  const uint64_t each = (rows + ranks - 1) / ranks;
+  const uint64_t first = std::min(rows, each * rank);
+  return {first, std::min(rows, first + each) - first};
+}
+
+}  // namespace
+
+engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
+  if (ranks == 1) return spec;
+  engine::OptimizerSpec shard = spec;
+  shard.member = {"plan", rank, ranks};
+  shard.parameters.clear();
+  for (engine::ParameterSpec parameter : spec.parameters) {
+    if (parameter.shape.empty()) parameter.shape = {1};
+    const auto [first, rows] = RowsOf(parameter.shape[0], rank, ranks);
+    if (rows == 0) continue;
+    parameter.global_shape = parameter.shape;
+    parameter.global_offset.assign(parameter.shape.size(), 0);
+    parameter.global_offset[0] = first;
+    parameter.shape[0] = rows;
+    shard.parameters.push_back(std::move(parameter));
+  }
+  return shard;
+}
+
+std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
+  const memory::MemoryUse use = optimizer::HostedMemory::Use(layout, spec);
+  const uint64_t undo_bytes = engine::kMaxWorkers * sizeof(kernels::UndoSlot);
+  const uint64_t record_bytes = engine::Record::Bytes(layout);
+  std::vector<MemoryItem> items;
+  uint64_t arrays_bytes = 0;
+  for (size_t i = 0; i < layout.state_arrays.size(); ++i) {
+    const uint64_t element_bytes = kernels::DTypeBytes(layout.state_arrays[i].dtype);
+    const uint64_t bytes = layout.state_elements * element_bytes;
+    const std::string name(layout.algorithm->arrays[i].name);
+    items.push_back({i == 0 ? "master weights" : absl::StrCat("state ", name), bytes,
+                     absl::StrCat(layout.state_elements, " elements x ", element_bytes, " bytes")});
+    arrays_bytes += bytes;
+  }
+  items.push_back(
+      {"gradient slots", use.gradients_bytes, absl::StrCat(engine::kGradientSlots, " slots, one of them pending")});
+  items.push_back({"published parameters", use.parameters_bytes, "in the parameters' dtype"});
+  items.push_back({"record", record_bytes - undo_bytes, "how far each chunk and parameter has come"});
+  items.push_back(
+      {"undo slots", undo_bytes, absl::StrCat("one for each of at most ", engine::kMaxWorkers, " workers")});
+  items.push_back(
+      {"metadata", use.metadata_bytes + (layout.state_bytes - arrays_bytes), "names, shapes, plan, alignment"});
+  return items;
+}
+
+uint64_t HostBudgetBytes(const simulator::Machine& machine) {
+  return memory::BudgetBytes(0, static_cast<uint64_t>(machine.host.memory_bytes));
+}
+
+std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layout& layout) {
+  return simulator::GpuMemory(question.model, layout, question.pass, question.gpu_use(), question.gpu_bytes());
+}
+
+absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
+  MemoryPlan plan;
+  for (uint32_t rank = 0; rank < question.ranks; ++rank) {
+    const engine::OptimizerSpec spec = ShardOf(question.spec, rank, question.ranks);
+    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
+    if (!layout.ok()) return layout.status();
+    RankMemory& memory = plan.ranks.emplace_back();
+    memory.gpu = GpuMemoryOf(question, *layout);
+    memory.host = HostMemory(spec, *layout);
+    plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= question.gpu_bytes();
+    plan.host_fits = plan.host_fits && TotalBytes(memory.host) <= HostBudgetBytes(question.machine);
+  }
+  return plan;
+}
+
+}  // namespace superoffload::plan

@@ -1,0 +1,48 @@
+// The memory of each rank: in the GPU, and on the host against the daemon's budget.
+//
+// The host's is exact: the layout, the record and the charge to the budget are the daemon's own functions. Ranks share
+// the parameters as FSDP2 and ZeRO-3 do: along the first dimension, as even as torch.chunk makes it.
+#ifndef SUPEROFFLOAD_SERVER_PLAN_MEMORY_PLAN_H_
+#define SUPEROFFLOAD_SERVER_PLAN_MEMORY_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/layout.h"
+#include "server/engine/spec.h"
+#include "server/plan/question.h"
+#include "server/simulator/fit.h"
+
+namespace superoffload::plan {
+
+// What rank `rank` of `ranks` would create; the spec itself when there is one. Parameters of which it has nothing are
+// left out.
+engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
+
+// By purpose; the sum is what the optimizer is charged in the daemon's budget.
+std::vector<simulator::MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout);
+
+// The budget of a daemon that is not configured otherwise.
+uint64_t HostBudgetBytes(const simulator::Machine& machine);
+
+// Of a rank whose share has this layout.
+std::vector<simulator::MemoryItem> GpuMemoryOf(const Question& question, const engine::Layout& layout);
+
+struct RankMemory {
+  std::vector<simulator::MemoryItem> gpu;
+  std::vector<simulator::MemoryItem> host;
+};
+
+struct MemoryPlan {
+  std::vector<RankMemory> ranks;
+  bool gpu_fits = true;  // on every rank
+  bool host_fits = true;
+};
+
+// INVALID_ARGUMENT: the layout cannot be planned.
+absl::StatusOr<MemoryPlan> PlanMemory(const Question& question);
+
+}  // namespace superoffload::plan
+
+#endif  // SUPEROFFLOAD_SERVER_PLAN_MEMORY_PLAN_H_

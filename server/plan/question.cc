@@ -1,0 +1,126 @@
+#include "server/plan/question.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/plan/machine_description.h"
+#include "server/plan/model_description.h"
+#include "server/rpc/from_proto.h"
+
+namespace superoffload::plan {
+namespace {
+
+struct Range {
+  const char* field;
+  double value;
+  double least;
+  double most;
+};
+
+absl::Status CheckRanges(const v1::PlanRequest& request) {
+  const Range ranges[] = {{"batch", double(request.batch()), 1, 1 << 20},
+                          {"sequence", double(request.sequence()), 1, 1 << 28},
+                          {"accumulation", double(request.accumulation()), 0, 1 << 20},
+                          {"ranks", double(request.ranks()), 0, 1024},
+                          {"device_slots", double(request.device_slots()), 0, 16},
+                          {"clip_rate", request.clip_rate(), 0, 1},
+                          {"skip_rate", request.skip_rate(), 0, 1},
+                          {"allocator_reserve", request.allocator_reserve(), 0, 0.9}};
+  for (const Range& range : ranges) {
+    if (!(range.value >= range.least && range.value <= range.most)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s is %.12g but must be %.12g to %.12g", range.field, range.value, range.least, range.most));
+    }
+  }
+  if (request.clip_rate() + request.skip_rate() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("clip_rate and skip_rate are ", request.clip_rate(), " and ",
+                                                   request.skip_rate(), " but must be at most 1 together"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetPass(const v1::PlanRequest& request, simulator::Pass& pass) {
+  pass.batch = request.batch();
+  pass.sequence = request.sequence();
+  switch (request.checkpointing()) {
+    case v1::ACTIVATION_CHECKPOINTING_UNSPECIFIED:
+    case v1::ACTIVATION_CHECKPOINTING_FULL:
+      pass.checkpointing = simulator::Checkpointing::kFull;
+      break;
+    case v1::ACTIVATION_CHECKPOINTING_NONE:
+      pass.checkpointing = simulator::Checkpointing::kNone;
+      break;
+    case v1::ACTIVATION_CHECKPOINTING_SELECTIVE:
+      pass.checkpointing = simulator::Checkpointing::kSelective;
+      break;
+    default:
+      return absl::InvalidArgumentError("checkpointing has an unknown value; see plan.proto");
+  }
+  switch (request.attention()) {
+    case v1::ATTENTION_IMPLEMENTATION_UNSPECIFIED:
+    case v1::ATTENTION_IMPLEMENTATION_FLASH:
+      pass.attention = simulator::Attention::kFlash;
+      break;
+    case v1::ATTENTION_IMPLEMENTATION_EAGER:
+      pass.attention = simulator::Attention::kEager;
+      break;
+    default:
+      return absl::InvalidArgumentError("attention has an unknown value; see plan.proto");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetWorkers(uint32_t workers, simulator::Machine& machine) {
+  if (workers == 0) return absl::OkStatus();
+  if (workers > machine.host.cores) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker_threads is ", workers, " but ", machine.name, " has ", machine.host.cores, " cores"));
+  }
+  machine.trainer_cores = machine.host.cores - workers;
+  return absl::OkStatus();
+}
+
+absl::Status CheckSequence(const Question& question) {
+  const uint64_t positions = question.model.architecture.learned_positions;
+  if (positions == 0 || question.pass.sequence <= positions) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("sequence is ", question.pass.sequence, " but ", question.model.name,
+                                                 " has learned positions for ", positions, " tokens only"));
+}
+
+}  // namespace
+
+absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
+  if (absl::Status status = CheckRanges(request); !status.ok()) return status;
+  Question question;
+  if (absl::Status status = SetPass(request, question.pass); !status.ok()) return status;
+  absl::StatusOr<DescribedModel> model = ToModel(request);
+  if (!model.ok()) return model.status();
+  question.model = std::move(model->model);
+  question.spec = std::move(model->spec);
+  if (absl::Status status = CheckSequence(question); !status.ok()) return status;
+  absl::StatusOr<DescribedMachine> machine = ToMachine(request);
+  if (!machine.ok()) return machine.status();
+  question.machine = std::move(machine->machine);
+  question.known_machine = std::move(machine->known);
+  if (absl::Status status = SetWorkers(request.worker_threads(), question.machine); !status.ok()) return status;
+  v1::Policies policies;
+  policies.set_speculation(request.speculation());
+  const absl::StatusOr<engine::SpeculationPolicy> speculation = rpc::ToSpeculation(policies);
+  if (!speculation.ok()) return speculation.status();
+  question.speculation = *speculation;
+  question.gpu = {.resident_buckets = request.resident_buckets(), .accumulation = std::max(1u, request.accumulation())};
+  if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
+  if (request.allocator_reserve() > 0) question.gpu.allocator_reserve = request.allocator_reserve();
+  question.ranks = std::max(1u, request.ranks());
+  question.clip_rate = request.clip_rate();
+  question.skip_rate = request.skip_rate();
+  question.clipping = request.clipping() || request.clip_rate() > 0;
+  question.schedules.assign(request.schedules().begin(), request.schedules().end());
+  question.quick = request.quick();
+  question.timeline = request.timeline();
+  return question;
+}
+
+}  // namespace superoffload::plan

@@ -1,0 +1,47 @@
+// What a PlanRequest asks, in the types of the daemon: names resolved, defaults filled in, everything checked.
+#ifndef SUPEROFFLOAD_SERVER_PLAN_QUESTION_H_
+#define SUPEROFFLOAD_SERVER_PLAN_QUESTION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/spec.h"
+#include "server/engine/speculation.h"
+#include "server/simulator/fit.h"
+#include "server/simulator/machine.h"
+#include "superoffload/v1/plan.pb.h"
+
+namespace superoffload::plan {
+
+struct Question {
+  simulator::Model model;
+  simulator::Machine machine;
+  std::string known_machine;   // whose numbers the machine has where it has none of its own; empty: none's
+  engine::OptimizerSpec spec;  // of all parameters, as one rank alone would create it
+  simulator::Pass pass;
+  simulator::GpuUse gpu;
+  uint32_t ranks = 1;
+  engine::SpeculationPolicy speculation = engine::SpeculationPolicy::kAdaptive;
+  bool clipping = false;
+  double clip_rate = 0;
+  double skip_rate = 0;
+  std::vector<std::string> schedules;  // besides ours
+  bool quick = false;
+  v1::TimelineFormat timeline = v1::TIMELINE_FORMAT_UNSPECIFIED;
+
+  simulator::GpuUse gpu_use() const {
+    simulator::GpuUse use = gpu;
+    use.gathers = ranks > 1;
+    return use;
+  }
+  uint64_t gpu_bytes() const { return static_cast<uint64_t>(machine.gpu.memory_bytes); }
+};
+
+// INVALID_ARGUMENT, NOT_FOUND: a sentence that names the field and what it must be.
+absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request);
+
+}  // namespace superoffload::plan
+
+#endif  // SUPEROFFLOAD_SERVER_PLAN_QUESTION_H_

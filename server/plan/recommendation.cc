@@ -1,0 +1,236 @@
+#include "server/plan/recommendation.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace superoffload::plan {
+namespace {
+
+using simulator::MemoryItem;
+using simulator::TotalBytes;
+
+std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
+
+uint64_t BytesOf(const std::vector<MemoryItem>& items, std::string_view purpose) {
+  for (const MemoryItem& item : items) {
+    if (item.purpose == purpose) return item.bytes;
+  }
+  return 0;
+}
+
+// Bytes of the parameters of each block, without what comes before the first and behind the last.
+std::vector<uint64_t> BlockBytes(const simulator::Model& model) {
+  std::vector<uint64_t> bytes(model.architecture.layers);
+  for (const engine::ParameterSpec& parameter : model.parameters) {
+    if (parameter.unit < 1 || parameter.unit > bytes.size()) continue;
+    bytes[parameter.unit - 1] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
+  }
+  return bytes;
+}
+
+// Blocks that must stream, so that what is over is gone: two slots of a block stay. Nothing: not even all suffice.
+std::optional<uint64_t> BlocksToStream(const simulator::Model& model, uint64_t over_bytes) {
+  const std::vector<uint64_t> blocks = BlockBytes(model);
+  const uint64_t slots = 2 * *std::max_element(blocks.begin(), blocks.end());
+  uint64_t freed = 0;
+  for (size_t streamed = 0; streamed < blocks.size(); ++streamed) {
+    freed += blocks[streamed];
+    if (freed >= slots + over_bytes) return streamed + 1;
+  }
+  return std::nullopt;
+}
+
+// The fewest of 2, 4, 8, 16, ... on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does.
+absl::StatusOr<uint32_t> RanksThatFit(Question question, bool gpu) {
+  for (question.ranks = 2; question.ranks <= 64; question.ranks *= 2) {
+    const absl::StatusOr<MemoryPlan> plan = PlanMemory(question);
+    if (!plan.ok()) return plan.status();
+    if (plan->host_fits && (plan->gpu_fits || !gpu)) return question.ranks;
+  }
+  return 0;
+}
+
+// The share of the time that a streamed forward pass computes: T*b / (T*b + peak). Of a parameter of two bytes a token
+// takes two operations, so the twos cancel; of the parameters a token takes the active ones.
+double StreamingEfficiency(const Question& question) {
+  const double bytes = static_cast<double>(kernels::DTypeBytes(question.model.parameters.front().dtype));
+  const double bandwidth = question.machine.h2d.points.back().bytes_per_second * 2 / bytes;
+  const double flops = question.machine.gpu.peak_flops * question.machine.gpu.matmul_efficiency;
+  const double active = static_cast<double>(simulator::ActiveParameterCount(question.model)) /
+                        static_cast<double>(simulator::ParameterCount(question.model));
+  const double moved = question.pass.tokens() * active * bandwidth;
+  return moved / (moved + flops);
+}
+
+class Recommender {
+ public:
+  Recommender(Question question, MemoryPlan memory) : q_(std::move(question)), memory_(std::move(memory)) {}
+
+  absl::StatusOr<v1::Recommendation> Make() && {
+    out_.set_weights(v1::Recommendation::WEIGHTS_RESIDENT);
+    out_.set_ranks(q_.ranks);
+    out_.set_bucket_bytes(q_.spec.bucket_bytes == 0 ? engine::kDefaultBucketBytes : q_.spec.bucket_bytes);
+    out_.set_checkpointing(ToProto(q_.pass.checkpointing));
+    if (q_.ranks > 1)
+      NotSupported(
+          "Several ranks are not supported by the daemon yet: the memory of each rank is planned all the same.");
+    if (absl::Status status = CheckHost(); !status.ok()) return status;
+    if (absl::Status status = memory_.gpu_fits ? CheckWatching() : CheckGpu(); !status.ok()) return status;
+    if (out_.sentences().empty())
+      Say("Everything fits as requested: the weights stay in HBM, and the optimizer's state in Grace.");
+    return std::move(out_);
+  }
+
+ private:
+  static v1::ActivationCheckpointing ToProto(simulator::Checkpointing checkpointing) {
+    switch (checkpointing) {
+      case simulator::Checkpointing::kNone:
+        return v1::ACTIVATION_CHECKPOINTING_NONE;
+      case simulator::Checkpointing::kSelective:
+        return v1::ACTIVATION_CHECKPOINTING_SELECTIVE;
+      case simulator::Checkpointing::kFull:
+        return v1::ACTIVATION_CHECKPOINTING_FULL;
+    }
+    return v1::ACTIVATION_CHECKPOINTING_UNSPECIFIED;
+  }
+
+  void Say(std::string sentence) { out_.add_sentences(std::move(sentence)); }
+  void NotSupported(std::string sentence) { out_.add_not_supported(std::move(sentence)); }
+
+  absl::Status CheckHost() {
+    if (memory_.host_fits) return absl::OkStatus();
+    const absl::StatusOr<uint32_t> ranks = RanksThatFit(q_, /*gpu=*/false);
+    if (!ranks.ok()) return ranks.status();
+    const double needed = static_cast<double>(TotalBytes(memory_.ranks.front().host));
+    const std::string over =
+        absl::StrCat("The optimizer takes ", GiB(needed), " of host memory on a rank; the daemon's budget is ",
+                     GiB(static_cast<double>(HostBudgetBytes(q_.machine))), " (80 %).");
+    if (needed <= q_.machine.host.memory_bytes * 0.95) {
+      Say(absl::StrCat(over, " Set memory_budget_bytes in superoffloadd.textproto to at least ",
+                       static_cast<uint64_t>(needed), "."));
+    } else if (*ranks == 0) {
+      Say(absl::StrCat(over, " No number of ranks up to 64 holds it."));
+    } else {
+      Say(absl::StrCat(over, " ", *ranks, " ranks hold it; what follows is of each of them."));
+      NotSupported(absl::StrCat("It needs ", *ranks, " ranks, which the daemon does not support yet."));
+      return GoOnWith(*ranks);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status GoOnWith(uint32_t ranks) {
+    q_.ranks = ranks;
+    out_.set_ranks(ranks);
+    absl::StatusOr<MemoryPlan> memory = PlanMemory(q_);
+    if (memory.ok()) memory_ = *std::move(memory);
+    return memory.status();
+  }
+
+  // It fits once gradients leave during backward; before that they all stay.
+  absl::Status CheckWatching() {
+    const std::vector<MemoryItem>& items = memory_.ranks.front().gpu;
+    const uint64_t all = simulator::AllGradientBytes(q_.model) / q_.ranks;
+    const uint64_t watched =
+        TotalBytes(items) - BytesOf(items, "gradients") + std::max(all, BytesOf(items, "gradients"));
+    if (watched > q_.gpu_bytes()) {
+      Say(absl::StrCat(
+          "Pass overlap=True: with overlap=\"auto\" the first three steps keep all gradients in HBM, which takes ",
+          GiB(static_cast<double>(watched)), " of ", GiB(q_.machine.gpu.memory_bytes), "."));
+    }
+    return absl::OkStatus();
+  }
+
+  bool FitsWith(const simulator::Pass& pass, const simulator::GpuUse& gpu, const engine::Layout& layout) {
+    Question changed = q_;
+    changed.pass = pass;
+    changed.gpu = gpu;
+    return TotalBytes(GpuMemoryOf(changed, layout)) <= q_.gpu_bytes();
+  }
+
+  absl::Status CheckGpu() {
+    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(q_.spec, 0, q_.ranks));
+    if (!layout.ok()) return layout.status();
+    Say(absl::StrCat("HBM lacks ",
+                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - q_.machine.gpu.memory_bytes),
+                     " for this."));
+    simulator::Pass pass = q_.pass;
+    simulator::GpuUse gpu = q_.gpu;
+    if (gpu.resident_buckets > 0) {
+      gpu.resident_buckets = 0;
+      if (FitsWith(pass, gpu, *layout)) return Done("Keep no buckets resident on the GPU.");
+    }
+    if (pass.checkpointing != simulator::Checkpointing::kFull) {
+      pass.checkpointing = simulator::Checkpointing::kFull;
+      out_.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_FULL);
+      if (FitsWith(pass, gpu, *layout)) return Done("Checkpoint the activations of every block.");
+    }
+    const uint64_t batch = pass.batch;
+    simulator::GpuUse use = q_.gpu_use();
+    use.resident_buckets = gpu.resident_buckets;
+    pass.batch = std::max<uint64_t>(1, simulator::LargestBatch(q_.model, *layout, pass, use, q_.gpu_bytes()));
+    if (FitsWith(pass, gpu, *layout)) {
+      return Done(absl::StrCat("Use a batch of ", pass.batch, " instead of ", batch,
+                               "; where passes are accumulated, all gradients stay in HBM."));
+    }
+    return Stream(pass, gpu, *layout);
+  }
+
+  absl::Status Done(std::string sentence) {
+    Say(std::move(sentence));
+    return absl::OkStatus();
+  }
+
+  absl::Status Stream(const simulator::Pass& smallest, const simulator::GpuUse& gpu, const engine::Layout& layout) {
+    // With the requested batch if the weights make room for it, else with the smallest.
+    for (const uint64_t batch : {q_.pass.batch, smallest.batch}) {
+      Question changed = q_;
+      changed.pass = smallest;
+      changed.pass.batch = batch;
+      changed.gpu = gpu;
+      const uint64_t needed = TotalBytes(GpuMemoryOf(changed, layout));
+      const std::optional<uint64_t> streamed = BlocksToStream(q_.model, needed - std::min(needed, q_.gpu_bytes()));
+      if (!streamed || q_.ranks > 1) continue;
+      out_.set_weights(v1::Recommendation::WEIGHTS_STREAMED);
+      out_.set_streamed_fraction(static_cast<double>(*streamed) / static_cast<double>(q_.model.architecture.layers));
+      Say(absl::StrFormat(
+          "With a batch of %d, %d of %d blocks would stream through two slots in HBM. A streamed forward pass computes "
+          "%.0f %% of its "
+          "time: T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the "
+          "share of parameters that a token uses.",
+          batch, *streamed, q_.model.architecture.layers, 100 * StreamingEfficiency(changed), changed.pass.tokens(),
+          q_.machine.h2d.points.back().bytes_per_second / 1e9,
+          q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
+      NotSupported(
+          absl::StrFormat("It needs weights that stream (%d of %d blocks), which the daemon does not support yet.",
+                          *streamed, q_.model.architecture.layers));
+      return absl::OkStatus();
+    }
+    out_.set_offload_activations(true);
+    const absl::StatusOr<uint32_t> ranks = RanksThatFit(q_, /*gpu=*/true);
+    if (!ranks.ok()) return ranks.status();
+    Say("Not even streaming all weights makes room: activations and logits alone take too much. Offload activations, "
+        "compute the loss in pieces, or use a shorter sequence.");
+    if (*ranks > out_.ranks()) {
+      out_.set_ranks(*ranks);
+      NotSupported(absl::StrCat("Or it needs ", *ranks, " ranks, which the daemon does not support yet."));
+    }
+    return absl::OkStatus();
+  }
+
+  Question q_;  // with as many ranks as are recommended
+  MemoryPlan memory_;
+  v1::Recommendation out_;
+};
+
+}  // namespace
+
+absl::StatusOr<v1::Recommendation> Recommend(const Question& question, const MemoryPlan& memory) {
+  return Recommender(question, memory).Make();
+}
+
+}  // namespace superoffload::plan

@@ -1,0 +1,16 @@
+// A PlanResponse as text for people.
+#ifndef SUPEROFFLOAD_SERVER_PLAN_REPORT_H_
+#define SUPEROFFLOAD_SERVER_PLAN_REPORT_H_
+
+#include <string>
+
+#include "superoffload/v1/plan.pb.h"
+
+namespace superoffload::plan {
+
+// Ends with a newline. Of several ranks, that with the most memory.
+std::string Report(const v1::PlanResponse& response);
+
+}  // namespace superoffload::plan
+
+#endif  // SUPEROFFLOAD_SERVER_PLAN_REPORT_H_

@@ -1,0 +1,22 @@
+// Which bucket size and how many resident buckets make a step shortest: found by simulating some.
+#ifndef SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
+#define SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
+
+#include "server/plan/question.h"
+#include "server/simulator/schedule.h"
+#include "superoffload/v1/plan.pb.h"
+
+namespace superoffload::plan {
+
+// A step as asked for: our schedule with the settings of the question.
+simulator::Outcome SimulateOurs(const Question& question, const simulator::Workload& workload,
+                                const simulator::RunOptions& options);
+
+// Tries others of what fits in HBM; what shortens the step by a hundredth or more goes into the recommendation.
+// `step_seconds` is of the step as asked for.
+void RecommendBuckets(const Question& question, const simulator::Workload& workload, simulator::RunOptions options,
+                      double step_seconds, v1::Recommendation& recommendation);
+
+}  // namespace superoffload::plan
+
+#endif  // SUPEROFFLOAD_SERVER_PLAN_TUNING_H_

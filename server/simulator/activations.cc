@@ -1,0 +1,49 @@
+#include "server/simulator/activations.h"
+
+namespace superoffload::simulator {
+namespace {
+
+constexpr double kElement = 2, kFloat = 4;
+
+double Real(uint64_t value) { return static_cast<double>(value); }
+
+// Stored of the feed-forward per token and expert that it passes: the input, what the nonlinearity takes and what the
+// last product takes; with a gate, of gate and up the outputs, the gate's nonlinearity and the product.
+double FeedForwardBytes(const Architecture& a) {
+  return kElement * (Real(a.hidden) + (a.gated_feed_forward ? 4 : 2) * Real(a.feed_forward));
+}
+
+double Copies(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
+
+}  // namespace
+
+double BlockBytesPerToken(const Architecture& a) {
+  const double norms = 2 * kElement * Real(a.hidden);
+  // Its input; query, key and value; its output, which the projection takes; one log-sum-exp per head.
+  const double attention = kElement * (Real(a.hidden) + 2 * Real(a.query_width()) + 2 * Real(a.key_value_width())) +
+                           kFloat * Real(a.query_heads);
+  double feed_forward = Copies(a) * FeedForwardBytes(a);
+  // Each routed token has a copy of its input, and of its output until it is weighted; the router's scores are fp32.
+  if (a.experts > 0) feed_forward += Copies(a) * kElement * Real(a.hidden) + kFloat * Real(a.experts);
+  return norms + attention + feed_forward;
+}
+
+double ScoreBytesPerToken(const Architecture& a, uint64_t sequence) {
+  return (kFloat + kElement) * Real(a.query_heads) * Real(sequence);
+}
+
+ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
+  const double scores = pass.attention == Attention::kEager ? ScoreBytesPerToken(a, pass.sequence) : 0;
+  const double stored = BlockBytesPerToken(a) + (pass.checkpointing == Checkpointing::kNone ? scores : 0);
+  const double input = kElement * Real(a.hidden);
+  // Gradients of the widest products, and of the block's input and output.
+  double working = kElement * (2 * Real(a.hidden) + Copies(a) * (a.gated_feed_forward ? 3 : 1) * Real(a.feed_forward));
+  if (pass.checkpointing == Checkpointing::kFull) working += BlockBytesPerToken(a);
+  if (pass.checkpointing != Checkpointing::kNone) working += scores;
+  const double kept = pass.checkpointing == Checkpointing::kFull ? input : stored;
+  return {.blocks = pass.tokens() * (Real(a.layers) * kept + input),  // and the last norm's input
+          .working = pass.tokens() * working,
+          .head = pass.tokens() * kLogitBytes * Real(a.vocabulary)};
+}
+
+}  // namespace superoffload::simulator

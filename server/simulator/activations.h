@@ -1,0 +1,58 @@
+// How much GPU memory the activations of a training pass take.
+//
+// Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4: what a
+// block of a GPT stores for its backward pass, tensor by tensor. Adapted to grouped-query attention, gated
+// feed-forwards, experts and FlashAttention, without dropout, in 2 bytes per element. It holds for fused norms; eager
+// ones that compute in fp32 store more.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_ACTIVATIONS_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_ACTIVATIONS_H_
+
+#include <cstdint>
+
+#include "server/simulator/architecture.h"
+
+namespace superoffload::simulator {
+
+enum class Checkpointing {
+  kNone,
+  kSelective,  // scores and softmax of the attention are computed again
+  kFull,       // only the input of each block stays
+};
+
+enum class Attention {
+  kFlash,  // stores no scores
+  kEager,  // stores them
+};
+
+struct Pass {
+  uint64_t batch = 1;
+  uint64_t sequence = 1;
+  Checkpointing checkpointing = Checkpointing::kFull;
+  Attention attention = Attention::kFlash;
+
+  double tokens() const { return static_cast<double>(batch) * static_cast<double>(sequence); }
+};
+
+// Bytes. Doubles, because a search tries sizes that no memory has.
+struct ActivationBytes {
+  double blocks = 0;   // what all blocks store between forward and backward
+  double working = 0;  // what the block that is in backward takes beside it: what it computes again, and gradients
+  double head = 0;     // logits, their softmax and their gradient
+
+  // The head's pass is over before the first block's backward begins.
+  double peak() const { return blocks + (working > head ? working : head); }
+};
+
+// Stored by one block per token, but the attention's scores.
+double BlockBytesPerToken(const Architecture& architecture);
+
+// Scores of one block per token: softmax in fp32 and in 2 bytes.
+double ScoreBytesPerToken(const Architecture& architecture, uint64_t sequence);
+
+inline constexpr double kLogitBytes = 10;  // 2 of the output, 4 of its fp32 log-softmax, 4 of the gradient
+
+ActivationBytes ActivationsOf(const Architecture& architecture, const Pass& pass);
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_ACTIVATIONS_H_

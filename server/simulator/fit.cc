@@ -1,0 +1,152 @@
+#include "server/simulator/fit.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/engine/spec.h"
+
+namespace superoffload::simulator {
+namespace {
+
+constexpr uint64_t kRegion = 4096;
+constexpr uint64_t RoundUp(uint64_t bytes) { return (bytes + kRegion - 1) / kRegion * kRegion; }
+
+uint64_t GradientBytes(const engine::BucketLayout& bucket) {
+  return bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype);
+}
+
+uint64_t GradientBytes(const engine::ParameterSpec& parameter) {
+  return engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.gradient_dtype);
+}
+
+// All slots are as large as the largest bucket, with one sum of squares for each of its chunks.
+uint64_t SlotBytes(const engine::Layout& layout) {
+  uint64_t bytes = 0, sums = 0;
+  for (const engine::BucketLayout& bucket : layout.buckets) {
+    bytes = std::max(bytes, RoundUp(GradientBytes(bucket)));
+    sums = std::max(sums, RoundUp(bucket.chunks() * sizeof(double)));
+  }
+  return bytes + sums;
+}
+
+uint64_t ResidentBytes(const engine::Layout& layout, uint32_t count) {
+  uint64_t element_bytes = 0, bytes = 0;
+  for (const engine::ArrayLayout& array : layout.state_arrays) element_bytes += kernels::DTypeBytes(array.dtype);
+  for (size_t i = layout.buckets.size() - std::min<size_t>(count, layout.buckets.size()); i < layout.buckets.size();
+       ++i) {
+    bytes += layout.buckets[i].elements * element_bytes + GradientBytes(layout.buckets[i]);
+  }
+  return bytes;
+}
+
+// Bytes of each unit's parameters or gradients, the most first.
+std::vector<uint64_t> UnitBytes(const Model& model, kernels::DType engine::ParameterSpec::*dtype) {
+  std::vector<uint64_t> units;
+  for (const engine::ParameterSpec& parameter : model.parameters) {
+    if (parameter.unit >= units.size()) units.resize(parameter.unit + 1);
+    units[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.*dtype);
+  }
+  std::sort(units.rbegin(), units.rend());
+  units.resize(std::max<size_t>(2, units.size()));
+  return units;
+}
+
+// Of what a double holds; more than any memory has stays more.
+uint64_t Bytes(double bytes) { return static_cast<uint64_t>(std::min(bytes, 1e18)); }
+
+// `fits` holds up to some number from 1 on, and no further.
+template <typename Fits>
+uint64_t Largest(Fits fits) {
+  constexpr uint64_t kMost = uint64_t{1} << 32;
+  uint64_t good = 0, bad = 1;
+  for (; bad <= kMost && fits(bad); bad *= 2) good = bad;
+  while (bad - good > 1) {
+    const uint64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+std::string ActivationFormula(const Architecture& a, const Pass& pass) {
+  const std::string tokens = absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ");
+  if (pass.checkpointing == Checkpointing::kFull) {
+    return absl::StrCat(tokens, a.layers + 1, " inputs of blocks and of the last norm x 2 x ", a.hidden, " bytes");
+  }
+  const double scores = pass.checkpointing == Checkpointing::kNone && pass.attention == Attention::kEager
+                            ? ScoreBytesPerToken(a, pass.sequence)
+                            : 0;
+  return absl::StrFormat("%s%d blocks x %.0f bytes%s, and the last norm's input", tokens, a.layers,
+                         BlockBytesPerToken(a) + scores, scores > 0 ? ", scores included" : "");
+}
+
+}  // namespace
+
+std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layout, const Pass& pass, const GpuUse& use,
+                                  uint64_t memory_bytes) {
+  const ActivationBytes activations = ActivationsOf(model.architecture, pass);
+  const bool accumulates = use.accumulation > 1;
+  const bool head_is_larger = activations.head > activations.working;
+  std::vector<MemoryItem> items{
+      {"parameters", RoundUp(layout.parameters_bytes), "as the daemon publishes them"},
+      {"gradients", accumulates ? AllGradientBytes(model) : UnitBytes(model, &engine::ParameterSpec::gradient_dtype)[0],
+       accumulates ? "of all parameters: they stay from pass to pass"
+                   : "of the largest block, until its buckets have left"},
+      {"device slots", use.device_slots * SlotBytes(layout),
+       absl::StrCat(use.device_slots, " x the largest bucket and its sums of squares")},
+      {"activations", Bytes(activations.blocks), ActivationFormula(model.architecture, pass)},
+      head_is_larger
+          ? MemoryItem{"logits", Bytes(activations.head),
+                       absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ", model.architecture.vocabulary,
+                                    " x ", kLogitBytes,
+                                    " bytes: output, fp32 log-softmax, gradient; gone before the blocks' backward")}
+          : MemoryItem{"working memory", Bytes(activations.working),
+                       "of the block that is in backward: what it computes again, and gradients of activations"},
+      {"context", kContextBytes, "CUDA context, kernels and libraries of a PyTorch process, assumed"},
+      {"reserve", Bytes(use.allocator_reserve * static_cast<double>(memory_bytes)),
+       absl::StrCat(use.allocator_reserve * 100,
+                    " % of the memory stays free for the allocator's fragmentation, assumed")}};
+  if (use.resident_buckets > 0) {
+    items.push_back({"resident buckets", ResidentBytes(layout, use.resident_buckets),
+                     absl::StrCat("state and gradient of the last ", use.resident_buckets, " buckets")});
+  }
+  if (use.gathers) {
+    const std::vector<uint64_t> units = UnitBytes(model, &engine::ParameterSpec::dtype);
+    items.push_back({"gathered blocks", units[0] + units[1],
+                     "the two largest blocks whole: one computes, one is fetched; the parameters above are a share"});
+  }
+  return items;
+}
+
+uint64_t TotalBytes(const std::vector<MemoryItem>& items) {
+  uint64_t total = 0;
+  for (const MemoryItem& item : items) total += item.bytes;
+  return total;
+}
+
+uint64_t AllGradientBytes(const Model& model) {
+  uint64_t bytes = 0;
+  for (const engine::ParameterSpec& parameter : model.parameters) bytes += GradientBytes(parameter);
+  return bytes;
+}
+
+uint64_t LargestBatch(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                      uint64_t memory_bytes) {
+  return Largest([&](uint64_t batch) {
+    pass.batch = batch;
+    return TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes;
+  });
+}
+
+uint64_t LargestSequence(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                         uint64_t memory_bytes) {
+  const uint64_t positions = model.architecture.learned_positions;
+  const uint64_t largest = Largest([&](uint64_t sequence) {
+    pass.sequence = sequence;
+    return TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes;
+  });
+  return positions > 0 ? std::min(largest, positions) : largest;
+}
+
+}  // namespace superoffload::simulator

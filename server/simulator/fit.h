@@ -1,0 +1,52 @@
+// What training a model takes of the GPU's memory, by purpose, and how much more would fit.
+//
+// What lies there because of us (parameters, slots, residents) has the sizes of client/src/gpu/gpu_layout.h;
+// activations are an estimate (activations.h); context and reserve are assumptions.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_FIT_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_FIT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/engine/layout.h"
+#include "server/simulator/activations.h"
+#include "server/simulator/architecture.h"
+
+namespace superoffload::simulator {
+
+struct MemoryItem {
+  std::string purpose;
+  uint64_t bytes = 0;
+  std::string formula;
+};
+
+struct GpuUse {
+  uint32_t device_slots = 8;
+  uint32_t resident_buckets = 0;  // at most all are
+  uint32_t accumulation = 1;
+  double allocator_reserve = 0.05;  // of the memory
+  bool gathers = false;  // the parameters of the layout are a share: blocks are gathered whole to be computed
+};
+
+// CUDA context, kernels and libraries of a PyTorch process. Assumed; between 0.5 and 1.5 GB are common on H100.
+inline constexpr uint64_t kContextBytes = uint64_t{1200} << 20;
+
+// In the order in which they are shown.
+std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layout, const Pass& pass, const GpuUse& use,
+                                  uint64_t memory_bytes);
+
+uint64_t TotalBytes(const std::vector<MemoryItem>& items);
+
+// Gradients of all parameters at once, as they stay while a loop is watched or accumulates.
+uint64_t AllGradientBytes(const Model& model);
+
+// The largest with which TotalBytes(GpuMemory(...)) is at most `memory_bytes`, all else as given; 0: none.
+uint64_t LargestBatch(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                      uint64_t memory_bytes);
+uint64_t LargestSequence(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                         uint64_t memory_bytes);
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_FIT_H_

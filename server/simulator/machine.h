@@ -1,0 +1,88 @@
+// What a simulation knows of a machine: one CPU with its memory, one GPU with its memory, and the link between them.
+// Plain values; `superoffloadctl bench` measures them where the machine is at hand.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_MACHINE_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_MACHINE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/simulator/link_curve.h"
+
+namespace superoffload::simulator {
+
+struct GpuModel {
+  double peak_flops = 0;          // per second, dense bf16 products
+  double matmul_efficiency = 0;     // part of the peak that large products reach
+  double attention_efficiency = 0;  // part of the peak that fused attention reaches
+  double memory_bytes = 0;
+  double memory_bandwidth = 0;  // bytes per second that kernels reach
+  // Bytes that the small kernels between the products (norms, activations, residuals, transposes) move in a forward pass
+  // of one block, per token and hidden element. A backward pass moves twice as many.
+  double block_traffic = 0;
+  // Seconds of one block's forward pass that do not depend on its size: kernels that wait to be launched. Twice that in
+  // its backward pass.
+  double block_overhead = 0;
+};
+
+struct HostModel {
+  double memory_bytes = 0;
+  uint32_t cores = 0;
+  double bandwidth = 0;       // bytes per second, reads plus writes, of all cores together
+  double core_bandwidth = 0;  // of one core alone
+};
+
+// Seconds that one core computes per element of a pass, whatever its memory does. Absorbing and publishing in one pass
+// takes the sum.
+struct PassCosts {
+  double absorb = 0;
+  double publish = 0;
+  double publish_masters = 0;  // the masters narrowed to the parameters' dtype
+};
+
+struct Machine {
+  std::string name;
+  GpuModel gpu;
+  HostModel host;
+  PassCosts passes;
+  LinkCurve h2d;
+  LinkCurve d2h;
+  uint32_t trainer_cores = 1;  // of the host's; the workers have the others
+
+  uint32_t worker_cores() const { return host.cores - trainer_cores; }
+};
+
+// How a number is known.
+enum class Basis {
+  kMeasured,   // on such a machine, by whom the source says
+  kPublished,  // by the vendor or in a paper
+  kAssumed,    // nobody is known to have measured it
+};
+
+std::string_view BasisName(Basis basis);
+
+// Where numbers of a named machine come from: `field` as in Machine, for example "host.bandwidth".
+struct Source {
+  std::string_view field;
+  Basis basis = Basis::kAssumed;
+  std::string_view text;
+};
+
+// gh200-96-480, gh200-144, gb200, h100-pcie, laptop.
+std::vector<std::string_view> MachineNames();
+
+// NOT_FOUND naming the machines that are known.
+absl::StatusOr<Machine> FindMachine(std::string_view name);
+absl::StatusOr<std::span<const Source>> SourcesOf(std::string_view name);
+
+// INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost that is not finite and above
+// zero, an efficiency above one, a curve whose sizes do not grow, no core left for the workers.
+absl::Status ValidateMachine(const Machine& machine);
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_MACHINE_H_

@@ -1,0 +1,33 @@
+// What a step of ours costs on a Superchip, simulated: README.md shows what OurTables prints.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/simulator/schedule.h"
+
+namespace superoffload::simulator {
+
+struct OurRow {
+  std::string_view model;  // in the catalogue
+  uint64_t tokens = 0;     // per step
+  std::string_view steps;  // how they end
+  Outcome ours;
+  Outcome published;  // the published SuperOffload, of the same machine and workload
+};
+
+// On gh200-96-480, sequences of 2048 tokens, activations computed again, the largest micro-batch that fits.
+std::vector<OurRow> SimulateOurs();
+
+// What the rows have waited for, the largest first.
+std::vector<Exposed> RankCauses(const std::vector<OurRow>& rows);
+
+// Both, as Markdown.
+std::string OurTables();
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_

@@ -1,0 +1,51 @@
+// Our own schedule: the real step machine, layout and mover (kernels/gpu/mover.h), driven by a trainer in virtual time.
+//
+// The trainer is a GPU with four streams, as the client library has them: the model's kernels, packing, copies down and
+// copies up. The hook of a bucket's last gradient packs it into a device slot and copies it to the host, where the
+// machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the verdict
+// the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own buckets.
+//
+// Not in it: launching takes no time, packing does not slow down the model's kernels, and resident buckets are updated
+// at the speed of the GPU's memory.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/algorithm.h"
+#include "kernels/gpu/upload_order.h"
+#include "server/engine/speculation.h"
+#include "server/simulator/schedule.h"
+
+namespace superoffload::simulator {
+
+class Ours final : public Schedule {
+ public:
+  struct Settings {
+    // Its passes move their own bytes. What they compute is taken to cost what the first algorithm's does, which has a
+    // root and a division per element: no less than any other.
+    const kernels::Algorithm* algorithm = kernels::Algorithms().front();
+    engine::SpeculationPolicy speculation = engine::SpeculationPolicy::kAdaptive;
+    uint64_t bucket_bytes = 0;     // of gradient; 0: the daemon's default
+    uint32_t device_slots = 8;     // at least 1
+    size_t uploads_in_flight = kernels::UploadOrder::kInFlight;
+    uint32_t resident_buckets = 0;  // of those that backward reaches last
+    bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
+  };
+
+  explicit Ours(const Settings& settings) : settings_(settings) {}
+
+  std::string_view name() const override { return "superoffloadd"; }
+
+  // The model must be one that engine::ValidateSpec accepts.
+  Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override;
+
+ private:
+  const Settings settings_;
+};
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_

@@ -1,0 +1,55 @@
+// A schedule is a policy that trains a workload on a machine: ours, or one that was published. All of them run over the
+// same parts (virtual_time, shared_bandwidth, copy_engine, gpu_stream), so that a comparison is of like with like.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/simulator/machine.h"
+#include "server/simulator/timeline.h"
+#include "server/simulator/workload.h"
+
+namespace superoffload::simulator {
+
+// Time of a step in which the GPU computes nothing of the model, by what it waits for.
+struct Exposed {
+  std::string cause;
+  double seconds = 0;
+};
+
+// Of one step, after the first steps have filled what they fill.
+struct Outcome {
+  double step_seconds = 0;
+  double compute_seconds = 0;  // of the model's kernels
+  double tokens_per_second = 0;
+  double flops_per_second = 0;  // the model's own: Workload::flops_per_step
+  double utilisation = 0;       // of the GPU's peak
+  double exposed_seconds = 0;   // step_seconds - compute_seconds
+  std::vector<Exposed> exposed;  // the sum is exposed_seconds; the largest first
+  std::vector<Span> timeline;    // of the last step that was simulated, when asked for; from its beginning
+};
+
+// Fills in what follows from a step's duration and from what was exposed by cause; what no cause explains is "other".
+Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds, std::vector<Exposed> exposed);
+
+struct RunOptions {
+  double clip_rate = 0;  // share of steps that are clipped
+  double skip_rate = 0;  // share of steps that are skipped; together at most 1
+  bool timeline = false;
+};
+
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+
+  // As in PlanRequest.schedules.
+  virtual std::string_view name() const = 0;
+
+  virtual Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const = 0;
+};
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_

@@ -1,0 +1,133 @@
+// A trainer and its daemon in virtual time: what ours.h describes, step after step.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_TRAINING_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_TRAINING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/gpu/mover.h"
+#include "server/engine/layout.h"
+#include "server/engine/step_machine.h"
+#include "server/simulator/copy_engine.h"
+#include "server/simulator/gpu_stream.h"
+#include "server/simulator/ours.h"
+#include "server/simulator/shared_bandwidth.h"
+#include "server/simulator/simulated_cuda.h"
+#include "server/simulator/simulated_worker_pool.h"
+#include "server/simulator/timeline.h"
+#include "server/simulator/virtual_clock.h"
+#include "server/simulator/virtual_time.h"
+
+namespace superoffload::simulator {
+
+// The daemon's layout of the model. It must be valid; today's clients name no units. `bucket_bytes`: 0 for the default.
+engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
+                        const kernels::Algorithm* algorithm = kernels::Algorithms().front());
+
+// When things happened in one step, in seconds.
+struct StepTimes {
+  engine::Verdict verdict = engine::Verdict::kCommit;
+  double first_kernel = 0;   // of its forward pass
+  double computed = 0;       // the last kernel of its backward pass has ended
+  double arrived = 0;        // the last gradient, in host memory
+  double decided = 0;        // the verdict
+  std::vector<double> published;  // by bucket: final, in host memory
+};
+
+// The compute stream stood still before a kernel.
+struct Stall {
+  size_t step = 0;  // that was being computed
+  bool forward = false;
+  std::vector<uint32_t> buckets;  // that the kernel waited for, in a forward pass
+  double begin = 0, end = 0;
+};
+
+class SimulatedTraining final : private engine::CompletionSink, private engine::StepObserver {
+ public:
+  // All must outlive this. `verdicts`: one per step to be trained; commit, clip or skip for non-finite gradients.
+  SimulatedTraining(const Machine& machine, const Workload& workload, const Ours::Settings& settings,
+                    std::vector<engine::Verdict> verdicts);
+  ~SimulatedTraining() override;
+
+  void Run();
+
+  const std::vector<StepTimes>& steps() const { return steps_; }
+  const std::vector<Stall>& stalls() const { return stalls_; }
+  const std::vector<Span>& spans() const { return timeline_.spans(); }
+
+ private:
+  static constexpr uint32_t kEnd = ~uint32_t{0};
+
+  struct Bucket {
+    std::vector<size_t> units;  // whose parameters it holds; backward reaches the first one last
+    double complete_at = 1;     // the part of that unit's backward pass after which its gradient is complete
+    GpuEvent ready, packed;
+    bool speculated = false;  // by the step under way
+    bool final = true;        // its parameters, and the mover knows
+  };
+
+  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
+  void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) override;
+  void NormMeasured(uint64_t, double, double) override {}
+  void Prepared(uint64_t, uint64_t, double) override {}
+  void VerdictReached(const engine::VerdictReport& report) override;
+  void OnPass(const engine::PassReport& report) override;
+  void OnStep(const engine::StepReport&) override;
+
+  void MapUnits();
+  void OpenMover();
+  void BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done);
+  bool Resident(uint32_t bucket) const { return bucket >= buckets_.size() - settings_.resident_buckets; }
+  void BeginStep();
+  void LaunchForward();  // of the units whose parameters are under way; then everything behind them
+  void LaunchMicroBatch(bool first, bool last);
+  void LaunchGradient(uint32_t bucket, size_t order);
+  void Arrive(uint32_t bucket);
+  void Deliver();
+  void UpdateResidents();
+  void Compute(double seconds, std::string name, bool forward, std::vector<uint32_t> waits_for);
+  std::optional<double> SumOf(uint32_t bucket) const;
+
+  const Machine& machine_;
+  const Workload& workload_;
+  const Ours::Settings settings_;
+  const std::vector<engine::Verdict> verdicts_;
+  engine::Layout layout_;
+
+  VirtualTime time_;
+  VirtualClock clock_;
+  Timeline timeline_;
+  SharedBandwidth host_memory_;
+  CopyEngine h2d_, d2h_;
+  SimulatedCuda cuda_;
+  GpuStream compute_, pack_;
+  SimulatedWorkerPool pool_;
+  std::vector<kernels::UndoSlot> record_;  // aligned as a record is
+  std::unique_ptr<engine::StepMachine> engine_;
+  std::unique_ptr<kernels::Mover> mover_;
+  std::map<uint64_t, uint32_t> bucket_at_;  // by the offset of its parameters
+
+  std::vector<Bucket> buckets_;
+  std::vector<std::vector<uint32_t>> buckets_of_unit_;  // in the order in which backward completes them
+  std::vector<GpuEvent> copied_;  // by order of submission within the step, modulo the slots
+  GpuEvent computed_;
+  size_t next_unit_ = 0;  // whose forward pass is to be launched
+  std::deque<uint32_t> arrivals_;  // buckets that the machine has not been given; kEnd ends the step
+  bool open_ = false;              // a step of the machine's
+  bool launched_ = false;          // the step's kernels, all of them
+  double idle_since_ = 0;  // of the compute stream
+
+  std::vector<StepTimes> steps_;
+  std::vector<Stall> stalls_;
+};
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_TRAINING_H_

@@ -1,0 +1,152 @@
+#include "tests/fault/simulated/mortal_algorithm.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/undo_slot.h"
+
+namespace superoffload::faults {
+namespace {
+
+using kernels::Algorithm;
+using kernels::AlgorithmKernels;
+using kernels::ConstElements;
+using kernels::kRangeAlignment;
+using kernels::kUndoElements;
+using kernels::MutableElements;
+using kernels::NormLanes;
+using kernels::StateView;
+using kernels::StepConstants;
+using kernels::UndoSlot;
+
+KernelDeaths* deaths = nullptr;
+
+// Vectors of the real kernels have no more: the old values of two granules fit.
+constexpr size_t kMostLanes = 16;
+
+// The element of [first, n) that the kernel comes to; a range may begin there.
+size_t CutIn(size_t first, size_t n) {
+  return first + deaths->random().Below((n - first + kRangeAlignment - 1) / kRangeAlignment) * kRangeAlignment;
+}
+
+// Some elements of [first, first + count) of an array, which has `width` bytes for each.
+void Overwrite(void* array, size_t width, size_t first, size_t count) {
+  RandomSource& random = deaths->random();
+  for (size_t i = first; i < first + count; ++i) {
+    const uint64_t garbage = random.Bits();
+    if (random.Chance(0.5)) std::memcpy(static_cast<std::byte*>(array) + i * width, &garbage, width);
+  }
+}
+
+// From element `at` on nothing is done yet, but the granule at `at` is in some stage of its update.
+void LeaveTorn(const Algorithm& algorithm, size_t at, size_t n, const StateView& state, UndoSlot* undo,
+               const MutableElements* theta) {
+  RandomSource& random = deaths->random();
+  const bool named = random.Chance(0.7);
+  const size_t count = std::min<size_t>(n - at, random.Between(1, named ? kUndoElements : kMostLanes));
+  for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
+    const size_t width = kernels::DTypeBytes(algorithm.arrays[a].dtype);
+    for (size_t i = at; i < at + count; ++i) {
+      if (!named && random.Chance(0.3)) continue;
+      std::memcpy(reinterpret_cast<std::byte*>(undo->old[a]) + i % kUndoElements * width,
+                  static_cast<const std::byte*>(state.arrays[a]) + i * width, width);
+    }
+  }
+  if (!named) return;
+  undo->torn = kernels::TornGranule(at, count);
+  for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
+    Overwrite(state.arrays[a], kernels::DTypeBytes(algorithm.arrays[a].dtype), at, count);
+  }
+  if (theta != nullptr) Overwrite(theta->data, kernels::DTypeBytes(theta->dtype), at, count);
+}
+
+// Kernels of algorithm kIndex: the chosen instruction set's, or the scalar ones.
+template <size_t kIndex, bool kScalar>
+struct Mortal {
+  static const Algorithm& real() { return *kernels::Algorithms()[kIndex]; }
+  static const AlgorithmKernels& kernels() {
+    const auto& supported = real().supported();
+    return kScalar ? real().scalar() : *supported[deaths->instruction_set() % supported.size()];
+  }
+  static bool Dies(size_t first, size_t n) { return first < n && deaths->plan().InKernel(); }
+
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
+                     ConstElements pending, UndoSlot* undo) {
+    if (!Dies(first, n)) return kernels().absorb(first, n, state, absorb, pending, undo);
+    const size_t cut = CutIn(first, n);
+    if (cut > first) kernels().absorb(first, cut, state, absorb, pending, undo);
+    LeaveTorn(real(), cut, n, state, undo, nullptr);
+    throw ProcessDied();
+  }
+
+  static void Publish(size_t first, size_t n, const StateView& state, const StepConstants& publish,
+                      ConstElements gradient, MutableElements theta, NormLanes* norm) {
+    if (!Dies(first, n)) return kernels().publish(first, n, state, publish, gradient, theta, norm);
+    const size_t cut = CutIn(first, n);
+    if (cut > first) kernels().publish(first, cut, state, publish, gradient, theta, norm);
+    Overwrite(theta.data, kernels::DTypeBytes(theta.dtype), cut, std::min(n - cut, kRangeAlignment));
+    throw ProcessDied();
+  }
+
+  static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
+                               ConstElements pending, const StepConstants& publish, ConstElements gradient,
+                               MutableElements theta, NormLanes* norm, UndoSlot* undo) {
+    if (!Dies(first, n)) {
+      return kernels().absorb_and_publish(first, n, state, absorb, pending, publish, gradient, theta, norm, undo);
+    }
+    const size_t cut = CutIn(first, n);
+    if (cut > first) {
+      kernels().absorb_and_publish(first, cut, state, absorb, pending, publish, gradient, theta, norm, undo);
+    }
+    LeaveTorn(real(), cut, n, state, undo, &theta);
+    throw ProcessDied();
+  }
+
+  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                    MutableElements theta) {
+    kernels().plain(first, n, state, absorb, pending, theta);
+  }
+
+  static constexpr AlgorithmKernels Table() { return {"MORTAL", Absorb, Publish, AbsorbAndPublish, Plain}; }
+};
+
+template <size_t kIndex>
+const Algorithm& Make() {
+  static constexpr AlgorithmKernels kBest = Mortal<kIndex, false>::Table(), kScalar = Mortal<kIndex, true>::Table();
+  static const std::vector<const AlgorithmKernels*> supported = {&kBest, &kScalar};
+  static const Algorithm algorithm = [] {
+    Algorithm copy = *kernels::Algorithms()[kIndex];
+    copy.supported = []() -> const std::vector<const AlgorithmKernels*>& { return supported; };
+    return copy;
+  }();
+  return algorithm;
+}
+
+}  // namespace
+
+KernelDeaths::KernelDeaths(DeathPlan* plan, RandomSource* random) : plan_(*plan), random_(*random) {
+  SUPEROFFLOAD_CHECK(deaths == nullptr, "two runs at a time");
+  deaths = this;
+}
+
+KernelDeaths::~KernelDeaths() { deaths = nullptr; }
+
+void KernelDeaths::ChooseInstructionSet() { instruction_set_ = random_.Below(16); }
+
+const Algorithm& MortalAlgorithm(size_t index) {
+  SUPEROFFLOAD_CHECK_LT(index, kernels::Algorithms().size());
+  SUPEROFFLOAD_CHECK_EQ(kernels::Algorithms().size(), 3u, "an algorithm is missing below");
+  switch (index) {
+    case 0:
+      return Make<0>();
+    case 1:
+      return Make<1>();
+    default:
+      return Make<2>();
+  }
+}
+
+}  // namespace superoffload::faults

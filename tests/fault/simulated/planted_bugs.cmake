@@ -1,0 +1,122 @@
+include(${PROJECT_SOURCE_DIR}/tests/fault/mutant.cmake)
+
+# Builds the simulator with a bug planted in one file, and a test that one of `seeds` seeds finds it, with the arguments
+# in `simulator_arguments`. `from` becomes `to`, and a second pair likewise.
+#
+# The mutated object defines every symbol of its file, so that the library's object is not linked.
+function(plant_bug name file seeds from to)
+  write_mutant(mutant planted/${name} ${file} "the planted bug ${name}"
+    "${ARGV3}" "${ARGV4}" "${ARGV5}" "${ARGV6}")
+  add_executable(planted_${name} $<TARGET_OBJECTS:fault_simulator_main> ${mutant})
+  target_link_libraries(planted_${name} PRIVATE fault_simulation)
+  target_compile_options(planted_${name} PRIVATE -Wno-unused -g0)  # of what the bug does not call
+  target_link_options(planted_${name} PRIVATE -Wl,--strip-debug)   # nobody debugs it, and it links faster
+  add_test(NAME SimulatedFaults.FindsPlantedBug.${name} COMMAND planted_${name} --planted --seeds=${seeds} ${simulator_arguments})
+endfunction()
+
+plant_bug(recovery_without_undo server/engine/recovery.cc 500
+  "Repair(torn); }" "static_cast<void>(torn); }")
+plant_bug(recovery_of_one_step_only server/engine/recovery.cc 500
+  "while (record_.absorbed(index) < record_.committed())" "if (record_.absorbed(index) < record_.committed())")
+plant_bug(committed_before_its_values server/engine/record.cc 500
+  "  header_->gradient_scale[t % 2] = values.gradient_scale;"
+  "  header_->committed = t;\n  Order();\n  header_->gradient_scale[t % 2] = values.gradient_scale;")
+plant_bug(undo_released_before_absorbed server/engine/record.cc 500
+  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slots_[worker]);"
+  "  kernels::EndUndo(slots_[worker]);\n  Order();\n  absorbed_[chunk] = t;")
+plant_bug(one_slot_free_lost server/engine/step_passes.cc 500
+  "if (absorbed != 0 && sink_ != nullptr) sink_->SlotFree"
+  "if (absorbed != 0 && sink_ != nullptr && (index != 0 || statistics_.step % 3 != 0)) sink_->SlotFree")
+plant_bug(slot_free_at_the_start_of_the_pass server/engine/step_passes.cc 500
+  "  bucket.pass->Start(platform_, ArgumentsOf(index));\n"
+  "  if (sink_ != nullptr && bucket.phase == Phase::kUpdating && bucket.pending != 0) {
+    sink_->SlotFree(statistics_.step, index, SlotOf(bucket.pending));
+  }
+  bucket.pass->Start(platform_, ArgumentsOf(index));\n")
+plant_bug(state_written_under_a_snapshot server/engine/step_passes.cc 500
+  "if (!gate_.Holds(index)) return false;" "return false;")
+plant_bug(verdict_after_its_parameters server/engine/step_verdict.cc 500
+  "  if (sink_ != nullptr) sink_->VerdictReached(report);\n" ""
+  "open_->to_finish > 0) return;"
+  "open_->to_finish > 0) return;\n  if (sink_ != nullptr) sink_->VerdictReached(*open_->verdict);")
+plant_bug(clipped_speculation_stands server/engine/step_verdict.cc 500
+  "!skip && applied == open_->speculative.values()" "!skip")
+plant_bug(skip_before_its_speculation_has_ended server/engine/step_verdict.cc 500
+  "if (IsSkip(report.verdict) && in_flight_ > absorbing_) return;" "")
+plant_bug(clipped_speculation_under_way_stands server/engine/step_passes.cc 500
+  "} else if (open_->verdict->speculation_stands) {" "} else if (true) {")
+plant_bug(restored_before_its_steps server/engine/record.cc 2000
+  "  header_->committed = committed;\n"
+  "  header_->incomplete = 0;\n  Order();\n  header_->committed = committed;\n")
+plant_bug(push_not_recorded server/engine/record.cc 2000
+  "  header_->incomplete = static_cast<uint32_t>(Incompleteness::kPushing);\n" "")
+
+plant_bug(prepared_after_its_sum_has_left server/engine/step_run.cc 2000
+  "  record_.Prepare(Values"
+  "  if (sink_) sink_->Prepared(statistics_.step, record_.attempt(), SumOfSquares());\n  record_.Prepare(Values"
+  "  if (sink_ != nullptr) sink_->Prepared(statistics_.step, record_.attempt(), SumOfSquares());\n" "")
+plant_bug(parked_step_forgotten server/engine/step_run.cc 500
+  "  open_.reset();\n" "  open_.reset();\n  record_.DropPrepared();\n")
+plant_bug(agreement_without_its_gradients server/engine/step_run.cc 500
+  "    for (Bucket& bucket : buckets_) bucket.pending = t;\n" "")
+
+set(simulator_arguments --gpu)
+plant_bug(due_uploads_lost_across_steps kernels/gpu/upload_order.cc 2000
+  "    speculated_.clear();" "    speculated_.clear();\n    due_.clear();")
+plant_bug(upload_before_the_verdict kernels/gpu/upload_order.cc 500
+  "if (speculative) speculated_.push_back(bucket);" "if (speculative) Add(bucket);")
+plant_bug(slot_freed_before_its_copy kernels/gpu/mover.cc 500
+  "  if (CudaStatus status = IssueDown(bucket, slot, host_slot, what); !status.ok()) return status;
+  return arrivals_->After(down_.get(), std::move(on_arrival));"
+  "  if (CudaStatus status = arrivals_->After(down_.get(), std::move(on_arrival)); !status.ok()) return status;
+  return IssueDown(bucket, slot, host_slot, what);")
+plant_bug(due_upload_not_waited_for kernels/gpu/mover.cc 500
+  "if (on_its_way) failure =" "if (on_its_way && false) failure =")
+plant_bug(landed_before_its_copy kernels/gpu/mover.cc 500
+  "  if (CudaStatus status = IssueUp(upload.bucket); !status.ok()) return status;\n" ""
+  "  return landings_->After(up_.get(), [this, upload]"
+  "  if (CudaStatus status = IssueUp(upload.bucket); !status.ok()) return status;
+  return landings_->After(up_.get(), [this, upload]")
+plant_bug(slot_given_back_before_its_copy server/transport/device_mover.cc 500
+  "  rings_->GradientTaken(entry.step, entry.payload.gradient.slot);\n" ""
+  "  if (!probe) submitted_[entry.index] = true;"
+  "  if (!probe) submitted_[entry.index] = true;
+  rings_->GradientTaken(entry.step, entry.payload.gradient.slot);")
+
+# Who copies, residents, and parameters without a gradient, each in all combinations that the seeds draw.
+plant_bug(direct_sums_before_their_kernel client/src/gpu/gpu_moves.cc 500
+  "if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;"
+  "if (Direct(entry.index)) { /* too early */ } else if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;")
+plant_bug(direct_over_parameters_on_their_way client/src/gpu/gpu_moves.cc 500
+  "if (Status status = FromCuda(mover_->WaitLanded(bucket, packer_->stream())); !status.ok()) return status;" "")
+plant_bug(step_ends_while_the_model_is_read client/src/gpu/gpu_moves.cc 500
+  "if (Status status = packer_->AfterAll(); !status.ok()) return status;" "")
+plant_bug(resident_gradient_kept_before_it_is_packed client/src/gpu/gpu_moves.cc 500
+  "residents_->KeepGradient(bucket, place, packer_->stream())"
+  "residents_->KeepGradient(bucket, place, mover_->up_stream())")
+plant_bug(resident_updated_by_a_skip client/src/gpu/gpu_moves.cc 500
+  "  if (commits) {" "  if (commits || entry.index == SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE) {")
+plant_bug(former_resident_not_copied client/src/gpu/gpu_moves.cc 500
+  "    mover_->SetCopiesUp(bucket, kind_ != SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket));"
+  "    if (kind_ == SUPEROFFLOAD_MOVER_DAEMON || resident(bucket)) mover_->SetCopiesUp(bucket, false);")
+plant_bug(resident_copied_by_the_daemon client/src/gpu/gpu_moves.cc 500
+  "if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;" "")
+plant_bug(resident_read_before_its_update client/src/gpu/resident_buckets.cc 500
+  "if (Status status = FromCuda(mover->RecordLanded(index)); !status.ok()) return status;"
+  "static_cast<void>(index);")
+plant_bug(resident_not_clipped client/src/gpu/resident_steps.cc 500
+  "committed_.gradient_scale *= clip_coefficient;" "static_cast<void>(clip_coefficient);")
+plant_bug(resident_moves_without_a_gradient client/src/gpu/resident_steps.cc 500
+  "if (!committed_.absent[part.parameter]) {" "{")
+plant_bug(resident_counts_steps_without_a_gradient client/src/gpu/resident_steps.cc 500
+  "committed_.absent[i] ? 0 : 1" "1")
+plant_bug(resident_counts_from_all_steps client/src/gpu/resident_steps.cc 500
+  "if (options.parameter_steps != nullptr) {" "if (false) {")
+plant_bug(absent_from_the_step_after client/src/gpu/resident_steps.cc 500
+  "      std::fill(open_.absent.begin(), open_.absent.end(), false);\n" "")
+plant_bug(resident_from_a_state_not_settled server/engine/maintenance.cc 500
+  "Maintain({Passes(PassKind::kAbsorb, first_bucket)}" "Maintain({Passes(PassKind::kAbsorb, first_bucket + 1)}")
+plant_bug(absent_counted_by_the_record server/engine/record.cc 500
+  "!absent.empty() && absent[i] ? counted : counted + 3" "counted + 3")
+plant_bug(absent_published_with_a_gradient server/engine/step_machine.cc 500
+  "if (!open_->absent.empty() && open_->absent[parameter]) return std::nullopt;" "")

@@ -1,0 +1,92 @@
+#include "tests/fault/simulated/scenario.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "tests/fault/simulated/mortal_algorithm.h"
+#include "tests/support/scalars.h"
+
+namespace superoffload::faults {
+namespace {
+
+using engine::SpeculationPolicy;
+using kernels::DType;
+
+constexpr double kLarge = 0.02;  // of the seeds have buckets of several chunks
+
+engine::OptimizerSpec MakeSpec(RandomSource& random) {
+  static constexpr std::array<std::pair<DType, DType>, 5> kDtypes = {{{DType::kBFloat16, DType::kBFloat16},
+                                                                      {DType::kBFloat16, DType::kFloat32},
+                                                                      {DType::kFloat16, DType::kFloat16},
+                                                                      {DType::kFloat16, DType::kFloat32},
+                                                                      {DType::kFloat32, DType::kFloat32}}};
+  engine::OptimizerSpec spec;
+  spec.algorithm = &MortalAlgorithm(random.Below(kernels::Algorithms().size()));
+  spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
+                 test::ScalarsWith(*spec.algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
+  const auto [dtype, gradient_dtype] = kDtypes[random.Below(kDtypes.size())];
+  const bool large = random.Chance(kLarge);
+  spec.bucket_bytes = large ? 1 << 20 : engine::kMinBucketBytes;
+  const size_t parameters = random.Between(2, 8);
+  for (size_t i = 0; i < parameters; ++i) {
+    const uint64_t elements = large && i == 1 ? random.Between(70'000, 150'000) : random.Between(1, 600);
+    spec.parameters.push_back({.name = "p" + std::to_string(i),
+                               .shape = {elements},
+                               .dtype = dtype,
+                               .gradient_dtype = gradient_dtype,
+                               .group = static_cast<uint32_t>(random.Below(2)),
+                               .unit = static_cast<uint32_t>(random.Below(3)),
+                               .global_shape = {},
+                               .global_offset = {}});
+  }
+  return spec;
+}
+
+DeathChances MakeDeaths(RandomSource& random) {
+  DeathChances deaths;
+  const uint64_t kind = random.Below(4);
+  if (kind % 2 == 1) deaths.daemon_deaths = static_cast<uint32_t>(random.Between(1, 6));
+  if (kind >= 2) deaths.trainer_deaths = static_cast<uint32_t>(random.Between(1, 4));
+  // An event is likely; what is not in every run is found by the runs that have nothing else.
+  deaths.event = random.Chance(0.6) ? 0.004 : 0;
+  deaths.store = random.Chance(0.7) ? 0.05 : 0;
+  deaths.kernel = random.Chance(0.7) ? 0.06 : 0;
+  if (random.Chance(0.5)) deaths.hard_times_factor = 6;
+  return deaths;
+}
+
+}  // namespace
+
+Scenario MakeScenario(RandomSource& random, bool gpu) {
+  static constexpr SpeculationPolicy kPolicies[] = {SpeculationPolicy::kAlways, SpeculationPolicy::kNever,
+                                                    SpeculationPolicy::kAdaptive};
+  const auto sometimes = [&](double p, double chance) { return random.Chance(p) ? chance : 0; };
+  Scenario scenario;
+  scenario.spec = MakeSpec(random);
+  scenario.policy = kPolicies[random.Below(3)];
+  scenario.workers = random.Between(1, 4);
+  scenario.steps = random.Between(2, 7);
+  scenario.snapshots = random.Chance(0.4);
+  scenario.restores = scenario.snapshots ? static_cast<uint32_t>(random.Below(4)) : 0;
+  scenario.clip = random.Unit();
+  scenario.leave = sometimes(0.5, 0.3);
+  if (scenario.restores > 0) scenario.leave = std::max(scenario.leave, 0.3);  // who attaches may restore
+  scenario.edit = sometimes(0.7, 0.7);
+  scenario.bad = sometimes(0.5, 0.2);
+  scenario.abandon = sometimes(0.3, 0.2);
+  scenario.revise = sometimes(0.4, 0.3);
+  scenario.measure = sometimes(0.4, 0.4);
+  scenario.state_sum = sometimes(0.4, 0.5);
+  scenario.absent = sometimes(0.5, 0.25);
+  scenario.run = random.Chance(0.3);
+  scenario.deaths = MakeDeaths(random);
+  if (!gpu) return scenario;
+  scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
+  scenario.residents = sometimes(0.6, 0.8);
+  scenario.change_residents = sometimes(0.4, 0.4);
+  return scenario;
+}
+
+}  // namespace superoffload::faults

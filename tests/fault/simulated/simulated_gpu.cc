@@ -1,0 +1,219 @@
+#include "tests/fault/simulated/simulated_gpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "tests/fault/simulated/simulated_kernels.h"
+
+namespace superoffload::faults {
+namespace {
+
+using simulator::SimulatedCuda;
+
+constexpr double kNoMemory = 0.1;  // of the resident buckets
+
+void Check(const client::Status& status) {
+  if (!status.ok()) Fail("the trainer's GPU: ", status.message);
+}
+
+// A DataType of optimizer.proto.
+uint32_t NumberOf(kernels::DType dtype) {
+  for (uint32_t number = 1; number <= 3; ++number) {
+    kernels::DType named;
+    if (client::ToDType(number, &named) && named == dtype) return number;
+  }
+  Fail("a dtype without a number");
+}
+
+// What an attach response has the trainer say.
+struct GpuOptions {
+  GpuOptions(const Ground& ground, const SimulatedGpuMemory& memory, const SimulatedGpu::Start& start)
+      : algorithm(ground.layout.algorithm->name) {
+    for (const client::GpuBucket& bucket : memory.buckets()) {
+      buckets.push_back({.elements = bucket.elements,
+                         .parameters_offset = bucket.parameters_offset,
+                         .gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
+                         .state_offset = bucket.state_offset,
+                         .dtype = NumberOf(bucket.dtype),
+                         .gradient_dtype = NumberOf(bucket.gradient_dtype),
+                         .group = bucket.group,
+                         .reserved = 0});
+    }
+    for (const engine::Scalars& group : start.groups) scalars.insert(scalars.end(), group.begin(), group.end());
+    for (const engine::ArrayLayout& array : ground.layout.state_arrays) array_offsets.push_back(array.offset);
+    for (const engine::Placement& placement : ground.layout.placements) {
+      parameter_offsets.push_back(placement.state_offset);
+    }
+    options.bucket_count = static_cast<uint32_t>(buckets.size());
+    options.group_count = static_cast<uint32_t>(start.groups.size());
+    options.scalar_count = static_cast<uint32_t>(start.groups[0].size());
+    options.array_count = static_cast<uint32_t>(array_offsets.size());
+    options.parameter_count = static_cast<uint32_t>(parameter_offsets.size());
+    options.buckets = buckets.data();
+    options.algorithm = algorithm.c_str();
+    options.scalars = scalars.data();
+    options.array_offsets = array_offsets.data();
+    options.parameter_offsets = parameter_offsets.data();
+    options.parameter_steps = start.parameter_steps.data();
+    options.committed_steps = start.committed_steps;
+  }
+  std::string algorithm;
+  std::vector<superoffload_bucket> buckets;
+  std::vector<double> scalars;
+  std::vector<uint64_t> array_offsets, parameter_offsets;
+  superoffload_gpu_options options{};
+};
+
+// The gradients that a bucket has, each where autograd left it.
+std::vector<superoffload_tensor> TensorsOf(const Ground& ground, uint32_t index, const Attempt& attempt) {
+  const engine::BucketLayout& bucket = ground.layout.buckets[index];
+  std::vector<superoffload_tensor> tensors;
+  uint64_t first = 0;
+  for (const engine::Part& part : ground.layout.PartsOf(bucket)) {
+    const uint64_t end = ground.layout.placements[part.parameter].state_offset +
+                         engine::ElementCount(ground.scenario.spec.parameters[part.parameter]);
+    const uint64_t elements = std::min(part.elements, end - std::min(end, bucket.state_offset + first));  // without gap
+    if (!attempt.absent[part.parameter] && elements > 0) {
+      superoffload_tensor tensor{};
+      tensor.data = reinterpret_cast<decltype(tensor.data)>(attempt.Gradient(bucket) +
+                                                            first * kernels::DTypeBytes(bucket.gradient_dtype));
+      tensor.first = first;
+      tensor.elements = elements;
+      tensors.push_back(tensor);
+    }
+    first += part.elements;
+  }
+  return tensors;
+}
+
+}  // namespace
+
+SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> memory, const Start& start,
+                           std::function<void(std::function<void()>)> after,
+                           std::function<void(const superoffload_ring_entry&)> submit)
+    : ground_(*ground),
+      memory_(std::move(memory)),
+      submit_(std::move(submit)),
+      cuda_(
+          &ground->time,
+          [this](const SimulatedCuda::Copy& copy, std::function<void()> done) {
+            if (!waits_) return memory_->Copy(copy, [this] { return !cuda_.killed(); }, std::move(done));
+            std::memcpy(reinterpret_cast<void*>(copy.gpu), copy.host, copy.bytes);
+            done();
+          },
+          std::move(after),
+          {.bind = BindKernel,
+           .run =
+               [this](std::function<void()> work, std::function<void()> done) {
+                 Later([work = std::move(work), done = std::move(done)] {
+                   work();
+                   done();
+                 });
+               },
+           .has_memory = [this](size_t) { return !ground_.random.Chance(kNoMemory); }}),
+      compute_(&ground->time, nullptr),
+      beside_(&ground->time, nullptr) {
+  for (uint32_t slot = 0; slot < memory_->layout().slots.count; ++slot) free_slots_.push_back(slot);
+  const GpuOptions given(ground_, *memory_, start);
+  const kernels::CurrentDevice current(*cuda_.device());
+  Check(client::GpuMoves::Open(
+      cuda_.device(), given.options, &memory_->buckets(), memory_->layout(),
+      {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.memory.parameters},
+      {.arrived = [this](const kernels::CudaStatus&, const superoffload_ring_entry& entry) { submit_(entry); },
+       .slot_free = [this](uint32_t slot) { FreeSlot(slot); }},
+      [this](const auto&, const char*) { return cuda_.MakeQueue(); }, &moves_));
+  moves_->set_kind(ground_.scenario.mover);
+  SetResident(0);
+}
+
+SimulatedGpu::~SimulatedGpu() { Kill(); }
+
+void SimulatedGpu::Pull() {
+  std::copy(ground_.memory.parameters.begin(), ground_.memory.parameters.end(), memory_->parameters().begin());
+}
+
+void SimulatedGpu::OnCompletion(const superoffload_ring_entry& entry) {
+  Check(moves_->OnCompletion(entry));
+  if (entry.opcode == SUPEROFFLOAD_COMPLETE_GRADIENT_TAKEN) FreeSlot(entry.index);
+}
+
+void SimulatedGpu::FreeSlot(uint32_t slot) {
+  if (std::find(free_slots_.begin(), free_slots_.end(), slot) != free_slots_.end()) {
+    Fail("device slot ", slot, " is freed twice");
+  }
+  free_slots_.push_back(slot);
+}
+
+void SimulatedGpu::HandOver(const superoffload_ring_entry& entry, const Attempt& attempt, uint32_t host_slot) {
+  const uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  simulator::GpuStream* const stream = ground_.random.Chance(0.5) ? &compute_ : &beside_;
+  compute_is_named_ |= stream == &compute_;
+  const kernels::CurrentDevice current(*cuda_.device());
+  Check(moves_->SubmitGradient(entry, slot, host_slot, TensorsOf(ground_, entry.index, attempt),
+                               memory_->buckets()[entry.index].gradient_dtype, SimulatedCuda::HandleOf(stream)));
+}
+
+void SimulatedGpu::Submit(const superoffload_ring_entry& entry) {
+  const kernels::CurrentDevice current(*cuda_.device());
+  const bool ends = entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP;
+  if (ends && !compute_is_named_) Check(moves_->packer().After(SimulatedCuda::HandleOf(&compute_)));
+  if (ends || entry.opcode == SUPEROFFLOAD_SUBMIT_ABANDON_STEP) compute_is_named_ = false;
+  Check(moves_->Submit(entry));
+}
+
+// As client/python/superoffload/torch/residents.py does it.
+uint32_t SimulatedGpu::SetResident(uint32_t count) {
+  constexpr auto kNoRoom = client::Code::kResourceExhausted;
+  const kernels::CurrentDevice current(*cuda_.device());
+  waits_ = true;
+  client::Status status = moves_->SetResident(count, ground_.memory.state.data());
+  while (status.code == kNoRoom && count > 0) status = moves_->SetResident(--count, ground_.memory.state.data());
+  waits_ = false;
+  Check(status);
+  if (residents() != count) Fail(residents(), " buckets are resident, not ", count);
+  return count;
+}
+
+uint32_t SimulatedGpu::residents() const {
+  uint32_t count = 0;
+  while (count < ground_.buckets() && resident(ground_.buckets() - 1 - count)) ++count;
+  return count;
+}
+
+void SimulatedGpu::StreamWaits(uint32_t bucket) {
+  const kernels::CurrentDevice current(*cuda_.device());
+  Check(moves_->StreamWaits(bucket, SimulatedCuda::HandleOf(&compute_)));
+}
+
+void SimulatedGpu::Read(uint32_t bucket, std::function<void(const std::byte*)> read) {
+  StreamWaits(bucket);
+  compute_.Do([this, bucket, read = std::move(read)](std::function<void()> done) {
+    Later([this, bucket, read = std::move(read), done = std::move(done)] {
+      read(memory_->parameters().data() + ground_.layout.buckets[bucket].parameters_offset);
+      done();
+    });
+  });
+}
+
+// As the mover does when it ends, but it would wait.
+void SimulatedGpu::End() {
+  for (uint32_t bucket = 0; bucket < ground_.buckets(); ++bucket) StreamWaits(bucket);
+}
+
+void SimulatedGpu::Kill() {
+  cuda_.Kill();
+  compute_.Abort();
+  beside_.Abort();
+  moves_.reset();
+}
+
+void SimulatedGpu::Later(std::function<void()> event) {
+  ground_.time.After(ground_.random.Delay(), [this, event = std::move(event)] {
+    if (!cuda_.killed()) event();
+  });
+}
+
+}  // namespace superoffload::faults

@@ -1,0 +1,128 @@
+// What a simulated trainer with a GPU does otherwise.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tests/fault/simulated/simulated_trainer.h"
+
+namespace superoffload::faults {
+
+bool SimulatedTrainer::GpuHasEnded() {
+  if (gpu_ == nullptr) return true;
+  if (!gpu_->idle()) return false;
+  // Nobody has changed the parameters since: all of them are there.
+  if (left_ == daemon_.lives() && daemon_.alive()) {
+    const std::span<const std::byte> parameters = gpu_->parameters();
+    oracle_.CheckParameters({parameters.begin(), parameters.end()}, "in the GPU after leaving");
+  }
+  left_.reset();
+  retired_gpus_.push_back(std::move(gpu_));
+  return true;
+}
+
+void SimulatedTrainer::OpenGpu(const Welcome& welcome) {
+  const auto submit = [this, rings = rings_](const superoffload_ring_entry& entry) {
+    if (entry.opcode == SUPEROFFLOAD_SUBMIT_GRADIENT_READY) CheckSum(entry);
+    Push(rings, entry);
+    if (rings == rings_) Wake();
+  };
+  gpu_ = std::make_unique<SimulatedGpu>(
+      &ground_, gpu_memory_, SimulatedGpu::Start{welcome.committed_steps, welcome.parameter_steps, welcome.groups},
+      [this](std::function<void()> event) { After(std::move(event)); }, submit);
+  gpu_->Pull();
+  asked_.assign(ground_.buckets(), true);
+  read_.assign(ground_.buckets(), true);
+  if (ground_.random.Chance(ground_.scenario.residents)) {  // attaching has settled
+    SetResident(static_cast<uint32_t>(ground_.random.Between(1, ground_.buckets())));
+  }
+}
+
+bool SimulatedTrainer::HandOverSomeGradient() {
+  std::vector<uint32_t> may;
+  for (uint32_t b = 0; b < ground_.buckets(); ++b) {
+    if (!submitted_[b]) may.push_back(b);
+  }
+  if (may.empty() || !gpu_->has_slot()) return false;
+  const uint32_t b = may[ground_.random.Below(may.size())];
+  written_[b] = submitted_[b] = true;
+  ground_.log.Add("trainer", "hands over gradient", b, slot_);
+  superoffload_ring_entry entry = {};
+  entry.opcode = SUPEROFFLOAD_SUBMIT_GRADIENT_READY;
+  entry.index = b;
+  entry.step = step_;
+  entry.attachment_epoch = rings_->epoch();
+  gpu_->HandOver(entry, attempt_, slot_);
+  return true;
+}
+
+// The sum that was copied down. Of an attachment that has ended, the attempt may be another by now.
+void SimulatedTrainer::CheckSum(const superoffload_ring_entry& entry) {
+  ground_.log.Add("trainer", "submits gradient", entry.index, entry.flags);
+  if ((entry.flags & SUPEROFFLOAD_FLAG_SUM_KNOWN) == 0) return;
+  if (!attached_ || rings_->epoch() != entry.attachment_epoch) return;
+  const double sum = entry.payload.gradient.sum_of_squares, expected = *attempt_.sums[entry.index];
+  if (std::memcmp(&sum, &expected, sizeof(sum)) != 0) {
+    Fail("bucket ", entry.index, " has the sum ", sum, ", not ", expected);
+  }
+}
+
+// As many buckets as the trainer likes are kept on the GPU from now on. True: it goes on later.
+bool SimulatedTrainer::ChangeResidents() {
+  if (!over_ || !has_model_ || !gpu_->idle() || !std::exchange(may_change_residents_, false)) return false;
+  if (!ground_.random.Chance(ground_.scenario.change_residents)) return false;
+  const auto count = static_cast<uint32_t>(ground_.random.Below(ground_.buckets() + 1));
+  if (count <= gpu_->residents()) {
+    SetResident(count);
+    return false;
+  }
+  changing_residents_ = true;
+  daemon_.Settle(rings_, ground_.buckets() - count, [this, rings = rings_, count] {
+    After([this, rings, count] {
+      if (rings != rings_ || !attached_) return;
+      changing_residents_ = false;
+      SetResident(count);
+      Wake();
+    });
+  });
+  return true;
+}
+
+void SimulatedTrainer::SetResident(uint32_t count) {
+  ground_.log.Add("trainer", "keeps residents", gpu_->SetResident(count), count);
+}
+
+// The model's next forward pass reads a bucket, whenever it likes: even when the next step has begun.
+bool SimulatedTrainer::ReadSomeBucket() {
+  std::vector<uint32_t> may;
+  for (uint32_t b = 0; b < ground_.buckets(); ++b) {
+    const bool final = progress_->IsFinal(b) || (gpu_->resident(b) && progress_->verdict());
+    if (!asked_[b] && (may_read_all_ || final)) may.push_back(b);
+  }
+  if (may.empty()) return false;
+  const uint32_t b = may[ground_.random.Below(may.size())];
+  asked_[b] = true;
+  const engine::BucketLayout& bucket = ground_.layout.buckets[b];
+  const size_t bytes = bucket.elements * kernels::DTypeBytes(bucket.dtype);
+  const auto now = oracle_.parameters().begin() + static_cast<ptrdiff_t>(bucket.parameters_offset);
+  gpu_->Read(b, [this, b, reading = reading_, expected = std::vector(now, now + static_cast<ptrdiff_t>(bytes))](
+                    const std::byte* parameters) {
+    if (std::memcmp(parameters, expected.data(), expected.size()) != 0) Fail("the model reads other bits of bucket ", b);
+    std::memcpy(model_.data() + ground_.layout.buckets[b].parameters_offset, parameters, expected.size());
+    After([this, b, reading] {
+      if (reading == reading_ && attached_) HasRead(b);
+    });
+  });
+  return true;
+}
+
+void SimulatedTrainer::HasRead(uint32_t bucket) {
+  ground_.log.Add("trainer", "has read", bucket);
+  read_[bucket] = true;
+  if (std::find(read_.begin(), read_.end(), false) != read_.end()) return Wake();
+  oracle_.CheckParameters(model_, "in the GPU after a step");
+  has_model_ = true;
+  if (over_ && oracle_.committed_steps() >= ground_.scenario.steps) return NextAttempt();
+  Wake();
+}
+
+}  // namespace superoffload::faults

@@ -1,0 +1,305 @@
+"""superoffloadctl plan and superoffload plan, with the real binaries; no daemon runs."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+import pytest
+import torch
+import transformers
+from google.protobuf import json_format, text_format
+
+import superoffload.torch
+from superoffload import plan
+from superoffload._core.error import Error
+from superoffload.v1 import plan_pb2
+
+CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+RUN = ("--machine=gh200-96-480", "--batch=4", "--sequence=2048", "--quick")
+
+# The published configurations, as far as they differ from transformers' defaults.
+CONFIGS = {
+    "llama-8b": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    },
+    "llama-70b": {
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+    },
+    "phi-4": {
+        "model_type": "phi3",
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
+        "intermediate_size": 17920,
+        "vocab_size": 100352,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-14b": {
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 17408,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    },
+    "seed-oss-36b": {
+        "model_type": "seed_oss",
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 27648,
+        "vocab_size": 155136,
+        "tie_word_embeddings": False,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 2880,
+        "vocab_size": 201088,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
+    "gpt2-1b": {
+        "model_type": "gpt2",
+        "n_embd": 2048,
+        "n_layer": 20,
+        "n_head": 32,
+        "n_positions": 2048,
+        "vocab_size": 50257,
+    },
+}
+
+
+def ctl(*words, status: int = 0) -> str:
+    run = subprocess.run([CTL, "plan", *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == status, run.stdout + run.stderr
+    return run.stdout if status == 0 else run.stderr
+
+
+def write_config(directory: pathlib.Path, config: dict) -> pathlib.Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_known_model_is_the_one_that_transformers_makes(tmp_path, name):
+    described = plan.describe_config(write_config(tmp_path / name, CONFIGS[name]))
+    request = {"machine_name": "gh200-96-480", "batch": 1, "sequence": 2048, "quick": True}
+    known = plan.ask(plan_pb2.PlanRequest(model_name=name, **request))
+    made = plan.ask(plan_pb2.PlanRequest(model=described, **request))
+    assert made == known  # the same layout, memory, operations, times: and so the same names and shapes
+
+
+def test_a_config_must_state_its_shape(tmp_path):
+    for name, missing in (("seed-oss-36b", "hidden_size"), ("gpt-oss-20b", "num_local_experts")):
+        config = {key: value for key, value in CONFIGS[name].items() if key != missing}
+        with pytest.raises(Error, match=f"does not say {missing}"):
+            plan.describe_config(write_config(tmp_path / name, config))
+
+
+def test_tied_embeddings_are_counted_once(tmp_path):
+    config = {**CONFIGS["qwen3-14b"], "num_hidden_layers": 2, "tie_word_embeddings": True}
+    described = plan.describe_config(write_config(tmp_path / "tied", config))
+    assert described.architecture.tied_embeddings
+    assert not any(parameter.name == "lm_head.weight" for parameter in described.parameters)
+
+
+def test_both_commands_print_the_same_report(tmp_path):
+    by_name = ctl("--model=llama-8b", *RUN)
+    assert "fits" in by_name and "master weights" in by_name and "what this rests on" in by_name
+    assert by_name.startswith("llama-8b on gh200-96-480: 8.03 B parameters")
+    directory = write_config(tmp_path / "llama-8b", CONFIGS["llama-8b"])
+    run = subprocess.run(
+        [sys.executable, "-m", "superoffload", "plan", f"--model={directory}", *RUN],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == by_name
+
+
+def test_json_has_everything(tmp_path):
+    answer = json.loads(ctl("--model=llama-8b", "--json", *RUN))
+    assert answer["parameters"] == "8030261248"
+    host = answer["memory"][0]["host"]
+    assert sum(int(item["bytes"]) for item in host["items"]) == int(host["total_bytes"])
+    assert answer["largest"]["batch"] >= 4 and answer["assumptions"]
+
+
+def test_a_step_is_simulated():
+    answer = json.loads(ctl("--model=llama-8b", "--json", *RUN))
+    ours = answer["performance"][0]
+    assert not answer["performance_unknown"]
+    assert ours["tokens_per_second"] == pytest.approx(4 * 2048 / ours["step_seconds"])
+    assert sum(part["seconds"] for part in ours["exposed"]) == pytest.approx(ours["exposed_seconds"])
+    assert 0 < ours["mfu"] < 1
+    assert json.loads(ctl("--model=llama-8b", "--json", *RUN)) == answer  # nothing depends on when it runs
+
+
+def test_published_schedules_are_compared():
+    words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=zero-offload,superoffload-published")
+    rows = {row["schedule"]: row["step_seconds"] for row in json.loads(ctl(*words))["performance"]}
+    assert rows.keys() == {"superoffloadd", "zero-offload", "superoffload-published"}
+    assert rows["zero-offload"] > rows["superoffload-published"]
+    assert 'no schedule "fsdp"' in ctl("--model=gpt2-2b", *RUN, "--schedules=fsdp", status=2)
+
+
+def test_what_does_not_fit_has_no_speed():
+    answer = json.loads(ctl("--model=llama-70b", "--json", *RUN))
+    assert not answer["performance"] and "does not fit" in answer["performance_unknown"]
+    assert "does not fit" in ctl("--model=llama-70b", *RUN, "--timeline=/tmp/none.svg", status=2)
+
+
+def test_a_timeline_is_a_picture_or_a_trace(tmp_path):
+    picture, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    ctl("--model=gpt2-1b", *RUN, f"--timeline={picture}")
+    assert xml.etree.ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    ctl("--model=gpt2-1b", *RUN, f"--timeline={trace}")
+    events = json.loads(trace.read_text())["traceEvents"]
+    for event in events:
+        assert {"ph", "ts", "pid", "tid", "name"} <= event.keys() and (event["ph"] != "X" or event["dur"] >= 0)
+    assert {event["cat"] for event in events if event["ph"] == "X"} == {"gpu", "h2d", "d2h", "cpu", "verdict"}
+
+
+def test_the_daemon_charges_what_was_planned(daemon):
+    model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 7)).bfloat16()
+    optimizer = superoffload.torch.AdamW(model.named_parameters(), endpoint=daemon.endpoint, name="planned")
+    words = [CTL, f"--endpoint={daemon.endpoint}", "describe", "planned", "--json"]
+    described = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60).stdout)
+    optimizer.close()
+    request = plan_pb2.PlanRequest(machine_name="laptop", batch=1, sequence=1, quick=True)
+    request.model.architecture.MergeFrom(
+        plan_pb2.Architecture(layers=1, hidden=500, query_heads=1, feed_forward=500, vocabulary=7)
+    )
+    for parameter in described["parameters"]:
+        json_format.ParseDict(parameter, request.model.parameters.add())
+    answer = plan.ask(request)
+    assert answer.memory[0].host.total_bytes == int(described["memory_bytes"])
+    assert answer.buckets == int(described["bucket_count"])
+
+
+def test_files_describe_models_and_machines(tmp_path):
+    model = tmp_path / "model.textproto"
+    model.write_text(
+        'name: "small" architecture { layers: 4 hidden: 256 query_heads: 4 feed_forward: 1024 vocabulary: 1000 '
+        "gated_feed_forward: true }"
+    )
+    machine = tmp_path / "machine.textproto"
+    machine.write_text('name: "mine" like: "laptop" host { bandwidth: 5e10 }')
+    text = ctl(f"--model={model}", f"--machine={machine}", "--batch=1", "--sequence=128")
+    assert text.startswith("small on mine: ") and "host.bandwidth is 50 GB/s (given)." in text
+
+
+def test_bench_measures_a_machine_that_plan_reads(tmp_path):
+    machine = tmp_path / "measured.textproto"
+    words = [CTL, "bench", "--elements=262144", "--repetitions=1", "--machine_like=h100-pcie"]
+    run = subprocess.run([*words, f"--machine_output={machine}"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    described = text_format.Parse(machine.read_text(), plan_pb2.MachineDescription())
+    assert described.host.cores == len(os.sched_getaffinity(0)) and described.host.bandwidth > 0
+    if described.host.cores == 1:
+        pytest.skip("a machine with one core has none for a trainer")
+    text = ctl("--model=gpt2-1b", f"--machine={machine}", "--batch=1", "--sequence=128")
+    assert text.startswith("gpt2-1b on measured: ") and "passes.absorb is " in text and "(given)." in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--model=llama-9b", *RUN), 'no model "llama-9b"'),
+        (("--model=llama-8b", "--machine=cray", "--batch=1", "--sequence=1"), "cray"),
+        (("--model=llama-8b", "--machine=laptop", "--batch=0", "--sequence=1"), "batch is 0 but must be 1 to"),
+        (("--model=llama-8b", "--machine=laptop", "--batch=-1", "--sequence=1"), "--batch"),
+        (("--model=llama-8b", *RUN, "--checkpointing=some"), "none, selective, full"),
+        (("--model=llama-8b", *RUN, "--colour=red"), '"--colour=red"'),
+        (("--model=llama-8b", *RUN, "--ranks"), "--ranks needs a value"),
+        (("--model=./none.textproto", *RUN), "cannot read ./none.textproto"),
+        (("--model=llama-8b", *RUN, "--timeline=step.png"), ".svg or .json"),
+        ((), "batch is 0"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(words, sentence):
+    error = ctl(*words, status=2)
+    assert sentence in error and error.count("\n") == 1, error
+
+
+def test_a_malformed_file_is_named_with_its_line(tmp_path):
+    model = tmp_path / "model.textproto"
+    model.write_text('name: "x"\nlayers: 3\n')
+    assert f"{model}:2:" in ctl(f"--model={model}", *RUN, status=2)
+
+
+def test_python_says_what_is_wrong(tmp_path, capsys):
+    from superoffload.plan import main
+
+    (tmp_path / "config.json").write_text("{")
+    for words, sentence in (
+        ([f"--model={tmp_path}", *RUN], "no configuration"),
+        (["--model=llama-9b", *RUN], 'no model "llama-9b"'),
+        (["--model=llama-8b", *RUN, "--timeline=a.png"], ".svg or .json"),
+        (["--model=llama-8b", "--machine=gh200-144", "--batch=-1", "--sequence=1"], "--batch"),
+    ):
+        assert main(words) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_standard_input_that_is_no_request_is_refused():
+    run = subprocess.run([os.environ["SUPEROFFLOAD_DAEMON"], "--plan"], input=b"\xff\xff", capture_output=True)
+    assert run.returncode == 2 and b"no PlanRequest" in run.stderr
+
+
+def test_a_missing_daemon_is_said(monkeypatch):
+    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", "/nowhere/superoffloadd")
+    assert "/nowhere/superoffloadd --plan gives no answer" in ctl("--model=llama-8b", *RUN, status=1)
+
+
+def test_known_configurations_are_still_transformers_own():
+    """The names of the fields above: a release that renames one would fall back to its default."""
+    for config in CONFIGS.values():
+        made = transformers.AutoConfig.for_model(**config)
+        for key, value in config.items():
+            assert key == "quantization_config" or getattr(made, key) == value, key

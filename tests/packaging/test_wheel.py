@@ -1,0 +1,139 @@
+"""The wheel, made of what the build has made, in a virtual environment that knows nothing of this tree."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+import zipfile
+
+import pytest
+from tests.support import quickstart, virtual_environment
+from tests.support.build_directory import BUILD
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIMIT_BYTES = 20_000_000
+SVG = "{http://www.w3.org/2000/svg}"
+
+TRAINS = """
+import superoffload.torch, torch
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = superoffload.torch.AdamW([weight], lr=0.5)
+weight.sum().backward()
+optimizer.step()
+assert weight[0].item() < 1
+print(superoffload.torch.__file__)
+"""
+ASKS = """
+import sys
+from superoffload._core import control
+import google.protobuf, grpc
+control.Connection(sys.argv[1]).close()
+print(google.protobuf.__version__, grpc.__version__)
+"""
+
+
+def run(*words, **arguments):
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def clean(**more):
+    """An environment without what points into this tree."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SUPEROFFLOAD", "LD_"))} | more
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    if "libasan" in run("ldd", BUILD / "server/superoffloadd") or "libtsan" in run(
+        "ldd", BUILD / "server/superoffloadd"
+    ):
+        pytest.skip("nobody packs a sanitizer's build")
+    output = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, ROOT / "deploy/wheel/make_wheel.py", BUILD, output)
+    (path,) = output.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fresh") / "fresh"
+    virtual_environment.make(folder)
+    run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    return folder
+
+
+def test_one_wheel_is_for_every_python_and_for_glibc_2_34_and_small(wheel):
+    assert re.fullmatch(r"superoffload-[\d.]+-py3-none-manylinux_2_34_\w+\.whl", wheel.name)
+    assert wheel.stat().st_size < LIMIT_BYTES
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if re.search(r"\.(cpython|abi3)[^/]*\.so$", name)]
+    for name in ("bin/superoffloadd", "bin/superoffloadctl", "lib/libsuperoffload.so.0", "py.typed"):
+        assert f"superoffload/{name}" in names
+    assert "superoffload/share/systemd/superoffloadd@.service" in names
+
+
+def test_every_library_that_it_carries_is_listed_with_its_licence(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (listed,) = [name for name in archive.namelist() if name.endswith("/licenses/licenses.json")]
+    entries = json.loads(archive.read(listed))
+    carried = {
+        re.sub(r"-[0-9a-f]{8}\.so", ".so", name.split("/")[1]) for name in archive.namelist() if ".libs/" in name
+    }
+    assert carried and carried <= {library for entry in entries for library in entry["libraries"]}
+    for entry in entries:
+        assert entry["licenses"] and archive.read(f"{os.path.dirname(listed)}/{entry['text']}")
+
+
+def test_it_trains_without_variables_and_with_its_own_daemon(environment, tmp_path):
+    trained = run(environment / "bin/python", "-c", TRAINS, cwd=tmp_path, env=clean())
+    assert pathlib.Path(trained.strip()).is_relative_to(environment)
+    for program in ("superoffloadd", "superoffloadctl"):
+        assert run(environment / "bin" / program, "--version", env=clean()).startswith(f"{program} ")
+
+
+def test_the_quick_start_takes_the_wheel_and_ends_with_a_table_a_picture_and_three_lines(wheel, tmp_path):
+    tree = quickstart.tree(tmp_path)
+    (tree / "build/wheels").mkdir()
+    (tree / "build/wheels" / wheel.name).symlink_to(wheel)
+    ended = quickstart.run(tree, "--steps=8", "--hidden=64", "--layers=2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for row in ("time that the trainer waits for the optimizer", "memory of the trainer's process", "was killed once"):
+        assert row in ended.stdout
+    script, watch, install = ended.stdout.splitlines()[-3:]
+    assert "superoffload.torch.AdamW(" in script and "install-service" in install
+    run(watch.split()[-2], "--version", env=clean())
+    drawn = xml.parse(tree / "build/quickstart.svg").getroot()
+    curves = [path.get("d") for path in drawn.iter(f"{SVG}path")]
+    assert len(curves) == 2 and all(curve.count("L") == 7 for curve in curves)
+    assert [line for line in drawn.iter(f"{SVG}line") if line.get("stroke-dasharray")]
+    assert "kill -9" in (tree / "build/quickstart.svg").read_text()
+
+
+@pytest.mark.parametrize("versions", ["protobuf==4.25.* grpcio==1.62.*", "protobuf==5.29.*", "protobuf==6.33.*"])
+def test_the_bounds_of_protobuf_and_grpcio_hold(wheel, tmp_path, daemon, versions):
+    target = tmp_path / "installed"
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, *versions.split(), wheel)
+    answered = run(
+        *(sys.executable, "-c", ASKS, daemon.endpoint), cwd=tmp_path, env=clean(PYTHONPATH=str(target))
+    ).split()
+    for version, asked in zip(answered, versions.split(), strict=False):
+        assert version.startswith(asked.partition("==")[2].rstrip("*"))
+
+
+def test_a_missing_framework_is_named_with_the_extra_that_brings_it(wheel, tmp_path):
+    target = tmp_path / "installed"
+    without_torch = ["grpcio", "protobuf", "typing_extensions"]
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, wheel, *without_torch)
+    imports = subprocess.run(
+        [sys.executable, "-S", "-c", "import superoffload.torch"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean(PYTHONPATH=str(target)),
+    )
+    assert "ModuleNotFoundError: superoffload.torch needs torch" in imports.stderr
+    assert "pip install 'superoffload[torch]'" in imports.stderr

@@ -1,0 +1,108 @@
+"""One rank of sequence-parallel training on gloo: tests.support.ulysses_trainer STORE RANK RANKS OUT SCENARIO..."""
+
+import datetime
+import json
+import sys
+
+import torch
+import torch.distributed
+import transformers
+
+import superoffload.torch
+from superoffload.torch import ulysses
+
+MODELS = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+}
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
+
+
+def build(kind: str, heads: int, keys: int, **options) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config, model = MODELS[kind]
+    shape = {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": 8}
+    return model(config(**SIZES, **shape, attn_implementation="eager", **options))
+
+
+def batches(kind: str, rows: int, length: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(3):
+        batch = {"input_ids": torch.randint(61, (rows, length), generator=generator)}
+        if kind == "packed":
+            batch["position_ids"] = torch.cat([torch.arange(length // 3), torch.arange(length - length // 3)])[None]
+        made.append(batch)
+    return made
+
+
+def train(
+    *, ranks: int, model: str = "llama", heads: int = 4, keys: int = 2, kind: str = "whole", length: int = 24, **options
+) -> dict:
+    """Gradients, losses and, after three steps, weights; ``ranks``: of a sequence; with 1, transformers' attention."""
+    world = torch.distributed.get_world_size()
+    theirs = {"attention": options.pop("attention"), "rows": 2 * ranks // world} if "attention" in options else {}
+    trained = build(model, heads, keys, **options)
+    if theirs:
+        import deepspeed.ops  # where it is installed
+
+        deepspeed.ops.__compatible_ops__.clear()  # else it compiles one that nobody needs, for minutes
+        trained.set_attn_implementation("sdpa")
+    parallel = ulysses.SequenceParallel(trained, ranks, **theirs)
+    if ranks == 1:
+        trained.set_attn_implementation("eager")
+    called = torch.nn.parallel.DistributedDataParallel(trained)
+    optimizer = superoffload.torch.AdamW(trained.parameters(), lr=1e-2, max_grad_norm=1.0, replicas=True)
+    losses, gradients = [], []
+    mine = torch.distributed.get_rank() // ranks
+    loader = [{name: tensor[mine :: world // ranks] for name, tensor in b.items()} for b in batches(kind, 2, length)]
+    if kind == "packed":
+        loader = [{**b, "position_ids": b["position_ids"][:1].expand(1, -1)} for b in batches(kind, 1, length)]
+    for batch in parallel.batches(loader):
+        loss = parallel.loss(called(**batch.inputs).logits, batch.targets)
+        loss.backward()
+        mean = loss.detach().clone()
+        torch.distributed.all_reduce(mean)
+        losses.append(float(mean) / world)
+        gradients.append({name: p.grad.clone() for name, p in trained.named_parameters()})
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: p.detach().clone() for name, p in trained.named_parameters()}
+    optimizer.close()
+    bad = [batches("packed", 1, 24)[0], batches("whole", 4, 24)[0]] if theirs else []
+    refusals = [_refusal(parallel.part, batch) for batch in bad]
+    return {"losses": losses, "gradients": gradients, "weights": weights, "refusals": refusals}
+
+
+def _refusal(call, *arguments) -> str | None:
+    try:
+        call(*arguments)
+    except superoffload.Error as error:
+        return str(error)
+    return None
+
+
+def _try(scenario: dict) -> dict:
+    try:
+        return train(**scenario)
+    except superoffload.Error as error:
+        return {"error": str(error)}
+
+
+def main() -> None:
+    store, rank, ranks, out, *scenarios = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=int(rank),
+        world_size=int(ranks),
+        timeout=datetime.timedelta(seconds=120),
+    )
+    torch.save([_try(json.loads(scenario)) for scenario in scenarios], out)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+// A trainer that XLA's calls are made for on a GPU. XLA's memory is used for the next thing as soon as the stream has
+// gone past a call: each gradient comes in the same buffer, and is overwritten with NaNs after it. The step
+// ends outside of XLA's program; StepInsideTrainer (xla_step_trainer.h) has it end inside.
+#ifndef SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_
+#define SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/gpu_trainer.h"
+#include "tests/support/xla_call.h"
+
+namespace superoffload {
+
+class XlaGpuTrainer : public test::ExactTrainer {
+ public:
+  static constexpr uint64_t kSlices = 3;  // of a parameter whose elements can be divided by it, as of a stack of layers
+
+  explicit XlaGpuTrainer(Attachment* attachment) : attachment_(*attachment), handle_(attachment->handle()) {
+    Tensor::Require(kernels::GpuDevice::Open(0, &device_).code);
+    MakeCurrent();
+    for (kernels::OwnedStream* stream : {&stream_, &other_}) {
+      Tensor::Require(kernels::MakeStream(*device_, stream).code);
+    }
+    size_t most = 0;
+    for (const v1::Parameter& parameter : attachment_.optimizer().parameters()) {
+      uint64_t elements = 1;
+      for (const uint64_t extent : parameter.shape()) elements *= extent;
+      const size_t bytes = elements * (parameter.dtype() == v1::DATA_TYPE_FLOAT32 ? 4 : 2);
+      elements_.push_back(elements);
+      parameters_.push_back(std::make_unique<Tensor>(device_, bytes));
+      gradients_.push_back(std::make_unique<Tensor>(device_, bytes));
+      most = std::max(most, bytes);
+    }
+    buffer_ = std::make_unique<Tensor>(device_, most);
+    nans_ = std::make_unique<Tensor>(device_, most);
+    std::memset(nans_->host(), 0xff, most);
+    ToGpu(*nans_, most);
+    index_ = std::make_unique<Tensor>(device_, (kSlices + 1) * sizeof(int32_t));
+    for (uint64_t i = 0; i < kSlices; ++i) Index(i) = static_cast<int32_t>(i);
+    Index(kSlices) = -77;
+    Open();
+  }
+
+  ~XlaGpuTrainer() override {
+    superoffload_xla_close(submitter_);
+    for (const kernels::CudaStream stream : {stream_.get(), other_.get()}) driver().StreamSynchronize(stream);
+  }
+
+  // For the thread that calls it.
+  void MakeCurrent() const { Tensor::Require(driver().CtxSetCurrent(device_->context())); }
+
+  // What comes next is in the order of another stream.
+  void SwitchStream() { std::swap(stream_, other_); }
+
+  int64_t submitter() const { return submitter_; }
+  kernels::CudaStream stream() const { return stream_.get(); }
+  const kernels::CudaDriver& driver() const { return device_->driver(); }
+  XLA_FFI_DataType dtype(size_t parameter) const {
+    switch (attachment_.optimizer().parameters(static_cast<int>(parameter)).dtype()) {
+      case v1::DATA_TYPE_BFLOAT16:
+        return XLA_FFI_DataType_BF16;
+      case v1::DATA_TYPE_FLOAT16:
+        return XLA_FFI_DataType_F16;
+      default:
+        return XLA_FFI_DataType_F32;
+    }
+  }
+  uint64_t elements(size_t parameter) const { return elements_[parameter]; }
+
+  std::byte* Parameter(size_t index) override { return parameters_[index]->host(); }
+  std::byte* Gradient(size_t index) override { return gradients_[index]->host(); }
+
+  // As adapters do: through the daemon's memory.
+  absl::Status PushParameters() override {
+    auto* const host = static_cast<std::byte*>(superoffload_parameters(handle_, nullptr));
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const v1::Placement& place = attachment_.optimizer().layout().placements(static_cast<int>(i));
+      std::memcpy(host + place.parameters_offset(), parameters_[i]->host(), parameters_[i]->bytes());
+    }
+    if (absl::Status status = attachment_.PushParameters(); !status.ok()) return status;
+    return Said(superoffload_gpu_pull(handle_));
+  }
+
+  // Of this step: they were to be set before its first gradient.
+  absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters) override {
+    SetScalars(group, hyperparameters);
+    if (absl::Status status = SetScalars(group); !status.ok()) return status;
+    return attachment_.SetGroup(group, hyperparameters);
+  }
+
+  absl::Status BeginStep(double gradient_scale) override {
+    return Said(superoffload_xla_step_over(submitter_, next_slot_, committed_steps_, gradient_scale));
+  }
+
+  absl::Status GradientReady(size_t parameter) override {
+    Tensor& gradient = *gradients_[parameter];
+    const uint64_t slices = elements_[parameter] % kSlices == 0 ? kSlices : 1;
+    const size_t bytes = gradient.bytes() / slices;
+    for (uint64_t i = slices; i-- > 0;) {  // as backward goes
+      Issue(driver().MemcpyHtoDAsync(buffer_->device(), gradient.host() + i * bytes, bytes, stream_.get()));
+      if (slices > 1) SetIndex(i);
+      test::XlaCall call(stream_.get());
+      call.Attribute("submitter", submitter_).Attribute("whole", slices == 1 ? 1 : 0);
+      call.Attribute("parameters", std::vector<int64_t>{static_cast<int64_t>(parameter)});
+      call.Operand(XLA_FFI_DataType_S32, 1, index_->device());
+      call.Operand(dtype(parameter), elements_[parameter] / slices, buffer_->device());
+      if (const std::string error = call.Run("hand_over"); !error.empty()) return absl::InternalError(error);
+      Overwrite(*buffer_, bytes);
+      if (slices > 1) SetIndex(kSlices);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ParameterAbsent(size_t parameter) override {
+    return Said(superoffload_xla_absent(submitter_, static_cast<uint32_t>(parameter)));
+  }
+
+  absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
+    superoffload_xla_open_step step;
+    std::vector<uint32_t> buckets(static_cast<size_t>(attachment_.optimizer().layout().buckets_size()));
+    if (absl::Status status = Said(superoffload_xla_take(submitter_, &step, buckets.data())); !status.ok()) {
+      return status;
+    }
+    return Said(superoffload_end_step(handle_, gradient_scale, max_grad_norm));
+  }
+
+  absl::StatusOr<superoffload_verdict> WaitStep() override {
+    superoffload_verdict verdict;
+    if (absl::Status status = Said(superoffload_wait_step(handle_, -1, &verdict)); !status.ok()) return status;
+    next_slot_ = verdict.next_slot;
+    committed_steps_ = verdict.committed_steps;
+    if (absl::Status status = Publish(); !status.ok()) return status;
+    Read();
+    return verdict;
+  }
+
+  // What Publish has brought.
+  void Read() {
+    for (const std::unique_ptr<Tensor>& parameter : parameters_) ToHost(*parameter);
+    Tensor::Require(driver().StreamSynchronize(stream_.get()));
+  }
+
+  // Into `parameters_` on the GPU; the stream may be behind.
+  absl::Status Publish() {
+    test::XlaCall call(stream_.get());
+    call.Attribute("submitter", submitter_);
+    for (size_t i = 0; i < parameters_.size(); ++i) call.Result(dtype(i), elements_[i], parameters_[i]->device());
+    const std::string error = call.Run("publish");
+    return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+  }
+
+ protected:
+  void Issue(int result) { Tensor::Require(result); }
+  void ToGpu(Tensor& tensor, size_t bytes) {
+    Issue(driver().MemcpyHtoDAsync(tensor.device(), tensor.host(), bytes, stream_.get()));
+  }
+  void ToHost(Tensor& tensor) {
+    Issue(driver().MemcpyDtoHAsync(tensor.host(), tensor.device(), tensor.bytes(), stream_.get()));
+  }
+  // As when XLA uses the memory for something else.
+  void Overwrite(Tensor& tensor, size_t bytes) {
+    Issue(driver().MemcpyDtoDAsync(tensor.device(), nans_->device(), bytes, stream_.get()));
+  }
+  static absl::Status Said(int code) {
+    return code == 0 ? absl::OkStatus() : absl::InternalError(superoffload_last_error());
+  }
+  absl::Status SetScalars(uint32_t group) {
+    const std::vector<double>& scalars = scalars_[group];
+    return Said(superoffload_xla_set_scalars(submitter_, group, scalars.data(), static_cast<uint32_t>(scalars.size())));
+  }
+  void SetScalars(uint32_t group, const v1::ParameterGroup& hyperparameters) {
+    scalars_[group].clear();
+    for (const v1::Scalar& scalar : hyperparameters.scalars()) scalars_[group].push_back(scalar.value());
+  }
+
+  Attachment& attachment_;
+  superoffload_attachment* const handle_;
+  std::shared_ptr<const kernels::GpuDevice> device_;
+  kernels::OwnedStream stream_, other_;
+  int64_t submitter_ = 0;
+  std::vector<uint64_t> elements_;
+  std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;  // the latter on the host only
+  std::vector<std::vector<double>> scalars_;
+
+ private:
+  int32_t& Index(uint64_t i) { return reinterpret_cast<int32_t*>(index_->host())[i]; }
+  void SetIndex(uint64_t i) {
+    Issue(driver().MemcpyHtoDAsync(index_->device(), &Index(i), sizeof(int32_t), stream_.get()));
+  }
+
+  void Open() {
+    const v1::Optimizer& optimizer = attachment_.optimizer();
+    std::vector<superoffload_xla_parameter> parameters;
+    std::vector<const char*> names;
+    for (int i = 0; i < optimizer.parameters_size(); ++i) {
+      const v1::Placement& place = optimizer.layout().placements(i);
+      parameters.push_back({elements_[static_cast<size_t>(i)],
+                            place.parameters_offset(),
+                            {place.gradient_offsets(0), place.gradient_offsets(1)},
+                            place.first_bucket(),
+                            place.bucket_count(),
+                            static_cast<uint32_t>(optimizer.parameters(i).dtype()),
+                            0});
+      names.push_back(optimizer.parameters(i).name().c_str());
+    }
+    std::vector<superoffload_bucket> buckets;
+    for (const v1::Bucket& bucket : optimizer.layout().buckets()) {
+      superoffload_bucket ours{};
+      ours.elements = bucket.elements();
+      ours.gradient_offsets[0] = bucket.gradient_offsets(0);
+      ours.gradient_offsets[1] = bucket.gradient_offsets(1);
+      buckets.push_back(ours);
+    }
+    const superoffload_xla_options options{parameters.data(),
+                                           names.data(),
+                                           buckets.data(),
+                                           static_cast<uint32_t>(parameters.size()),
+                                           static_cast<uint32_t>(buckets.size()),
+                                           static_cast<uint32_t>(optimizer.groups_size()),
+                                           static_cast<uint32_t>(optimizer.groups(0).scalars_size()),
+                                           1,
+                                           0};
+    Tensor::Require(superoffload_xla_open(&options, &submitter_));
+    Tensor::Require(superoffload_xla_attach(submitter_, handle_));
+    for (const v1::ParameterGroup& group : optimizer.groups()) {
+      const auto number = static_cast<uint32_t>(scalars_.size());
+      scalars_.emplace_back();
+      SetScalars(number, group);
+      if (!SetScalars(number).ok()) std::abort();
+    }
+  }
+
+  std::unique_ptr<Tensor> buffer_, nans_, index_;
+  uint32_t next_slot_ = 0;
+  uint64_t committed_steps_ = 0;
+};
+
+}  // namespace superoffload
+
+#endif  // SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_

@@ -1,0 +1,220 @@
+// What a GPU plane is made of: packing, residents, and who copies. With the fake driver.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "client/src/gpu/choose_mover.h"
+#include "client/src/gpu/gradient_packer.h"
+#include "client/src/gpu/resident_buckets.h"
+#include "kernels/gpu/mover.h"
+#include "tests/support/gpu_buffer.h"
+
+namespace superoffload::client {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kElements = 64;
+constexpr uint32_t kBuckets = 3, kSlots = 2, kTensors = 4;
+constexpr uint64_t kBucketBytes = kElements * sizeof(float), kParametersBytes = kBuckets * kBucketBytes;
+
+class GpuPartsTest : public ::testing::Test {
+ protected:
+  GpuPartsTest() {
+    for (uint64_t i = 0; i < kBuckets; ++i) {
+      buckets_.push_back({.elements = kElements,
+                          .parameters_offset = i * kBucketBytes,
+                          .gradient_offsets = {2 * i * kBucketBytes, (2 * i + 1) * kBucketBytes},
+                          .state_offset = i * kElements,
+                          .dtype = kernels::DType::kFloat32,
+                          .gradient_dtype = kernels::DType::kFloat32,
+                          .group = 0});
+    }
+    layout_ = PlanGpu(buckets_, kParametersBytes, kSlots, kTensors);
+    gpu_ = std::make_unique<test::GpuBuffer>(device_, layout_.bytes);
+    const kernels::CurrentDevice current(*device_);
+    opened_ = packer_.Open(device_, layout_, gpu_->data());
+    kernels::MoverMemory memory{
+        .gradients = gradients_.bytes(), .parameters = parameters_.bytes(), .buckets = {}, .slots = layout_.slots};
+    for (const GpuBucket& bucket : buckets_) {
+      memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
+                                .gradient_bytes = bucket.gradient_bytes(),
+                                .parameters_offset = bucket.parameters_offset,
+                                .parameters_bytes = bucket.parameters_bytes(),
+                                .chunks = bucket.chunks()});
+    }
+    EXPECT_TRUE(kernels::Mover::Open(device_, gpu_->data(), std::move(memory),
+                                     {.process = "the test", .kernels_reach_host = true}, &mover_)
+                    .ok());
+  }
+  void SetUp() override {
+    if (opened_.code == Code::kUnimplemented) GTEST_SKIP() << opened_.message;
+    ASSERT_TRUE(opened_.ok()) << opened_.message;
+  }
+  ~GpuPartsTest() override {
+    if (opened_.ok()) (void)packer_.Synchronize();
+  }
+
+  std::span<float> OnGpu(uint64_t offset) { return gpu_->At<float>(offset, kElements); }
+  MoverTrial Trial() {
+    return {*device_, buckets_, packer_, *mover_, gpu_->data(), 0, [this](uint32_t) { return ++probes_, Status{}; }};
+  }
+
+  std::shared_ptr<const kernels::GpuDevice> device_ = test::OpenGpu();
+  std::vector<GpuBucket> buckets_;
+  GpuLayout layout_;
+  std::unique_ptr<test::GpuBuffer> gpu_;
+  test::HostPages gradients_{2 * kParametersBytes}, parameters_{kParametersBytes};
+  std::unique_ptr<kernels::Mover> mover_;
+  GradientPacker packer_;
+  Status opened_;
+  int probes_ = 0;
+};
+
+TEST_F(GpuPartsTest, PackingPutsTensorsInTheirPlacesAndZeroesTheGaps) {
+  test::GpuBuffer tensors(device_, 4096);
+  std::ranges::fill(tensors.At<float>(0, 8), 2.0f);
+  std::ranges::fill(tensors.At<float>(1024, 8), 3.0f);
+  tensors.Upload();
+  std::ranges::fill(OnGpu(layout_.slots.slot_offset(1)), 9.0f);
+  gpu_->Upload();
+  const superoffload_tensor table[] = {{tensors.data(), 4, 8}, {tensors.data() + 1024, 40, 8}};
+  {
+    const kernels::CurrentDevice current(*device_);
+    ASSERT_TRUE(packer_.Check(0, kElements, table).ok());
+    void* const slot = reinterpret_cast<void*>(gpu_->data() + layout_.slots.slot_offset(1));
+    ASSERT_TRUE(packer_.Pack(buckets_[0], 1, table, kernels::DType::kFloat32, slot).ok());
+    ASSERT_TRUE(packer_.Synchronize().ok());
+  }
+  gpu_->Download();
+  const std::span<float> packed = OnGpu(layout_.slots.slot_offset(1));
+  EXPECT_THAT(packed.subspan(4, 8), Each(2.0f));
+  EXPECT_THAT(packed.subspan(40, 8), Each(3.0f));
+  EXPECT_THAT(packed.first(4), Each(0.0f));
+  EXPECT_THAT(packed.subspan(48), Each(0.0f));
+  EXPECT_EQ(gpu_->At<double>(layout_.slots.sums_of(1), 1)[0], 8 * 4 + 8 * 9);
+}
+
+TEST_F(GpuPartsTest, TensorsThatDoNotFitTheBucketAreRefused) {
+  const auto check = [this](const std::vector<superoffload_tensor>& tensors) {
+    return packer_.Check(0, kElements, tensors).code;
+  };
+  EXPECT_EQ(check({{0, 0, 32}, {0, 32, 32}}), Code::kOk);
+  EXPECT_EQ(check({{0, 0, 32}, {0, 31, 4}}), Code::kInvalidArgument) << "overlap";
+  EXPECT_EQ(check({{0, 32, 4}, {0, 0, 4}}), Code::kInvalidArgument) << "order";
+  EXPECT_EQ(check({{0, 60, 5}}), Code::kInvalidArgument) << "beyond the end";
+  EXPECT_EQ(check({{0, ~uint64_t{0}, 2}}), Code::kInvalidArgument) << "far beyond it";
+  EXPECT_EQ(check(std::vector<superoffload_tensor>(kTensors + 1)), Code::kInvalidArgument) << "too many";
+}
+
+// AdamW with a learning rate of 0; each bucket is one parameter.
+std::unique_ptr<ResidentSteps> Steps() {
+  const double scalars[] = {0, 0.9, 0.999, 1, 0};
+  uint64_t arrays[3], parameters[kBuckets];
+  superoffload_bucket buckets[kBuckets]{};
+  for (size_t i = 0; i < 3; ++i) arrays[i] = i * kBuckets * kElements * sizeof(float);
+  for (size_t i = 0; i < kBuckets; ++i) {
+    parameters[i] = buckets[i].state_offset = i * kElements;
+    buckets[i].elements = kElements;
+  }
+  superoffload_gpu_options options{};
+  options.bucket_count = options.parameter_count = kBuckets;
+  options.group_count = 1;
+  options.scalar_count = 5;
+  options.array_count = 3;
+  options.buckets = buckets;
+  options.algorithm = "adamw";
+  options.scalars = scalars;
+  options.array_offsets = arrays;
+  options.parameter_offsets = parameters;
+  auto steps = std::make_unique<ResidentSteps>();
+  EXPECT_TRUE(steps->Open(options).ok());
+  return steps;
+}
+
+// A learning rate of 0 leaves the masters as they are: what comes out shows where it came from.
+TEST_F(GpuPartsTest, ResidentBucketsAreTheLastAndWriteTheirOwnParameters) {
+  std::vector<float> state(3 * kBuckets * kElements, 0.0f);
+  for (size_t i = 0; i < kBuckets * kElements; ++i) state[i] = static_cast<float>(100 + i / kElements);
+  const kernels::CurrentDevice current(*device_);
+  ResidentBuckets residents(device_, &buckets_, Steps());
+  const auto* const bytes = reinterpret_cast<const std::byte*>(state.data());
+  EXPECT_EQ(residents.SetCount(kBuckets + 1, bytes, mover_->up_stream()).code, Code::kInvalidArgument);
+  ASSERT_TRUE(residents.SetCount(2, bytes, mover_->up_stream()).ok());
+  EXPECT_FALSE(residents.contains(0));
+  EXPECT_TRUE(residents.contains(1));
+  const kernels::CudaPointer slot = gpu_->data() + layout_.slots.slot_offset(0);
+  for (const uint32_t bucket : {1, 2}) ASSERT_TRUE(residents.KeepGradient(bucket, slot, mover_->up_stream()).ok());
+  superoffload_ring_entry end{};
+  end.opcode = SUPEROFFLOAD_SUBMIT_END_STEP;
+  end.payload.f64[0] = 1;
+  residents.OnSubmission(end);
+  const superoffload_verdict_payload verdict{.clip_coefficient = 1, .committed_steps = 1};
+  ASSERT_TRUE(residents.Update(verdict, packer_.kernels(), gpu_->data(), mover_.get()).ok());
+  ASSERT_EQ(device_->driver().StreamSynchronize(mover_->up_stream()), 0);
+  gpu_->Download();
+  EXPECT_THAT(OnGpu(buckets_[0].parameters_offset), Each(0.0f)) << "not resident";
+  EXPECT_THAT(OnGpu(buckets_[1].parameters_offset), Each(101.0f));
+  EXPECT_THAT(OnGpu(buckets_[2].parameters_offset), Each(102.0f));
+  ASSERT_TRUE(residents.SetCount(0, bytes, mover_->up_stream()).ok());
+  EXPECT_FALSE(residents.contains(2));
+}
+
+TEST_F(GpuPartsTest, ResidentsThatDoNotFitLeaveThoseThatDo) {
+  const std::vector<float> state(3 * kBuckets * kElements, 0.0f);
+  const kernels::CurrentDevice current(*device_);
+  ResidentBuckets residents(device_, &buckets_, Steps());
+  const test::FakeCudaSetting out_of_memory("FAKE_CUDA_OOM", "2");
+  EXPECT_EQ(residents.SetCount(3, reinterpret_cast<const std::byte*>(state.data()), mover_->up_stream()).code,
+            Code::kResourceExhausted);
+  EXPECT_TRUE(residents.contains(2));
+  EXPECT_FALSE(residents.contains(1));
+}
+
+TEST_F(GpuPartsTest, EveryMoverThatMayBeTakenIsMeasuredBesideMatrixProducts) {
+  const kernels::CurrentDevice current(*device_);
+  for (const bool coherent : {true, false}) {
+    const test::FakeCudaSetting machine("FAKE_CUDA_MACHINE", coherent ? "gh200" : "h100-pcie");
+    superoffload_gpu_report report{};
+    report.shared = 1;
+    ASSERT_TRUE(ChooseMover(Trial(), SUPEROFFLOAD_MOVER_AUTO, &report).ok());
+    EXPECT_GT(probes_, 1);
+    EXPECT_GT(report.seconds[SUPEROFFLOAD_MOVER_DAEMON], 0);
+    EXPECT_GT(report.seconds[SUPEROFFLOAD_MOVER_TRAINER], 0);
+    EXPECT_EQ(report.seconds[SUPEROFFLOAD_MOVER_DIRECT] > 0, coherent) << "stores over PCIe are not to be tried";
+    EXPECT_GT(report.seconds[report.mover], 0);
+  }
+}
+
+TEST(BestMoverTest, TheTrainerCopiesUnlessAnotherCostsItsKernelsLess) {
+  constexpr uint32_t kTrainer = SUPEROFFLOAD_MOVER_TRAINER, kDaemon = SUPEROFFLOAD_MOVER_DAEMON,
+                     kDirect = SUPEROFFLOAD_MOVER_DIRECT;
+  const auto best = [](std::vector<MoverTiming> timings) { return BestMover(timings, /*kernel_seconds=*/1); };
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}}), kTrainer);
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}, {kDaemon, 0.5, 1}}), kTrainer) << "a tie";
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}, {kDaemon, 0.49, 0.1}}), kTrainer) << "noise, however fast the copies are";
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}, {kDaemon, 0.3, 1}, {kDirect, 0.4, 1}}), kDaemon);
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}, {kDaemon, 0.3, 1}, {kDirect, 0.1, 1.4}}), kDirect);
+  EXPECT_EQ(best({{kTrainer, 0.5, 1}, {kDaemon, 0, 2}}), kTrainer) << "copies that last cost nothing meanwhile";
+}
+
+TEST_F(GpuPartsTest, WhatCannotWorkIsNotMeasured) {
+  superoffload_gpu_report report{};
+  report.staged = 1;
+  const kernels::CurrentDevice current(*device_);
+  ASSERT_TRUE(ChooseMover(Trial(), SUPEROFFLOAD_MOVER_AUTO, &report).ok());
+  EXPECT_EQ(report.mover, static_cast<uint32_t>(SUPEROFFLOAD_MOVER_TRAINER));
+  EXPECT_THAT(report.seconds, Each(0.0));
+  EXPECT_EQ(probes_, 0);
+  const Status refused = ChooseMover(Trial(), SUPEROFFLOAD_MOVER_DIRECT, &report);
+  EXPECT_EQ(refused.code, Code::kFailedPrecondition);
+  EXPECT_THAT(refused.message, HasSubstr("cannot store"));
+}
+
+}  // namespace
+}  // namespace superoffload::client

@@ -1,0 +1,255 @@
+// Of every algorithm: each instruction set equals the scalar reference bit for bit, and the deferred commit equals the
+// plain step.
+#include "kernels/algorithm.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "kernels/undo_slot.h"
+#include "tests/support/kernel_arrays.h"
+
+namespace superoffload::kernels {
+namespace {
+
+class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
+ protected:
+  const Algorithm& algorithm() const { return *GetParam().algorithm; }
+  const AlgorithmKernels& kernels() const { return *GetParam().kernels; }
+  Arrays MakeArrays(size_t n, DType gradient_dtype, DType theta_dtype) const {
+    return Arrays(algorithm().arrays.size(), n, gradient_dtype, theta_dtype);
+  }
+
+  // Runs both on copies of the same random input of each length and dtype, and compares every bit.
+  template <typename Run>
+  void Compare(Run run) {
+    const uint64_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Generator generator(seed);
+    for (int round = 0; round < 300 && !HasFailure(); ++round) {
+      const size_t n = 1 + (round < 100 ? static_cast<size_t>(round) : generator.Below(3000));
+      const bool wild = round % 3 == 0;
+      const Arrays expected = MakeArrays(n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
+      generator.FillState(expected, wild);
+      generator.FillGradient(expected.pending, n, expected.gradient_dtype, wild);
+      generator.FillGradient(expected.gradient, n, expected.gradient_dtype, wild);
+      const Arrays actual(expected);
+      const StepConstants absorb = generator.Step(algorithm()), publish = generator.Step(algorithm());
+      const size_t first = generator.Below(n / kRangeAlignment + 1) * kRangeAlignment;
+      NormLanes expected_norm, actual_norm;
+      run(algorithm().scalar(), expected, first, absorb, publish, expected_norm);
+      run(kernels(), actual, first, absorb, publish, actual_norm);
+      actual.ExpectSameAs(expected);
+      EXPECT_TRUE(SameNorms(expected_norm, actual_norm)) << expected_norm.Sum() << " " << actual_norm.Sum();
+    }
+  }
+
+  static bool SameNorms(const NormLanes& a, const NormLanes& b) {
+    for (size_t i = 0; i < kNormLanes; ++i) {
+      if (a.lanes[i] != b.lanes[i] && !(std::isnan(a.lanes[i]) && std::isnan(b.lanes[i]))) return false;
+    }
+    return true;
+  }
+};
+
+TEST_P(EveryTargetTest, AbsorbAndPublish) {
+  Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
+             const StepConstants& publish, NormLanes& norm) {
+    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), &norm, nullptr);
+  });
+}
+
+TEST_P(EveryTargetTest, SavingOldStateChangesNothing) {
+  const auto slot = std::make_unique<UndoSlot>();
+  Compare([&](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
+              const StepConstants& publish, NormLanes& norm) {
+    BeginUndo(*slot, 1);
+    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), &norm,
+                         slot.get());
+    if (first < a.n) {
+      EXPECT_EQ((slot->torn >> 16) + (slot->torn & 0xffff), a.n);
+    }
+    BeginUndo(*slot, 2);
+    k.absorb(first, a.n, a.state(), publish, a.Gradient(), slot.get());
+  });
+}
+
+TEST_P(EveryTargetTest, Publish) {
+  Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants&,
+             const StepConstants& publish, NormLanes& norm) {
+    k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), &norm);
+  });
+}
+
+TEST_P(EveryTargetTest, PublishWithoutNorm) {
+  Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants&,
+             const StepConstants& publish, NormLanes&) {
+    k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), nullptr);
+  });
+}
+
+TEST_P(EveryTargetTest, AbsorbAndPublishWithoutNorm) {
+  const auto slot = std::make_unique<UndoSlot>();
+  Compare([&](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
+              const StepConstants& publish, NormLanes&) {
+    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr, nullptr);
+    BeginUndo(*slot, 1);
+    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr,
+                         slot.get());
+  });
+}
+
+TEST_P(EveryTargetTest, Absorb) {
+  Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
+             const StepConstants&, NormLanes&) {
+    k.absorb(first, a.n, a.state(), absorb, a.Pending(), nullptr);
+  });
+}
+
+TEST_P(EveryTargetTest, Plain) {
+  Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
+             const StepConstants&, NormLanes&) {
+    k.plain(first, a.n, a.state(), absorb, a.Pending(), a.Theta());
+  });
+}
+
+// A chunk in runs has the bits, and the norm, of the chunk in one.
+TEST_P(EveryTargetTest, RunsOfAChunkEqualTheWhole) {
+  Generator generator(13);
+  const size_t n = 2000;
+  const Arrays whole = MakeArrays(n, DType::kBFloat16, DType::kBFloat16);
+  generator.FillState(whole, false);
+  generator.FillGradient(whole.pending, n, DType::kBFloat16, false);
+  generator.FillGradient(whole.gradient, n, DType::kBFloat16, false);
+  const Arrays cut(whole);
+  const StepConstants absorb = generator.Step(algorithm()), publish = generator.Step(algorithm());
+  const auto run = [&](const Arrays& a, size_t first, size_t end, NormLanes& norm) {
+    kernels().absorb_and_publish(first, end, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), &norm,
+                                 nullptr);
+  };
+  NormLanes expected, norm;
+  run(whole, 0, n, expected);
+  for (size_t first = 0; first < n; first += 3 * kRangeAlignment) {
+    run(cut, first, std::min(n, first + 3 * kRangeAlignment), norm);
+  }
+  cut.ExpectSameAs(whole);
+  EXPECT_EQ(norm.Sum(), expected.Sum());
+}
+
+TEST_P(EveryTargetTest, PublishingOnlyReadsState) {
+  const Arrays arrays = MakeArrays(1000, DType::kBFloat16, DType::kBFloat16);
+  Generator generator(7);
+  generator.FillState(arrays, false);
+  generator.FillGradient(arrays.gradient, arrays.n, DType::kBFloat16, false);
+  const Arrays before(arrays);
+  NormLanes norm;
+  kernels().publish(0, arrays.n, arrays.state(), generator.Step(algorithm()), arrays.Gradient(), arrays.Theta(), &norm);
+  for (size_t a = 0; a < algorithm().arrays.size(); ++a) {
+    EXPECT_EQ(std::memcmp(arrays.floats(a), before.floats(a), 4 * arrays.n), 0);
+  }
+}
+
+// 100 steps of the deferred commit, some clipped, some skipped, against the plain step.
+TEST_P(EveryTargetTest, DeferredCommitEqualsPlainSteps) {
+  const AlgorithmKernels& k = kernels();
+  const std::vector<double> scalars = algorithm().DefaultScalars();
+  for (DType dtype : kDTypes) {
+    const size_t n = 1003;
+    Generator generator(11);
+    const Arrays plain = MakeArrays(n, dtype, dtype);
+    generator.FillState(plain, false);
+    for (size_t a = 1; a < algorithm().arrays.size(); ++a) std::fill_n(plain.floats(a), n, 0.0f);
+    const Arrays deferred(plain);
+    NormLanes norm;
+    bool has_pending = false;
+    StepConstants absorb;
+    for (uint64_t t = 1, attempt = 0; attempt < 100; ++attempt) {
+      generator.FillGradient(deferred.gradient, n, dtype, false);
+      const StepConstants speculative = algorithm().make_constants(scalars.data(), t, 1);
+      if (has_pending) {
+        k.absorb_and_publish(0, n, deferred.state(), absorb, deferred.Pending(), speculative, deferred.Gradient(),
+                             deferred.Theta(), &norm, nullptr);
+      } else {
+        k.publish(0, n, deferred.state(), speculative, deferred.Gradient(), deferred.Theta(), &norm);
+      }
+      has_pending = false;
+      if (generator.Below(5) == 0) {  // skipped
+        Narrow(n, deferred.floats(0), deferred.Theta());
+        continue;
+      }
+      const double clip = generator.Below(2) ? 1 : 0.25;
+      absorb = algorithm().make_constants(scalars.data(), t++, clip);
+      if (clip != 1) k.publish(0, n, deferred.state(), absorb, deferred.Gradient(), deferred.Theta(), &norm);
+      k.plain(0, n, plain.state(), absorb, deferred.Gradient(), plain.Theta());
+      ASSERT_EQ(std::memcmp(deferred.theta.data(), plain.theta.data(), n * DTypeBytes(dtype)), 0) << attempt;
+      std::memcpy(deferred.pending.data(), deferred.gradient.data(), n * DTypeBytes(dtype));
+      has_pending = true;
+    }
+    if (has_pending) k.absorb(0, n, deferred.state(), absorb, deferred.Pending(), nullptr);
+    deferred.ExpectSameAs(plain);
+  }
+}
+
+// Parameters whose gradients are zero: their moments must not linger among the subnormals, on any instruction set.
+TEST_P(EveryTargetTest, MomentsOfZeroGradientsReachZero) {
+  const Arrays arrays = MakeArrays(64, DType::kFloat32, DType::kFloat32);
+  Generator generator(3);
+  generator.FillState(arrays, false);
+  std::memset(arrays.pending.data(), 0, arrays.n * 4);
+  std::vector<double> scalars;
+  for (const Scalar& scalar : algorithm().scalars) scalars.push_back(scalar.below == 1 ? 0.9 : scalar.default_value);
+  for (uint64_t t = 1; t <= 3000; ++t) {
+    kernels().absorb(0, arrays.n, arrays.state(), algorithm().make_constants(scalars.data(), t, 1), arrays.Pending(),
+                     nullptr);
+  }
+  for (size_t a = 1; a < algorithm().arrays.size(); ++a) {
+    for (size_t i = 0; i < arrays.n; ++i) EXPECT_EQ(arrays.floats(a)[i], 0.0f);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryTargetTest, ::testing::ValuesIn(EveryTarget()), TargetName);
+
+TEST(AlgorithmTest, EachSaysWhatItIs) {
+  for (const Algorithm* algorithm : Algorithms()) {
+    EXPECT_EQ(FindAlgorithm(algorithm->name), algorithm);
+    EXPECT_LE(algorithm->arrays.size(), kMaxStateArrays);
+    EXPECT_LE(algorithm->scalars.size(), kMaxScalars);
+    EXPECT_EQ(algorithm->arrays[0].name, "model");
+    for (const Scalar& scalar : algorithm->scalars) {
+      EXPECT_GE(scalar.default_value, scalar.least) << scalar.name;
+      EXPECT_LT(scalar.default_value, scalar.below) << scalar.name;
+    }
+  }
+  EXPECT_EQ(FindAlgorithm("no such algorithm"), nullptr);
+}
+
+class EveryElementTargetTest : public ::testing::TestWithParam<const ElementKernels*> {};
+
+TEST_P(EveryElementTargetTest, NarrowWidenAndAddSquares) {
+  Generator generator(17);
+  for (int round = 0; round < 300 && !HasFailure(); ++round) {
+    const size_t n = 1 + generator.Below(3000), first = generator.Below(n / kNormLanes + 1) * kNormLanes;
+    const Arrays expected(1, n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
+    generator.FillState(expected, round % 3 == 0);
+    generator.FillGradient(expected.gradient, n, expected.gradient_dtype, round % 3 == 0);
+    const Arrays actual(expected);
+    NormLanes expected_norm, actual_norm;
+    const auto run = [first](const ElementKernels& k, const Arrays& a, NormLanes& norm) {
+      k.narrow(a.n, a.floats(0), a.Theta());
+      k.widen(a.n, {a.theta.data(), a.theta_dtype}, a.floats(0));
+      k.add_squares(first, a.n, a.Gradient(), norm);
+      k.add_squares(0, first, a.Gradient(), norm);
+    };
+    run(kScalarElementKernels, expected, expected_norm);
+    run(*GetParam(), actual, actual_norm);
+    actual.ExpectSameAs(expected);
+    EXPECT_TRUE(expected_norm.Sum() == actual_norm.Sum() ||
+                (std::isnan(expected_norm.Sum()) && std::isnan(actual_norm.Sum())));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryElementTargetTest, ::testing::ValuesIn(SupportedElementKernels()),
+                         [](const auto& info) { return std::string(info.param->target); });
+
+}  // namespace
+}  // namespace superoffload::kernels

@@ -1,0 +1,209 @@
+// The sources of the GPU kernels, run on the host: their indexing and their bits against the CPU's kernels. What the
+// GPU makes of them is tests/device's to check.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/algorithm.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/support/random_elements.h"
+#include "tests/unit/kernels/cuda/fake_cuda.h"
+// After fake_cuda.h.
+#include "kernels/cuda/pack.cu"
+#include "kernels/cuda/product.cu"
+#include "kernels/cuda/resident.cu"
+
+namespace superoffload::kernels {
+namespace {
+
+constexpr int kLowest = -40;  // exponent of the smallest gradients
+constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+
+struct PackKernel {
+  DType from, to;
+  void (*run)(PackArguments);
+};
+constexpr PackKernel kPack[] = {
+#define X(kernel, from, to) {DType::from, DType::to, kernel},
+    SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
+#undef X
+};
+
+// A bucket and the tensors that are packed into it.
+class PackedBucket {
+ public:
+  PackedBucket(const PackKernel& kernel, uint64_t elements)
+      : kernel_(kernel), elements_(elements), expected(elements, 0.0f) {}
+
+  // `shift` bytes from where its memory is aligned.
+  void Add(uint64_t first, uint64_t n, std::mt19937& random, size_t shift = 0) {
+    std::vector<std::byte> data = test::RandomElements(n, kernel_.from, kLowest, random);
+    data.insert(data.begin(), shift, std::byte{});
+    data_.push_back(std::move(data));
+    const std::byte* const begin = data_.back().data() + shift;
+    tensors_.push_back({begin, first, n});
+    for (uint64_t i = 0; i < n; ++i) {
+      StoreElement({&expected[first + i], kernel_.to}, 0, LoadElement({begin, kernel_.from}, i));
+      expected[first + i] = LoadElement({&expected[first + i], kernel_.to}, 0);
+    }
+  }
+
+  void ExpectPacked() {
+    const size_t chunks = (elements_ + kChunkElements - 1) / kChunkElements;
+    std::vector<std::byte> slot(elements_ * DTypeBytes(kernel_.to), std::byte{0xff});
+    std::vector<double> sums(chunks, -1);
+    std::vector<uint32_t> begins(chunks + 1);
+    IndexChunks(tensors_, elements_, begins.data());
+    LaunchFake(kernel_.run, static_cast<unsigned>(chunks), kPackThreads,
+               PackArguments{{tensors_.data(), begins.data(), static_cast<uint32_t>(tensors_.size())},
+                             kernel_.from,
+                             {slot.data(), kernel_.to},
+                             elements_,
+                             sums.data()});
+    for (uint64_t i = 0; i < elements_; ++i) {
+      const float actual = LoadElement({slot.data(), kernel_.to}, i);
+      ASSERT_EQ(std::memcmp(&actual, &expected[i], sizeof(float)), 0) << "element " << i;
+    }
+    for (size_t chunk = 0; chunk < chunks; ++chunk) {
+      const uint64_t first = chunk * kChunkElements;
+      const uint64_t n = std::min<uint64_t>(kChunkElements, elements_ - first);
+      EXPECT_EQ(sums[chunk], SumOfSquares(n, {&expected[first], DType::kFloat32})) << "chunk " << chunk;
+    }
+  }
+
+ private:
+  const PackKernel kernel_;
+  const uint64_t elements_;
+  std::vector<std::vector<std::byte>> data_;
+  std::vector<PackedTensor> tensors_;
+
+ public:
+  std::vector<float> expected;
+};
+
+TEST(CudaPackTest, PacksCastsAndSumsAsTheCpuDoes) {
+  std::mt19937 random(7);
+  for (const PackKernel& kernel : kPack) {
+    // Tensors of many sizes with gaps between them, over chunk borders.
+    const uint64_t elements = 2 * kChunkElements + 12345;
+    PackedBucket bucket(kernel, elements);
+    for (uint64_t first = 0; first + 64 < elements;) {
+      const uint64_t n = std::min<uint64_t>(1 + random() % 30000, elements - first);
+      bucket.Add(first, n, random);
+      first = (first + n + 63) / 64 * 64;
+    }
+    bucket.ExpectPacked();
+  }
+}
+
+TEST(CudaPackTest, TensorsThatAreNotAlignedAreCopiedElementByElement) {
+  std::mt19937 random(8);
+  for (const PackKernel& kernel : kPack) {
+    PackedBucket bucket(kernel, kChunkElements);
+    bucket.Add(8, 30000, random);  // where it begins no tile does
+    bucket.Add(30016, 30001, random, DTypeBytes(kernel.from));
+    bucket.ExpectPacked();
+  }
+}
+
+TEST(CudaPackTest, AChunkOfMoreTensorsThanAreCachedIsPackedAllTheSame) {
+  std::mt19937 random(9);
+  PackedBucket bucket(kPack[0], kChunkElements + 100);
+  for (uint64_t first = 0; first < kChunkElements + 64; first += 64) bucket.Add(first, 1 + random() % 64, random);
+  bucket.ExpectPacked();
+}
+
+TEST(CudaPackTest, ANonFiniteGradientMakesTheSumNonFinite) {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<float> gradient(5000, 0.5f), slot(5000);
+    gradient[2999] = bad;
+    const PackedTensor tensor{gradient.data(), 0, gradient.size()};
+    const uint32_t begins[] = {0, 1};
+    double sum = 0;
+    LaunchFake(superoffload_pack_fp32_to_fp32, 1, kPackThreads,
+               PackArguments{{&tensor, begins, 1}, DType::kFloat32, {slot.data(), DType::kFloat32}, 5000, &sum});
+    EXPECT_FALSE(std::isfinite(sum));
+  }
+}
+
+TEST(CudaPackTest, ABucketWithoutGradientsIsZeroWhateverTheTableStillHolds) {
+  std::vector<float> gradient(3000, 0.5f), slot(3000, 1.0f);
+  const PackedTensor stale{gradient.data(), 0, gradient.size()};  // of the bucket that had the slot before
+  const uint32_t begins[] = {0, 1};
+  double sum = -1;
+  LaunchFake(superoffload_pack_fp32_to_fp32, 1, kPackThreads,
+             PackArguments{{&stale, begins, 0}, DType::kFloat32, {slot.data(), DType::kFloat32}, 3000, &sum});
+  EXPECT_EQ(sum, 0);
+  EXPECT_EQ(slot, std::vector<float>(3000, 0.0f));
+}
+
+TEST(CudaProductTest, MultipliesMatrices) {
+  constexpr uint32_t kN = 2 * kProductTile;
+  std::vector<float> a(kN * kN), b(kN * kN), c(kN * kN);
+  for (uint32_t i = 0; i < kN * kN; ++i) {
+    a[i] = static_cast<float>(i % 7);
+    b[i] = static_cast<float>(i % 5);
+  }
+  LaunchFake(superoffload_product, 4, kProductTile * kProductTile, ProductArguments{a.data(), b.data(), c.data(), kN});
+  for (uint32_t row = 0; row < kN; ++row) {
+    for (uint32_t column = 0; column < kN; ++column) {
+      float expected = 0;
+      for (uint32_t k = 0; k < kN; ++k) expected += a[row * kN + k] * b[k * kN + column];
+      ASSERT_EQ(c[row * kN + column], expected) << row << ", " << column;
+    }
+  }
+}
+
+using ResidentKernel = void (*)(ResidentArguments);
+
+ResidentKernel FindResident(std::string_view name) {
+#define X(kernel, Formula) \
+  if (name == #kernel) return kernel;
+  SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
+#undef X
+  return nullptr;
+}
+
+TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
+  std::mt19937 random(11);
+  constexpr size_t kElements = 70'001;
+  for (const Algorithm* algorithm : Algorithms()) {
+    SCOPED_TRACE(algorithm->name);
+    const ResidentKernel kernel = FindResident(algorithm->resident_kernel);
+    ASSERT_NE(kernel, nullptr);
+    for (const DType dtype : kDTypes) {
+      std::vector<std::vector<float>> state(algorithm->arrays.size(), std::vector<float>(kElements));
+      std::fill(state[0].begin(), state[0].end(), 0.25f);
+      std::vector<std::vector<float>> expected = state;
+      const auto view = [](std::vector<std::vector<float>>& arrays, size_t first) {
+        StateView state;
+        for (size_t a = 0; a < arrays.size(); ++a) state.arrays[a] = &arrays[a][first];
+        return state;
+      };
+      std::vector<std::byte> theta(kElements * DTypeBytes(dtype)), expected_theta(theta.size());
+      std::vector<double> scalars = algorithm->DefaultScalars();
+      scalars.back() = 0.1;  // weight decay, in either form
+      for (uint64_t t = 1; t <= 4; ++t) {
+        const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
+        const StepConstants constants = algorithm->make_constants(scalars.data(), t, 0.5);
+        LaunchFakeInTurn(
+            kernel, 2, kResidentThreads,
+            ResidentArguments{view(state, 0), constants, {gradient.data(), dtype}, {theta.data(), dtype}, kElements});
+        for (size_t first = 0; first < kElements; first += kChunkElements) {
+          const size_t bytes = first * DTypeBytes(dtype);
+          algorithm->best().plain(0, std::min(kChunkElements, kElements - first), view(expected, first), constants,
+                                  {gradient.data() + bytes, dtype}, {expected_theta.data() + bytes, dtype});
+        }
+      }
+      EXPECT_EQ(state, expected);
+      EXPECT_EQ(theta, expected_theta);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace superoffload::kernels

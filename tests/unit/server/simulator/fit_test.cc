@@ -1,0 +1,110 @@
+#include "server/simulator/fit.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "server/simulator/catalogue.h"
+
+namespace superoffload::simulator {
+namespace {
+
+engine::Layout LayoutOf(const Model& model) {
+  engine::OptimizerSpec spec;
+  spec.parameters = model.parameters;
+  spec.groups = {spec.algorithm->DefaultScalars()};
+  return *engine::PlanLayout(spec);
+}
+
+uint64_t BytesOf(const std::vector<MemoryItem>& items, const std::string& purpose) {
+  for (const MemoryItem& item : items) {
+    if (item.purpose == purpose) return item.bytes;
+  }
+  return 0;
+}
+
+TEST(ActivationsTest, AGptStoresWhatThePaperSaysButDropoutMasks) {
+  // Korthikanti et al. 2022, equation 1: s*b*h*(34 + 5*a*s/h), of which 2 are masks, and of the 5 three.
+  const Architecture a = FindModel("gpt2-10b")->architecture;
+  const double log_sum_exps = 4.0 * static_cast<double>(a.query_heads);
+  EXPECT_DOUBLE_EQ(BlockBytesPerToken(a) - log_sum_exps, 32.0 * static_cast<double>(a.hidden));
+  EXPECT_DOUBLE_EQ(ScoreBytesPerToken(a, 2048), 6.0 * 2048 * static_cast<double>(a.query_heads));
+}
+
+TEST(ActivationsTest, CheckpointsKeepTheInputsOfBlocks) {
+  const Architecture a = FindModel("llama-8b")->architecture;
+  const Pass full{.batch = 2, .sequence = 4096};
+  EXPECT_DOUBLE_EQ(ActivationsOf(a, full).blocks, 2 * 4096 * 33 * 2.0 * 4096);
+  const Pass none{.batch = 2, .sequence = 4096, .checkpointing = Checkpointing::kNone};
+  EXPECT_GT(ActivationsOf(a, none).blocks, 10 * ActivationsOf(a, full).blocks);
+}
+
+TEST(ActivationsTest, OnlyStoredScoresMakeSelectiveCheckpointingWorthwhile) {
+  const Architecture a = FindModel("llama-8b")->architecture;
+  Pass pass{.sequence = 4096, .checkpointing = Checkpointing::kNone};
+  Pass selective = pass;
+  selective.checkpointing = Checkpointing::kSelective;
+  EXPECT_DOUBLE_EQ(ActivationsOf(a, pass).blocks, ActivationsOf(a, selective).blocks);
+  pass.attention = selective.attention = Attention::kEager;
+  EXPECT_GT(ActivationsOf(a, pass).blocks, ActivationsOf(a, selective).blocks);
+}
+
+TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  constexpr uint64_t kMemory = 96'000'000'000;
+  Pass pass{.sequence = 4096};
+  const uint64_t batch = LargestBatch(model, layout, pass, {}, kMemory);
+  ASSERT_GT(batch, 1u);
+  pass.batch = batch;
+  EXPECT_LE(TotalBytes(GpuMemory(model, layout, pass, {}, kMemory)), kMemory);
+  const uint64_t sequence = LargestSequence(model, layout, pass, {}, kMemory);
+  EXPECT_GE(sequence, pass.sequence);
+  pass.batch = batch + 1;
+  EXPECT_GT(TotalBytes(GpuMemory(model, layout, pass, {}, kMemory)), kMemory);
+}
+
+TEST(FitTest, NothingFitsWhereTheParametersDoNot) {
+  const Model model = *FindModel("llama-70b");
+  const engine::Layout layout = LayoutOf(model);
+  EXPECT_EQ(LargestBatch(model, layout, {}, {}, 96'000'000'000), 0u);
+  EXPECT_EQ(LargestSequence(model, layout, {}, {}, 96'000'000'000), 0u);
+}
+
+TEST(FitTest, LearnedPositionsLimitTheSequence) {
+  const Model model = *FindModel("gpt2-1b");
+  EXPECT_EQ(LargestSequence(model, LayoutOf(model), {}, {}, 96'000'000'000), 2048u);
+}
+
+TEST(FitTest, AccumulationKeepsAllGradients) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  const std::vector<MemoryItem> once = GpuMemory(model, layout, {}, {}, 1);
+  const std::vector<MemoryItem> twice = GpuMemory(model, layout, {}, {.accumulation = 2}, 1);
+  EXPECT_EQ(BytesOf(twice, "gradients"), 2 * ParameterCount(model));
+  EXPECT_LT(BytesOf(once, "gradients"), BytesOf(twice, "gradients") / 5);
+}
+
+TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.resident_buckets = 2}, 1);
+  const size_t n = layout.buckets.size();
+  EXPECT_EQ(BytesOf(items, "resident buckets"), 14 * (layout.buckets[n - 1].elements + layout.buckets[n - 2].elements));
+  // More than there are: all.
+  const std::vector<MemoryItem> all = GpuMemory(model, layout, {}, {.resident_buckets = 1u << 30}, 1);
+  EXPECT_EQ(BytesOf(all, "resident buckets"), 14 * layout.state_elements);
+}
+
+TEST(FitTest, ParametersAndSlotsHaveTheLayoutsSizes) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.device_slots = 3}, 1);
+  EXPECT_GE(BytesOf(items, "parameters"), layout.parameters_bytes);
+  EXPECT_LT(BytesOf(items, "parameters"), layout.parameters_bytes + 4096);
+  const uint64_t sums = engine::kDefaultBucketBytes / 2 / kernels::kChunkElements * sizeof(double);
+  EXPECT_EQ(BytesOf(items, "device slots"), 3 * (engine::kDefaultBucketBytes + (sums + 4095) / 4096 * 4096));
+}
+
+}  // namespace
+}  // namespace superoffload::simulator

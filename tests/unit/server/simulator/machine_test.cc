@@ -1,0 +1,65 @@
+#include "server/simulator/machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace superoffload::simulator {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+TEST(MachineTest, NamedMachinesAreValid) {
+  EXPECT_THAT(MachineNames(), ElementsAre("gh200-96-480", "gh200-144", "gb200", "h100-pcie", "laptop"));
+  for (const std::string_view name : MachineNames()) {
+    const absl::StatusOr<Machine> machine = FindMachine(name);
+    ASSERT_TRUE(machine.ok());
+    EXPECT_TRUE(ValidateMachine(*machine).ok()) << ValidateMachine(*machine);
+  }
+}
+
+TEST(MachineTest, EveryNumberOfANamedMachineHasOneSource) {
+  for (const std::string_view name : MachineNames()) {
+    std::vector<std::string_view> fields;
+    const absl::StatusOr<std::span<const Source>> sources = SourcesOf(name);
+    ASSERT_TRUE(sources.ok());
+    for (const Source& source : *sources) {
+      fields.push_back(source.field);
+      EXPECT_THAT(std::string(source.text), Not(IsEmpty()));
+    }
+    EXPECT_THAT(fields, UnorderedElementsAre("gpu.peak_flops", "gpu.matmul_efficiency", "gpu.attention_efficiency", "gpu.memory_bytes",
+                                             "gpu.memory_bandwidth", "gpu.block_traffic", "gpu.block_overhead", "host.memory_bytes",
+                                             "host.cores", "host.bandwidth", "host.core_bandwidth", "passes.absorb",
+                                             "passes.publish", "passes.publish_masters", "h2d", "d2h", "trainer_cores"))
+        << name;
+  }
+}
+
+TEST(MachineTest, AnUnknownNameIsAnsweredWithThoseThatAreKnown) {
+  const absl::Status status = FindMachine("gh300").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gh200-96-480, gh200-144, gb200, h100-pcie, laptop"));
+}
+
+TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {
+  const auto refused = [](auto change) {
+    Machine machine = *FindMachine("laptop");
+    change(machine);
+    return std::string(ValidateMachine(machine).message());
+  };
+  EXPECT_THAT(refused([](Machine& m) { m.host.bandwidth = 0; }), HasSubstr("host.bandwidth"));
+  EXPECT_THAT(refused([](Machine& m) { m.gpu.peak_flops = 0.0 / 0.0; }), HasSubstr("gpu.peak_flops"));
+  EXPECT_THAT(refused([](Machine& m) { m.gpu.matmul_efficiency = 1.5; }), HasSubstr("at most 1"));
+  EXPECT_THAT(refused([](Machine& m) { m.trainer_cores = m.host.cores; }), HasSubstr("leave at least one"));
+  EXPECT_THAT(refused([](Machine& m) { m.h2d.points.clear(); }), HasSubstr("h2d"));
+  EXPECT_THAT(refused([](Machine& m) { m.d2h.points[1].bytes = m.d2h.points[0].bytes; }), HasSubstr("sizes must grow"));
+}
+
+}  // namespace
+}  // namespace superoffload::simulator

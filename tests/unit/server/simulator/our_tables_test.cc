@@ -1,0 +1,21 @@
+#include "server/simulator/our_tables.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace superoffload::simulator {
+namespace {
+
+TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
+  std::ifstream file(SUPEROFFLOAD_SIMULATOR_README);
+  std::ostringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));
+}
+
+}  // namespace
+}  // namespace superoffload::simulator

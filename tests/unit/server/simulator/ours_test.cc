@@ -1,0 +1,167 @@
+#include "server/simulator/ours.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+
+#include "server/simulator/catalogue.h"
+#include "server/simulator/simulated_training.h"
+
+namespace superoffload::simulator {
+namespace {
+
+using engine::Verdict;
+
+Machine Superchip() { return *FindMachine("gh200-96-480"); }
+
+Workload Gpt2(uint64_t batch, uint64_t accumulation = 1) {
+  return MakeWorkload(Superchip().gpu, *FindModel("gpt2-1b"), {.batch = batch, .sequence = 1024}, accumulation);
+}
+
+Outcome Train(const Workload& workload, const RunOptions& options = {}, const Ours::Settings& settings = {},
+            const Machine& machine = Superchip()) {
+  return Ours(settings).Run(machine, workload, options);
+}
+
+double SumOf(const std::vector<Exposed>& exposed) {
+  double sum = 0;
+  for (const Exposed& part : exposed) sum += part.seconds;
+  return sum;
+}
+
+double SecondsOf(const std::string& cause, const Outcome& outcome) {
+  for (const Exposed& part : outcome.exposed) {
+    if (part.cause == cause) return part.seconds;
+  }
+  return 0;
+}
+
+TEST(OursTest, EveryIdleSecondOfTheGpuHasACause) {
+  for (const RunOptions& options : {RunOptions{}, RunOptions{.clip_rate = 1}, RunOptions{.skip_rate = 0.1}}) {
+    const Outcome outcome = Train(Gpt2(4), options);
+    EXPECT_GT(outcome.exposed_seconds, 0);
+    EXPECT_NEAR(SumOf(outcome.exposed), outcome.exposed_seconds, 1e-9);
+    for (const Exposed& part : outcome.exposed) {
+      EXPECT_GT(part.seconds, 0) << part.cause;
+      EXPECT_NE(part.cause, "other");
+    }
+  }
+}
+
+TEST(OursTest, TheSameRunTwiceIsTheSameToTheLastBit) {
+  const RunOptions options{.clip_rate = 0.3, .skip_rate = 0.2, .timeline = true};
+  const Outcome a = Train(Gpt2(4), options), b = Train(Gpt2(4), options);
+  EXPECT_EQ(a.step_seconds, b.step_seconds);
+  ASSERT_EQ(a.timeline.size(), b.timeline.size());
+  for (size_t i = 0; i < a.timeline.size(); ++i) {
+    EXPECT_EQ(a.timeline[i].name, b.timeline[i].name);
+    EXPECT_EQ(a.timeline[i].begin, b.timeline[i].begin);
+    EXPECT_EQ(a.timeline[i].end, b.timeline[i].end);
+  }
+}
+
+TEST(OursTest, AMachineWithoutLimitsExposesNothing) {
+  Machine machine = Superchip();
+  machine.host.bandwidth = machine.host.core_bandwidth = 1e18;
+  machine.passes = {.absorb = 1e-18, .publish = 1e-18, .publish_masters = 1e-18};
+  machine.h2d = machine.d2h = {{{1, 1e18}}};
+  machine.gpu.memory_bandwidth = 1e18;
+  const Workload workload = Gpt2(4);
+  const Outcome outcome = Train(workload, {}, {}, machine);
+  EXPECT_NEAR(outcome.step_seconds, workload.compute_seconds(), 1e-6);
+}
+
+TEST(OursTest, ATrainerInTheHostsMemoryWaitsForPassesOnly) {
+  Machine machine = Superchip();
+  machine.h2d = machine.d2h = {{{1, std::numeric_limits<double>::infinity()}}};
+  machine.gpu.memory_bandwidth = std::numeric_limits<double>::infinity();
+  const Outcome outcome = Train(Gpt2(1), {}, {.device_slots = 1u << 16, .sums_with_gradients = false}, machine);
+  EXPECT_GT(outcome.exposed_seconds, 0);
+  for (const Exposed& part : outcome.exposed) EXPECT_EQ(part.cause.find("passes"), 0u) << part.cause;
+}
+
+// Nothing is faster than the memory that every step's bytes pass through.
+TEST(OursTest, AStepTakesAtLeastTheTimeOfItsBytes) {
+  const Workload workload = Gpt2(1);
+  const Outcome outcome = Train(workload);
+  const double parameters = static_cast<double>(ParameterCount(workload.model));
+  EXPECT_GE(outcome.step_seconds, 32 * parameters / Superchip().host.bandwidth);
+  EXPECT_GE(outcome.step_seconds, workload.compute_seconds());
+}
+
+TEST(OursTest, ClippingExposesPublishingAndSkippingDoesNot) {
+  const Workload workload = Gpt2(16);
+  const Outcome clip = Train(workload, {.clip_rate = 1}), skip = Train(workload, {.skip_rate = 1});
+  // Idle workers have absorbed the step before: what is left is less than both in one pass would take.
+  const double bytes = static_cast<double>(ParameterCount(workload.model)) / Superchip().host.bandwidth;
+  EXPECT_GT(clip.exposed.front().seconds, 0.9 * 2 * bytes);
+  EXPECT_LT(clip.exposed.front().seconds, 32 * bytes);
+  EXPECT_LT(skip.step_seconds, clip.step_seconds);
+  EXPECT_EQ(clip.exposed.front().cause, "passes after the verdict");
+}
+
+TEST(OursTest, SlotsAndResidentsHelp) {
+  const Workload workload = Gpt2(8);
+  // Behind a link that is as slow as the gradients come; a Superchip's empties a slot before the next bucket is there.
+  const Machine pcie = *FindMachine("h100-pcie");
+  EXPECT_GT(Train(workload, {}, {.device_slots = 1}, pcie).step_seconds,
+            Train(workload, {}, {.device_slots = 8}, pcie).step_seconds);
+  // Their updates hold up the other buckets' parameters, so that they pay only where publishing is late.
+  const RunOptions clipped{.clip_rate = 1};
+  EXPECT_GT(Train(workload, clipped).step_seconds, Train(workload, clipped, {.resident_buckets = 4}).step_seconds);
+}
+
+// The buckets that forward reads first are published last: copies that were issued earlier hold them up.
+TEST(OursTest, UploadsThatWaitForWhatIsNeededEarlierExposeLess) {
+  constexpr size_t kAllAtOnce = std::numeric_limits<size_t>::max();
+  for (const RunOptions& options : {RunOptions{}, RunOptions{.clip_rate = 1}, RunOptions{.skip_rate = 0.1}}) {
+    const Outcome few = Train(Gpt2(16), options), all = Train(Gpt2(16), options, {.uploads_in_flight = kAllAtOnce});
+    EXPECT_LE(few.exposed_seconds, all.exposed_seconds);
+    EXPECT_LT(SecondsOf("parameters' way back", few), 0.75 * SecondsOf("parameters' way back", all) + 1e-3);
+  }
+  EXPECT_LT(Train(Gpt2(16)).exposed_seconds, Train(Gpt2(16), {}, {.uploads_in_flight = kAllAtOnce}).exposed_seconds);
+}
+
+TEST(OursTest, AnAlgorithmWithLessStateHasShorterPasses) {
+  const Ours::Settings less{.algorithm = kernels::Algorithms().back()};
+  ASSERT_LT(less.algorithm->arrays.size(), kernels::Algorithms().front()->arrays.size());
+  for (const double clip_rate : {0, 1}) {
+    EXPECT_LT(Train(Gpt2(1), {.clip_rate = clip_rate}, less).step_seconds,
+              Train(Gpt2(1), {.clip_rate = clip_rate}).step_seconds);
+  }
+}
+
+TEST(OursTest, OnlyTheLastMicroBatchSubmits) {
+  const Outcome one = Train(Gpt2(4)), four = Train(Gpt2(4, 4));
+  EXPECT_LT(four.exposed_seconds, one.exposed_seconds * 1.01);
+  EXPECT_GT(four.utilisation, one.utilisation);
+}
+
+TEST(OursTest, TheTimelineHasEveryLane) {
+  const Outcome outcome = Train(Gpt2(4), {.timeline = true});
+  std::set<Lane> lanes;
+  for (const Span& span : outcome.timeline) {
+    EXPECT_LE(span.begin, span.end) << span.name;
+    EXPECT_GE(span.begin, 0) << span.name;
+    lanes.insert(span.lane);
+  }
+  EXPECT_EQ(lanes.size(), 5u);
+  EXPECT_TRUE(Train(Gpt2(4)).timeline.empty());
+}
+
+TEST(SimulatedTrainingTest, TheEngineDecidesWhatTheGradientsSay) {
+  const std::vector<Verdict> verdicts = {Verdict::kCommit, Verdict::kClip,         Verdict::kSkipNonFinite,
+                                         Verdict::kClip,   Verdict::kSkipNonFinite, Verdict::kCommit};
+  const Machine machine = Superchip();
+  const Workload workload = Gpt2(2);
+  SimulatedTraining training(machine, workload, {}, verdicts);
+  training.Run();
+  ASSERT_EQ(training.steps().size(), verdicts.size());
+  for (size_t i = 0; i < verdicts.size(); ++i) EXPECT_EQ(training.steps()[i].verdict, verdicts[i]) << i;
+}
+
+}  // namespace
+}  // namespace superoffload::simulator

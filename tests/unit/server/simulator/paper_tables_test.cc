@@ -1,0 +1,62 @@
+#include "server/simulator/paper_tables.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "server/simulator/catalogue.h"
+
+namespace superoffload::simulator {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Readme() {
+  std::ifstream file(SUPEROFFLOAD_SIMULATOR_README);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(PaperTablesTest, TheReadmeShowsWhatTheProgramPrints) { EXPECT_THAT(Readme(), HasSubstr(PaperTables())); }
+
+TEST(PaperTablesTest, WhatFitsIsWhatThePaperSays) {
+  for (const PaperRow& row : SimulateThroughput()) {
+    EXPECT_EQ(row.measured == 0, row.simulated == 0) << row.model << " of peer " << static_cast<int>(row.peer);
+  }
+  for (const LargestRow& row : FindLargest()) EXPECT_EQ(row.measured, row.simulated);
+}
+
+TEST(PaperTablesTest, EveryFeatureOfTheAblationHelps) {
+  double before = 0;
+  for (const AblationRow& row : SimulateAblation()) {
+    EXPECT_GT(row.simulated, before) << row.feature;
+    before = row.simulated;
+  }
+}
+
+// The goal that was set for the model.
+TEST(PaperTablesTest, MostPredictionsOfThePublishedSystemAreWithinTenPercent) {
+  int predicted = 0, within = 0;
+  for (const PaperRow& row : SimulateThroughput()) {
+    if (row.peer != Peer::kSuperOffload || row.calibrated) continue;
+    ++predicted;
+    within += std::abs(row.simulated / row.measured - 1) <= 0.1;
+  }
+  EXPECT_EQ(predicted, 6);
+  EXPECT_GT(2 * within, predicted);
+}
+
+TEST(PaperTablesTest, ReportedOperationsAreThoseOfTheProductsWithTheWholeSquareOfScores) {
+  const Model model = *FindModel("gpt2-1b");
+  const Workload eager = MakeWorkload(PaperMachine().gpu, model,
+                                      {.batch = 1, .sequence = 2048, .attention = Attention::kEager}, 1);
+  EXPECT_NEAR(ReportedFlops(model, 2048, 2048) / eager.flops_per_step, 1, 1e-3);
+}
+
+}  // namespace
+}  // namespace superoffload::simulator
