@@ -3,11 +3,14 @@
 Weights are torch.optim's, and the same bits on both ranks.
 """
 
+import pathlib
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).parents[2]
 LOOP = """
 import sys, torch, torch.distributed, superoffload.torch
+from tests.support import process_group
 store, endpoint, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
@@ -36,7 +39,7 @@ for overlap in ("auto", True, False):
     ranks = [torch.empty_like(actual) for _ in range(2)]
     torch.distributed.all_gather(ranks, actual)
     assert torch.equal(*ranks), overlap
-torch.distributed.destroy_process_group()  # gloo ends a process that exits without
+process_group.leave()
 """
 
 
@@ -44,6 +47,7 @@ def test_gradients_reduced_by_hand_on_two_ranks(tmp_path, daemon):
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LOOP, str(tmp_path / "store"), daemon.endpoint, str(rank)],
+            cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -16,6 +16,7 @@ import superoffload.torch
 from superoffload._core import daemon as daemons
 from superoffload._core import private_daemon
 
+ROOT = pathlib.Path(__file__).parents[2]
 BUILD = """
 import os, signal, sys, torch, superoffload.torch
 from superoffload._core import daemon
@@ -142,6 +143,7 @@ def start_rank(rank, base, port="29871", script=RANK):
     launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", script],
+        cwd=ROOT,
         env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": base},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -231,6 +233,7 @@ def test_both_missing_files_are_named_at_once(monkeypatch):
 
 DISTRIBUTED = """
 import os, sys, torch, superoffload.torch
+from tests.support import process_group
 torch.distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
 torch.set_num_threads(1)
 def train(make, wrap_first):
@@ -252,7 +255,7 @@ theirs = train(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2), True)
 for wrap_first in (True, False):
     ours = train(lambda parameters: superoffload.torch.AdamW(parameters, lr=1e-2), wrap_first)
     print((ours - theirs).abs().max().item() < 1e-6, flush=True)
-torch.distributed.destroy_process_group()
+process_group.leave()
 """
 
 

@@ -15,7 +15,7 @@ import uuid
 
 import torch
 import torch.distributed
-from tests.support import sharded_trainer
+from tests.support import process_group, sharded_trainer
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _RESTARTS = 1000
@@ -38,7 +38,7 @@ def work(directory: str, name: str, endpoints: list[str]) -> None:
         pause_seconds=_STEP_SECONDS,
     )
     torch.save(result["weights"], here / f"{name}-{rank}")
-    torch.distributed.destroy_process_group()
+    process_group.leave()
 
 
 def main() -> None:

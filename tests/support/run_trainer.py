@@ -15,6 +15,7 @@ import traceback
 import torch
 import torch.distributed
 import torch.distributed.checkpoint as dcp
+from tests.support import process_group
 from tests.support.sharded_trainer import Model
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -115,7 +116,7 @@ def run(directory: pathlib.Path, phase: dict, rank: int) -> None:
     result = train(name, rank, ranks, **phase)
     if rank == 0:
         torch.save(result, directory / f"{name}.pt")
-    torch.distributed.destroy_process_group()
+    process_group.leave()
 
 
 def main() -> None:

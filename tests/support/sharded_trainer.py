@@ -16,6 +16,7 @@ import time
 import pytest
 import torch
 import torch.distributed
+from tests.support import process_group
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -353,7 +354,7 @@ def main() -> None:
     )
     results = [_try(int(rank), json.loads(scenario)) for scenario in scenarios]
     torch.save(results, out)
-    torch.distributed.destroy_process_group()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 import torch
 import torch.distributed
 import transformers
+from tests.support import process_group
 
 import superoffload.torch
 from superoffload.torch import ulysses
@@ -101,7 +102,7 @@ def main() -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     torch.save([_try(json.loads(scenario)) for scenario in scenarios], out)
-    torch.distributed.destroy_process_group()
+    process_group.leave()
 
 
 if __name__ == "__main__":
