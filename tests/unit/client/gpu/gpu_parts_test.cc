@@ -154,7 +154,9 @@ TEST_F(GpuPartsTest, ResidentBucketsAreTheLastAndWriteTheirOwnParameters) {
   end.opcode = SUPEROFFLOAD_SUBMIT_END_STEP;
   end.payload.f64[0] = 1;
   residents.OnSubmission(end);
-  const superoffload_verdict_payload verdict{.clip_coefficient = 1, .committed_steps = 1};
+  superoffload_verdict_payload verdict{};
+  verdict.clip_coefficient = 1;
+  verdict.committed_steps = 1;
   ASSERT_TRUE(residents.Update(verdict, packer_.kernels(), gpu_->data(), mover_.get()).ok());
   ASSERT_EQ(device_->driver().StreamSynchronize(mover_->up_stream()), 0);
   gpu_->Download();
