@@ -13,6 +13,7 @@
 #include "server/plan/question.h"
 #include "server/plan/recommendation.h"
 #include "server/plan/report.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -38,7 +39,7 @@ void SetLargest(const Question& question, const engine::Layout& layout, v1::Larg
 }
 
 std::vector<std::string> Assumptions(const Question& question) {
-  std::vector<std::string> sentences = MachineSentences(question.machine, question.known_machine);
+  std::vector<std::string> sentences = MachineSentences(question.machine, question.known_machine, question.ranks > 1);
   sentences.push_back(
       "Activations are those of Korthikanti et al. 2022, section 4, adapted to grouped-query attention, gated "
       "feed-forwards, experts and FlashAttention, without dropout, in 2 bytes per element, with fused norms.");
@@ -57,7 +58,12 @@ std::vector<std::string> Assumptions(const Question& question) {
                                      std::string(first->name), ", which is an upper bound."));
   }
   if (question.ranks > 1) {
-    sentences.push_back("Ranks share the parameters along the first dimension, as FSDP2 and ZeRO-3 do.");
+    sentences.push_back(
+        "Ranks share the parameters along the first dimension, as FSDP2 and ZeRO-3 do; blocks, embeddings and head are "
+        "sharded each by itself, gathered one ahead and freed again (reshard_after_forward).");
+    sentences.push_back(
+        "All ranks are equally fast and have the same batch, collectives do not slow down kernels, and parameters are "
+        "gathered and gradients reduced in their own dtypes.");
   }
   return sentences;
 }
@@ -67,7 +73,7 @@ std::vector<std::string> Assumptions(const Question& question) {
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   const absl::StatusOr<Question> question = ToQuestion(request);
   if (!question.ok()) return question.status();
-  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(question->spec, 0, question->ranks));
+  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(question->spec, 0, question->ranks));
   if (!layout.ok()) return layout.status();
   const absl::StatusOr<MemoryPlan> memory = PlanMemory(*question);
   if (!memory.ok()) return memory.status();

@@ -47,6 +47,11 @@ void Overlay(const v1::MachineDescription& described, Machine& machine) {
   Replace(described.passes().publish_masters(), machine.passes.publish_masters);
   Replace(described.host_to_device(), machine.h2d);
   Replace(described.device_to_host(), machine.d2h);
+  Replace(described.network().node_ranks(), machine.network.node_ranks);
+  Replace(described.network().node_bandwidth(), machine.network.node_bandwidth);
+  Replace(described.network().bandwidth(), machine.network.bandwidth);
+  Replace(described.network().collective_seconds(), machine.network.collective_seconds);
+  Replace(described.network().agreement_seconds(), machine.network.agreement_seconds);
 }
 
 std::string CurveText(const LinkCurve& curve) {
@@ -77,6 +82,11 @@ std::string ValueText(const Machine& machine, std::string_view field) {
   if (field == "passes.publish_masters") return text(machine.passes.publish_masters, 1e-9, " ns per element");
   if (field == "h2d") return CurveText(machine.h2d);
   if (field == "d2h") return CurveText(machine.d2h);
+  if (field == "network.node_ranks") return text(machine.network.node_ranks, 1, "");
+  if (field == "network.node_bandwidth") return text(machine.network.node_bandwidth, 1e9, " GB/s");
+  if (field == "network.bandwidth") return text(machine.network.bandwidth, 1e9, " GB/s");
+  if (field == "network.collective_seconds") return text(machine.network.collective_seconds, 1e-6, " us");
+  if (field == "network.agreement_seconds") return text(machine.network.agreement_seconds, 1e-6, " us");
   if (field == "trainer_cores") return text(machine.trainer_cores, 1, "");
   return "";
 }
@@ -97,6 +107,11 @@ constexpr std::string_view kFields[] = {"gpu.peak_flops",
                                         "passes.publish_masters",
                                         "h2d",
                                         "d2h",
+                                        "network.node_ranks",
+                                        "network.node_bandwidth",
+                                        "network.bandwidth",
+                                        "network.collective_seconds",
+                                        "network.agreement_seconds",
                                         "trainer_cores"};
 
 bool SameCurve(const LinkCurve& left, const LinkCurve& right) {
@@ -134,11 +149,12 @@ absl::StatusOr<DescribedMachine> ToMachine(const v1::PlanRequest& request) {
   return described;
 }
 
-std::vector<std::string> MachineSentences(const Machine& machine, const std::string& known) {
+std::vector<std::string> MachineSentences(const Machine& machine, const std::string& known, bool network) {
   std::vector<std::string> sentences;
   const absl::StatusOr<Machine> base = known.empty() ? absl::NotFoundError("") : simulator::FindMachine(known);
   const auto sources = known.empty() ? absl::NotFoundError("") : simulator::SourcesOf(known);
   for (const std::string_view field : kFields) {
+    if (!network && field.starts_with("network.")) continue;
     std::string sentence = absl::StrCat(std::string(field), " is ", ValueText(machine, field));
     if (base.ok() && sources.ok() && Same(machine, *base, field)) {
       for (const simulator::Source& source : *sources) {

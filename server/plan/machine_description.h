@@ -19,8 +19,9 @@ struct DescribedMachine {
 // INVALID_ARGUMENT: a field. NOT_FOUND: the name.
 absl::StatusOr<DescribedMachine> ToMachine(const v1::PlanRequest& request);
 
-// A sentence per number of the machine: its value, and whether it is given, measured, published or assumed.
-std::vector<std::string> MachineSentences(const simulator::Machine& machine, const std::string& known);
+// A sentence per number of the machine: its value, and whether it is given, measured, published or assumed. `network`:
+// also what connects ranks.
+std::vector<std::string> MachineSentences(const simulator::Machine& machine, const std::string& known, bool network);
 
 }  // namespace superoffload::plan
 

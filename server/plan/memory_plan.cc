@@ -10,6 +10,7 @@
 #include "server/memory/memory_budget.h"
 #include "server/memory/memory_limit.h"
 #include "server/optimizer/hosted_memory.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -17,32 +18,7 @@ namespace {
 using simulator::MemoryItem;
 using simulator::TotalBytes;
 
-// The rows of a tensor that a rank has; torch.chunk's.
-std::pair<uint64_t, uint64_t> RowsOf(uint64_t rows, uint32_t rank, uint32_t ranks) {
-  const uint64_t each = (rows + ranks - 1) / ranks;
-  const uint64_t first = std::min(rows, each * rank);
-  return {first, std::min(rows, first + each) - first};
-}
-
 }  // namespace
-
-engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
-  if (ranks == 1) return spec;
-  engine::OptimizerSpec shard = spec;
-  shard.member = {"plan", rank, ranks};
-  shard.parameters.clear();
-  for (engine::ParameterSpec parameter : spec.parameters) {
-    if (parameter.shape.empty()) parameter.shape = {1};
-    const auto [first, rows] = RowsOf(parameter.shape[0], rank, ranks);
-    if (rows == 0) continue;
-    parameter.global_shape = parameter.shape;
-    parameter.global_offset.assign(parameter.shape.size(), 0);
-    parameter.global_offset[0] = first;
-    parameter.shape[0] = rows;
-    shard.parameters.push_back(std::move(parameter));
-  }
-  return shard;
-}
 
 std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
   const memory::MemoryUse use = optimizer::HostedMemory::Use(layout, spec);
@@ -80,7 +56,7 @@ std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layo
 absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
   MemoryPlan plan;
   for (uint32_t rank = 0; rank < question.ranks; ++rank) {
-    const engine::OptimizerSpec spec = ShardOf(question.spec, rank, question.ranks);
+    const engine::OptimizerSpec spec = simulator::ShardOf(question.spec, rank, question.ranks);
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
     if (!layout.ok()) return layout.status();
     RankMemory& memory = plan.ranks.emplace_back();

@@ -1,7 +1,7 @@
 // The memory of each rank: in the GPU, and on the host against the daemon's budget.
 //
 // The host's is exact: the layout, the record and the charge to the budget are the daemon's own functions. Ranks share
-// the parameters as FSDP2 and ZeRO-3 do: along the first dimension, as even as torch.chunk makes it.
+// the parameters as FSDP2 and ZeRO-3 do (simulator::ShardOf).
 #ifndef SUPEROFFLOAD_SERVER_PLAN_MEMORY_PLAN_H_
 #define SUPEROFFLOAD_SERVER_PLAN_MEMORY_PLAN_H_
 
@@ -15,10 +15,6 @@
 #include "server/simulator/fit.h"
 
 namespace superoffload::plan {
-
-// What rank `rank` of `ranks` would create; the spec itself when there is one. Parameters of which it has nothing are
-// left out.
-engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
 
 // By purpose; the sum is what the optimizer is charged in the daemon's budget.
 std::vector<simulator::MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout);

@@ -25,12 +25,14 @@ constexpr size_t kMostBuckets = 20000;
 simulator::Workload WorkloadOf(const Question& question) {
   simulator::Model model = question.model;
   for (engine::ParameterSpec& parameter : model.parameters) parameter.group = 0;
-  return simulator::MakeWorkload(question.machine.gpu, std::move(model), question.pass, question.gpu.accumulation);
+  simulator::Workload workload =
+      simulator::MakeWorkload(question.machine.gpu, std::move(model), question.pass, question.gpu.accumulation);
+  workload.ranks = question.ranks;
+  return workload;
 }
 
 // Why no step is simulated; empty: one is.
 std::string Obstacle(const Question& question, const engine::Layout& layout, const MemoryPlan& memory) {
-  if (question.ranks > 1) return "Several ranks are not simulated yet.";
   if (!memory.gpu_fits) return "It does not fit in HBM, so no step was simulated.";
   if (static_cast<double>(simulator::TotalBytes(memory.ranks.front().host)) > question.machine.host.memory_bytes) {
     return "The optimizer does not fit in the host's memory, so no step was simulated.";
@@ -106,18 +108,18 @@ absl::StatusOr<const PeerSchedule*> FindPeer(const std::string& name) {
 void AppendPeer(const PeerSchedule& peer, const Question& question, const simulator::Workload& workload,
                 const simulator::RunOptions& options, v1::PlanResponse& response) {
   const simulator::Machine& machine = question.machine;
-  if (const engine::OptimizerSpec theirs; question.spec.algorithm != theirs.algorithm) {
+  const auto unknown = [&](std::string why) {
     v1::Performance* const out = response.add_performance();
     out->set_schedule(std::string(peer.name));
-    out->set_unknown(absl::StrCat("known with ", std::string(theirs.algorithm->name), " only"));
-    return;
+    out->set_unknown(std::move(why));
+  };
+  if (question.ranks > 1) return unknown("known of one rank only");
+  if (const engine::OptimizerSpec theirs; question.spec.algorithm != theirs.algorithm) {
+    return unknown(absl::StrCat("known with ", std::string(theirs.algorithm->name), " only"));
   }
   if (simulator::PeerGpuMemory(peer.peer, machine, question.model, question.pass) > machine.gpu.memory_bytes ||
       simulator::PeerHostMemory(peer.peer, question.model) > machine.host.memory_bytes) {
-    v1::Performance* const out = response.add_performance();
-    out->set_schedule(std::string(peer.name));
-    out->set_unknown("does not fit");
-    return;
+    return unknown("does not fit");
   }
   Append(peer.name, peer.make()->Run(machine, workload, options), response);
 }

@@ -114,6 +114,9 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
   if (request.allocator_reserve() > 0) question.gpu.allocator_reserve = request.allocator_reserve();
   question.ranks = std::max(1u, request.ranks());
+  if (question.ranks > 1) {
+    if (absl::Status status = simulator::ValidateNetwork(question.machine); !status.ok()) return status;
+  }
   question.clip_rate = request.clip_rate();
   question.skip_rate = request.skip_rate();
   question.clipping = request.clipping() || request.clip_rate() > 0;

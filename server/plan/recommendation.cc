@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -76,9 +77,6 @@ class Recommender {
     out_.set_ranks(q_.ranks);
     out_.set_bucket_bytes(q_.spec.bucket_bytes == 0 ? engine::kDefaultBucketBytes : q_.spec.bucket_bytes);
     out_.set_checkpointing(ToProto(q_.pass.checkpointing));
-    if (q_.ranks > 1)
-      NotSupported(
-          "Several ranks are not supported by the daemon yet: the memory of each rank is planned all the same.");
     if (absl::Status status = CheckHost(); !status.ok()) return status;
     if (absl::Status status = memory_.gpu_fits ? CheckWatching() : CheckGpu(); !status.ok()) return status;
     if (out_.sentences().empty())
@@ -116,8 +114,7 @@ class Recommender {
     } else if (*ranks == 0) {
       Say(absl::StrCat(over, " No number of ranks up to 64 holds it."));
     } else {
-      Say(absl::StrCat(over, " ", *ranks, " ranks hold it; what follows is of each of them."));
-      NotSupported(absl::StrCat("It needs ", *ranks, " ranks, which the daemon does not support yet."));
+      Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks, ". What follows is of each of them."));
       return GoOnWith(*ranks);
     }
     return absl::OkStatus();
@@ -134,9 +131,8 @@ class Recommender {
   // It fits once gradients leave during backward; before that they all stay.
   absl::Status CheckWatching() {
     const std::vector<MemoryItem>& items = memory_.ranks.front().gpu;
-    const uint64_t all = simulator::AllGradientBytes(q_.model) / q_.ranks;
-    const uint64_t watched =
-        TotalBytes(items) - BytesOf(items, "gradients") + std::max(all, BytesOf(items, "gradients"));
+    const uint64_t all = simulator::AllGradientBytes(q_.model) / q_.ranks, leaving = BytesOf(items, "gradients");
+    const uint64_t watched = TotalBytes(items) - leaving + (q_.ranks == 1 ? std::max(all, leaving) : all + leaving);
     if (watched > q_.gpu_bytes()) {
       Say(absl::StrCat(
           "Pass overlap=True: with overlap=\"auto\" the first three steps keep all gradients in HBM, which takes ",
@@ -153,7 +149,7 @@ class Recommender {
   }
 
   absl::Status CheckGpu() {
-    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(q_.spec, 0, q_.ranks));
+    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
     Say(absl::StrCat("HBM lacks ",
                      GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - q_.machine.gpu.memory_bytes),
@@ -177,7 +173,7 @@ class Recommender {
       return Done(absl::StrCat("Use a batch of ", pass.batch, " instead of ", batch,
                                "; where passes are accumulated, all gradients stay in HBM."));
     }
-    return Stream(pass, gpu, *layout);
+    return ShareOrStream(pass, gpu, *layout);
   }
 
   absl::Status Done(std::string sentence) {
@@ -185,41 +181,53 @@ class Recommender {
     return absl::OkStatus();
   }
 
-  absl::Status Stream(const simulator::Pass& smallest, const simulator::GpuUse& gpu, const engine::Layout& layout) {
-    // With the requested batch if the weights make room for it, else with the smallest.
+  // With the requested batch if that makes room for it, else with the smallest.
+  absl::Status ShareOrStream(const simulator::Pass& smallest, const simulator::GpuUse& gpu,
+                             const engine::Layout& layout) {
+    bool shared = false, streamed = false;
     for (const uint64_t batch : {q_.pass.batch, smallest.batch}) {
       Question changed = q_;
       changed.pass = smallest;
       changed.pass.batch = batch;
       changed.gpu = gpu;
-      const uint64_t needed = TotalBytes(GpuMemoryOf(changed, layout));
-      const std::optional<uint64_t> streamed = BlocksToStream(q_.model, needed - std::min(needed, q_.gpu_bytes()));
-      if (!streamed || q_.ranks > 1) continue;
-      out_.set_weights(v1::Recommendation::WEIGHTS_STREAMED);
-      out_.set_streamed_fraction(static_cast<double>(*streamed) / static_cast<double>(q_.model.architecture.layers));
-      Say(absl::StrFormat(
-          "With a batch of %d, %d of %d blocks would stream through two slots in HBM. A streamed forward pass computes "
-          "%.0f %% of its "
-          "time: T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the "
-          "share of parameters that a token uses.",
-          batch, *streamed, q_.model.architecture.layers, 100 * StreamingEfficiency(changed), changed.pass.tokens(),
-          q_.machine.h2d.points.back().bytes_per_second / 1e9,
-          q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
-      NotSupported(
-          absl::StrFormat("It needs weights that stream (%d of %d blocks), which the daemon does not support yet.",
-                          *streamed, q_.model.architecture.layers));
-      return absl::OkStatus();
+      if (!shared) {
+        const absl::StatusOr<uint32_t> ranks = RanksThatFit(changed, /*gpu=*/true);
+        if (!ranks.ok()) return ranks.status();
+        shared = *ranks > q_.ranks;
+        if (shared) {
+          out_.set_ranks(*ranks);
+          Say(absl::StrCat("With a batch of ", batch, " each, ", *ranks,
+                           " ranks hold it, which share the weights: pass --ranks=", *ranks, "."));
+        }
+      }
+      if (!streamed && q_.ranks == 1) streamed = Stream(changed, layout, shared);
     }
+    if (shared || streamed) return absl::OkStatus();
     out_.set_offload_activations(true);
-    const absl::StatusOr<uint32_t> ranks = RanksThatFit(q_, /*gpu=*/true);
-    if (!ranks.ok()) return ranks.status();
-    Say("Not even streaming all weights makes room: activations and logits alone take too much. Offload activations, "
-        "compute the loss in pieces, or use a shorter sequence.");
-    if (*ranks > out_.ranks()) {
-      out_.set_ranks(*ranks);
-      NotSupported(absl::StrCat("Or it needs ", *ranks, " ranks, which the daemon does not support yet."));
-    }
+    Say("Neither more ranks nor weights that stream make room: activations and logits alone take too much. Offload "
+        "activations, compute the loss in pieces, or use a shorter sequence.");
     return absl::OkStatus();
+  }
+
+  // Whether that would make room. The daemon cannot do it, so ranks are recommended where there is a choice.
+  bool Stream(const Question& changed, const engine::Layout& layout, bool shared) {
+    const uint64_t needed = TotalBytes(GpuMemoryOf(changed, layout));
+    const std::optional<uint64_t> streamed = BlocksToStream(q_.model, needed - std::min(needed, q_.gpu_bytes()));
+    if (!streamed) return false;
+    const uint32_t blocks = q_.model.architecture.layers;
+    if (!shared) {
+      out_.set_weights(v1::Recommendation::WEIGHTS_STREAMED);
+      out_.set_streamed_fraction(static_cast<double>(*streamed) / blocks);
+    }
+    NotSupported(absl::StrFormat(
+        "On one rank it needs weights that stream, which the daemon does not support yet. With a batch of %d, %d of %d "
+        "blocks would stream through two slots in HBM; a streamed forward pass computes %.0f %% of its time: "
+        "T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of parameters "
+        "that a token uses.",
+        changed.pass.batch, *streamed, blocks, 100 * StreamingEfficiency(changed), changed.pass.tokens(),
+        q_.machine.h2d.points.back().bytes_per_second / 1e9,
+        q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
+    return true;
   }
 
   Question q_;  // with as many ranks as are recommended

@@ -14,8 +14,9 @@ using simulator::Lane;
 using simulator::Span;
 
 constexpr size_t kLanes = std::size(simulator::kLaneNames);
-constexpr const char* kTitles[kLanes] = {"GPU", "link, host to GPU", "link, GPU to host", "CPU workers", "verdict"};
-constexpr const char* kColours[kLanes] = {"#4477aa", "#228833", "#ccbb44", "#ee6677", "#aa3377"};
+constexpr const char* kTitles[kLanes] = {"GPU",     "link, host to GPU", "link, GPU to host",
+                                   "network", "CPU workers",       "verdict"};
+constexpr const char* kColours[kLanes] = {"#4477aa", "#228833", "#ccbb44", "#66ccee", "#ee6677", "#aa3377"};
 
 struct Placed {
   const Span* span;
@@ -24,7 +25,7 @@ struct Placed {
 
 struct Rows {
   std::vector<Placed> spans;  // of all lanes, by begin
-  std::vector<size_t> rows_of_lane = std::vector<size_t>(kLanes, 1);
+  std::vector<size_t> rows_of_lane = std::vector<size_t>(kLanes);  // 0: there is nothing in it, and it is not shown
 };
 
 // The first row of the lane in which it does not overlap with another.
@@ -42,7 +43,7 @@ Rows PlaceInRows(std::span<const Span> spans) {
     lane[row] = span->end;
     rows.spans.push_back({span, row});
   }
-  for (size_t lane = 0; lane < kLanes; ++lane) rows.rows_of_lane[lane] = std::max<size_t>(1, ends[lane].size());
+  for (size_t lane = 0; lane < kLanes; ++lane) rows.rows_of_lane[lane] = ends[lane].size();
   return rows;
 }
 
@@ -105,7 +106,12 @@ std::string TimelineSvg(std::span<const Span> spans, const std::string& title) {
   const Rows rows = PlaceInRows(spans);
   const double end = std::max(EndOf(spans), 1e-9);
   const auto x = [&](double seconds) { return kLeft + seconds / end * kWidth; };
-  const double bottom = kTop + kLanes * (kBand + kGap);
+  double bottom = kTop;
+  double top_of_lane[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    top_of_lane[lane] = bottom;
+    if (rows.rows_of_lane[lane] > 0) bottom += kBand + kGap;
+  }
   std::string svg = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" "
       "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n"
@@ -119,7 +125,8 @@ std::string TimelineSvg(std::span<const Span> spans, const std::string& title) {
                           x(at), kTop - 6, x(at), bottom, x(at), bottom + 16, at * 1e3);
   }
   for (size_t lane = 0; lane < kLanes; ++lane) {
-    absl::StrAppendFormat(&svg, "<text x=\"8\" y=\"%.1f\">%s</text>\n", kTop + lane * (kBand + kGap) + kBand / 2 + 4,
+    if (rows.rows_of_lane[lane] == 0) continue;
+    absl::StrAppendFormat(&svg, "<text x=\"8\" y=\"%.1f\">%s</text>\n", top_of_lane[lane] + kBand / 2 + 4,
                           kTitles[lane]);
   }
   for (const Placed& placed : rows.spans) {
@@ -129,7 +136,7 @@ std::string TimelineSvg(std::span<const Span> spans, const std::string& title) {
     absl::StrAppendFormat(&svg,
                           "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>%s: %.4f to "
                           "%.4f ms</title></rect>\n",
-                          x(span.begin), kTop + lane * (kBand + kGap) + height * static_cast<double>(placed.row),
+                          x(span.begin), top_of_lane[lane] + height * static_cast<double>(placed.row),
                           std::max(0.3, (span.end - span.begin) / end * kWidth), height * 0.94, kColours[lane],
                           XmlText(span.name), span.begin * 1e3, span.end * 1e3);
   }

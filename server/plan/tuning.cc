@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "server/engine/layout.h"
 #include "server/plan/memory_plan.h"
+#include "server/simulator/model_layout.h"
 #include "server/simulator/ours.h"
 
 namespace superoffload::plan {
@@ -30,7 +31,7 @@ class Search {
       : workload_(workload), options_(options), best_(question), seconds_(seconds) {}
 
   void Try(Question changed) {
-    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(changed.spec);
+    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(changed.spec, 0, changed.ranks));
     if (!layout.ok() || layout->buckets.size() > kMostBuckets || changed.gpu.resident_buckets > layout->buckets.size())
       return;
     if (simulator::TotalBytes(GpuMemoryOf(changed, *layout)) > changed.gpu_bytes()) return;

@@ -53,6 +53,17 @@ std::vector<uint64_t> UnitBytes(const Model& model, kernels::DType engine::Param
   return units;
 }
 
+// Of all parameters where passes are accumulated; of ranks, each of its shards.
+MemoryItem Gradients(const Model& model, const engine::Layout& layout, const GpuUse& use) {
+  const uint64_t largest = UnitBytes(model, &engine::ParameterSpec::gradient_dtype)[0];
+  if (use.accumulation == 1) return {"gradients", largest, "of the largest block, until its buckets have left"};
+  if (!use.gathers) return {"gradients", AllGradientBytes(model), "of all parameters: they stay from pass to pass"};
+  uint64_t shards = 0;
+  for (const engine::BucketLayout& bucket : layout.buckets) shards += GradientBytes(bucket);
+  return {"gradients", shards + largest,
+          "of the shards, which stay from pass to pass, and of the largest block, until they are reduced"};
+}
+
 // Of what a double holds; more than any memory has stays more.
 uint64_t Bytes(double bytes) { return static_cast<uint64_t>(std::min(bytes, 1e18)); }
 
@@ -86,13 +97,10 @@ std::string ActivationFormula(const Architecture& a, const Pass& pass) {
 std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layout, const Pass& pass, const GpuUse& use,
                                   uint64_t memory_bytes) {
   const ActivationBytes activations = ActivationsOf(model.architecture, pass);
-  const bool accumulates = use.accumulation > 1;
   const bool head_is_larger = activations.head > activations.working;
   std::vector<MemoryItem> items{
       {"parameters", RoundUp(layout.parameters_bytes), "as the daemon publishes them"},
-      {"gradients", accumulates ? AllGradientBytes(model) : UnitBytes(model, &engine::ParameterSpec::gradient_dtype)[0],
-       accumulates ? "of all parameters: they stay from pass to pass"
-                   : "of the largest block, until its buckets have left"},
+      Gradients(model, layout, use),
       {"device slots", use.device_slots * SlotBytes(layout),
        absl::StrCat(use.device_slots, " x the largest bucket and its sums of squares")},
       {"activations", Bytes(activations.blocks), ActivationFormula(model.architecture, pass)},

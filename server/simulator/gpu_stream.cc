@@ -9,7 +9,7 @@ void GpuStream::Kernel(double seconds, std::string name) {
     const double begin = time_->now();
     time_->After(seconds, [this, begin, name = std::move(name), done = std::move(done)]() mutable {
       busy_seconds_ += time_->now() - begin;
-      if (timeline_ != nullptr) timeline_->Add(Lane::kGpu, std::move(name), begin, time_->now());
+      if (timeline_ != nullptr) timeline_->Add(lane_, std::move(name), begin, time_->now());
       done();
     });
   });

@@ -39,8 +39,9 @@ class GpuEvent {
 
 class GpuStream {
  public:
-  // `time` and `timeline` must outlive this; `timeline` may be null.
-  GpuStream(VirtualTime* time, Timeline* timeline) : time_(time), timeline_(timeline) {}
+  // `time` and `timeline` must outlive this; `timeline` may be null. `lane`: where its kernels are shown.
+  GpuStream(VirtualTime* time, Timeline* timeline, Lane lane = Lane::kGpu)
+      : time_(time), timeline_(timeline), lane_(lane) {}
 
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
@@ -73,6 +74,7 @@ class GpuStream {
 
   VirtualTime* const time_;
   Timeline* const timeline_;
+  const Lane lane_;
   std::deque<Operation> operations_;  // that have not begun
   bool running_ = false;              // one is under way, or Run is about to be called
   bool about_to_run_ = false;         // the latter

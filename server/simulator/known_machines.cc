@@ -28,7 +28,17 @@ LinkCurve PaperD2H() {
            {64 * kMB, 385 * kGiga}, {256 * kMB, 388 * kGiga}}};
 }
 
-Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, double host_bytes, double host_bandwidth) {
+// Between nodes: an adapter of so many Gb/s for each rank, of which nine tenths arrive.
+NetworkModel Network(uint32_t node_ranks, double node_bandwidth, double adapter_gigabits) {
+  return {.node_ranks = node_ranks,
+          .node_bandwidth = node_bandwidth,
+          .bandwidth = 0.9 * adapter_gigabits * kGiga / 8,
+          .collective_seconds = 40e-6,
+          .agreement_seconds = 0.4e-3};
+}
+
+Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, double host_bytes, double host_bandwidth,
+              uint32_t node_ranks) {
   return {.name = std::move(name),
           .gpu = {.peak_flops = 990 * kTera, .matmul_efficiency = 0.72, .attention_efficiency = 0.45,
                   .memory_bytes = hbm_bytes,
@@ -37,6 +47,7 @@ Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, double h
           .passes = kGracePasses,
           .h2d = PaperH2D(),
           .d2h = Scaled(PaperD2H(), 297.0 / 388),
+          .network = Network(node_ranks, 340 * kGiga, 200),
           .trainer_cores = 7};
 }
 
@@ -49,6 +60,11 @@ constexpr std::string_view kCores = "Grace has 72 cores of which the paper leave
 constexpr std::string_view kCoreBandwidth = "no measurement of one Grace core found; 32 are known to saturate";
 constexpr std::string_view kPassModel = "a pipeline model of Neoverse V2 at 3.1 GHz, bound by its divider";
 constexpr std::string_view kH2D = "the paper's figure of bandwidth by size, read by coordinates";
+constexpr std::string_view kNvlink = "three quarters of NVLink's 450 GB/s in each direction";
+constexpr std::string_view kAdapter = "an adapter of 200 Gb/s for each Superchip, at 0.9";
+constexpr std::string_view kCollective = "NCCL's launch and a few hops; small collectives take 20 to 60 us";
+constexpr std::string_view kAgreement =
+    "client/bench/verdict_bench.py adds 0.3 to 0.4 ms, with two ranks over gloo on one machine";
 constexpr std::string_view kD2H = "the paper's shape, scaled to the 297 GB/s that others measured (170 to 388)";
 
 constexpr Source kGh200_480[] = {
@@ -69,6 +85,11 @@ constexpr Source kGh200_480[] = {
     {"passes.publish_masters", Basis::kAssumed, "loads, integer rounding and stores; no division"},
     {"h2d", Basis::kPublished, kH2D},
     {"d2h", Basis::kAssumed, kD2H},
+    {"network.node_ranks", Basis::kAssumed, "four Superchips in a node, as most large installations have them"},
+    {"network.node_bandwidth", Basis::kAssumed, kNvlink},
+    {"network.bandwidth", Basis::kAssumed, kAdapter},
+    {"network.collective_seconds", Basis::kAssumed, kCollective},
+    {"network.agreement_seconds", Basis::kAssumed, kAgreement},
     {"trainer_cores", Basis::kPublished, kCores},
 };
 constexpr Source kGh200_144[] = {
@@ -88,6 +109,11 @@ constexpr Source kGh200_144[] = {
     {"passes.publish_masters", Basis::kAssumed, "loads, integer rounding and stores; no division"},
     {"h2d", Basis::kAssumed, "as the part with 96 GB"},
     {"d2h", Basis::kAssumed, "as the part with 96 GB"},
+    {"network.node_ranks", Basis::kPublished, "two Superchips in a node (NVL2)"},
+    {"network.node_bandwidth", Basis::kAssumed, kNvlink},
+    {"network.bandwidth", Basis::kAssumed, kAdapter},
+    {"network.collective_seconds", Basis::kAssumed, kCollective},
+    {"network.agreement_seconds", Basis::kAssumed, kAgreement},
     {"trainer_cores", Basis::kPublished, kCores},
 };
 constexpr Source kGb200[] = {
@@ -107,6 +133,11 @@ constexpr Source kGb200[] = {
     {"passes.publish_masters", Basis::kAssumed, "loads, integer rounding and stores; no division"},
     {"h2d", Basis::kMeasured, "190 to 225 GB/s while both GPUs stream; the shape of GH200"},
     {"d2h", Basis::kAssumed, "half of GH200's"},
+    {"network.node_ranks", Basis::kPublished, "72 GPUs in a rack (NVL72)"},
+    {"network.node_bandwidth", Basis::kAssumed, "three quarters of NVLink's 900 GB/s in each direction"},
+    {"network.bandwidth", Basis::kAssumed, "an adapter of 400 Gb/s for each GPU, at 0.9"},
+    {"network.collective_seconds", Basis::kAssumed, kCollective},
+    {"network.agreement_seconds", Basis::kAssumed, kAgreement},
     {"trainer_cores", Basis::kAssumed, "a tenth of the cores"},
 };
 constexpr Source kH100Pcie[] = {
@@ -127,6 +158,11 @@ constexpr Source kH100Pcie[] = {
     {"passes.publish_masters", Basis::kAssumed, "loads, integer rounding and stores; no division"},
     {"h2d", Basis::kAssumed, "PCIe 5 x16: 52 GB/s for large copies, 5 us for each"},
     {"d2h", Basis::kAssumed, "PCIe 5 x16: 52 GB/s for large copies, 5 us for each"},
+    {"network.node_ranks", Basis::kAssumed, "eight cards in a server"},
+    {"network.node_bandwidth", Basis::kAssumed, "PCIe 5 x16 through switches, 40 of 63 GB/s"},
+    {"network.bandwidth", Basis::kAssumed, "an adapter of 200 Gb/s for two cards, at 0.9"},
+    {"network.collective_seconds", Basis::kAssumed, kCollective},
+    {"network.agreement_seconds", Basis::kAssumed, kAgreement},
     {"trainer_cores", Basis::kAssumed, "a tenth of the cores"},
 };
 constexpr Source kLaptop[] = {
@@ -146,6 +182,11 @@ constexpr Source kLaptop[] = {
     {"passes.publish_masters", Basis::kAssumed, "loads, integer rounding and stores; no division"},
     {"h2d", Basis::kAssumed, "PCIe 4 x8: 12 GB/s for large copies, 10 us for each"},
     {"d2h", Basis::kAssumed, "PCIe 4 x8: 12 GB/s for large copies, 10 us for each"},
+    {"network.node_ranks", Basis::kAssumed, "one GPU"},
+    {"network.node_bandwidth", Basis::kAssumed, "not used: one GPU"},
+    {"network.bandwidth", Basis::kAssumed, "Ethernet of 2.5 Gb/s, at 0.9"},
+    {"network.collective_seconds", Basis::kAssumed, kCollective},
+    {"network.agreement_seconds", Basis::kAssumed, kAgreement},
     {"trainer_cores", Basis::kAssumed, "one"},
 };
 
@@ -165,8 +206,8 @@ struct Known {
 
 const std::vector<Known>& All() {
   static const auto* const all = new std::vector<Known>{
-      {Gh200("gh200-96-480", 96 * kGiga, 3.4 * kTera, 480 * kGiga, 368 * kGiga), kGh200_480},
-      {Gh200("gh200-144", 144 * kGiga, 4.16 * kTera, 480 * kGiga, 368 * kGiga), kGh200_144},
+      {Gh200("gh200-96-480", 96 * kGiga, 3.4 * kTera, 480 * kGiga, 368 * kGiga, 4), kGh200_480},
+      {Gh200("gh200-144", 144 * kGiga, 4.16 * kTera, 480 * kGiga, 368 * kGiga, 2), kGh200_144},
       {{.name = "gb200",
         .gpu = {.peak_flops = 2500 * kTera, .matmul_efficiency = 0.72, .attention_efficiency = 0.45,
                 .memory_bytes = 186 * kGiga,
@@ -175,6 +216,7 @@ const std::vector<Known>& All() {
         .passes = kGracePasses,
         .h2d = Scaled(PaperH2D(), 0.5),
         .d2h = Scaled(PaperD2H(), 0.5 * 297 / 388),
+        .network = Network(72, 675 * kGiga, 400),
         .trainer_cores = 3},
        kGb200},
       {{.name = "h100-pcie",
@@ -185,6 +227,7 @@ const std::vector<Known>& All() {
         .passes = {.absorb = 0.43e-9, .publish = 0.43e-9, .publish_masters = 0.05e-9},
         .h2d = Link(52 * kGiga, 5e-6),
         .d2h = Link(52 * kGiga, 5e-6),
+        .network = Network(8, 40 * kGiga, 100),
         .trainer_cores = 3},
        kH100Pcie},
       {{.name = "laptop",
@@ -195,6 +238,7 @@ const std::vector<Known>& All() {
         .passes = {.absorb = 0.86e-9, .publish = 0.86e-9, .publish_masters = 0.1e-9},
         .h2d = Link(12 * kGiga, 10e-6),
         .d2h = Link(12 * kGiga, 10e-6),
+        .network = Network(1, 2.5 * kGiga / 8, 2.5),
         .trainer_cores = 1},
        kLaptop},
   };

@@ -1,6 +1,8 @@
 #include "server/simulator/machine.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,8 +10,20 @@
 namespace superoffload::simulator {
 namespace {
 
+using Field = std::pair<std::string_view, double>;
+
+absl::Status CheckPositive(const Machine& machine, std::span<const Field> fields) {
+  for (const auto& [field, value] : fields) {
+    if (!std::isfinite(value) || value <= 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(std::string(field), " of machine '", machine.name, "' is ", value, ": it must be above zero"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PositiveFields(const Machine& machine) {
-  const std::pair<std::string_view, double> fields[] = {
+  const Field fields[] = {
       {"gpu.peak_flops", machine.gpu.peak_flops},
       {"gpu.matmul_efficiency", machine.gpu.matmul_efficiency},
       {"gpu.attention_efficiency", machine.gpu.attention_efficiency},
@@ -25,13 +39,7 @@ absl::Status PositiveFields(const Machine& machine) {
       {"passes.publish", machine.passes.publish},
       {"passes.publish_masters", machine.passes.publish_masters},
   };
-  for (const auto& [field, value] : fields) {
-    if (!std::isfinite(value) || value <= 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(std::string(field), " of machine '", machine.name, "' is ", value, ": it must be above zero"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckPositive(machine, fields);
 }
 
 absl::Status ValidateCurve(const Machine& machine, std::string_view field, const LinkCurve& curve) {
@@ -61,6 +69,23 @@ std::string_view BasisName(Basis basis) {
     case Basis::kAssumed: return "assumed";
   }
   return "unknown";
+}
+
+double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double bytes) {
+  if (ranks == 1) return 0;
+  const double adapters = std::min(network.node_bandwidth, network.node_ranks * network.bandwidth);
+  const double received = bytes * (ranks - 1) / ranks;
+  return network.collective_seconds + received / (ranks <= network.node_ranks ? network.node_bandwidth : adapters);
+}
+
+absl::Status ValidateNetwork(const Machine& machine) {
+  const NetworkModel& network = machine.network;
+  const Field fields[] = {{"network.node_ranks", network.node_ranks},
+                          {"network.node_bandwidth", network.node_bandwidth},
+                          {"network.bandwidth", network.bandwidth},
+                          {"network.collective_seconds", network.collective_seconds},
+                          {"network.agreement_seconds", network.agreement_seconds}};
+  return CheckPositive(machine, fields);
 }
 
 absl::Status ValidateMachine(const Machine& machine) {

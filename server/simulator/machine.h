@@ -44,6 +44,19 @@ struct PassCosts {
   double publish_masters = 0;  // the masters narrowed to the parameters' dtype
 };
 
+// What connects the ranks of a run. Zeros: not known, so that several ranks cannot be simulated.
+struct NetworkModel {
+  uint32_t node_ranks = 0;        // of one node
+  double node_bandwidth = 0;      // bytes per second that each rank receives in a collective within a node
+  double bandwidth = 0;           // the same through each rank's adapter, between nodes
+  double collective_seconds = 0;  // of a collective, whatever its size
+  double agreement_seconds = 0;   // of a step's verdict: each rank's CPU gathers a number of every rank
+};
+
+// Seconds in which all of `ranks` gather `bytes`, of which each has a share, or reduce as many and keep their share. A
+// ring through several nodes is as fast as a node's adapters together, and no faster than within a node.
+double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double bytes);
+
 struct Machine {
   std::string name;
   GpuModel gpu;
@@ -51,6 +64,7 @@ struct Machine {
   PassCosts passes;
   LinkCurve h2d;
   LinkCurve d2h;
+  NetworkModel network;
   uint32_t trainer_cores = 1;  // of the host's; the workers have the others
 
   uint32_t worker_cores() const { return host.cores - trainer_cores; }
@@ -82,6 +96,9 @@ absl::StatusOr<std::span<const Source>> SourcesOf(std::string_view name);
 // INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost that is not finite and above
 // zero, an efficiency above one, a curve whose sizes do not grow, no core left for the workers.
 absl::Status ValidateMachine(const Machine& machine);
+
+// Whether runs of several ranks can be simulated. INVALID_ARGUMENT naming the first field that is missing or impossible.
+absl::Status ValidateNetwork(const Machine& machine);
 
 }  // namespace superoffload::simulator
 

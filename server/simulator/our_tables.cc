@@ -8,9 +8,9 @@
 #include "kernels/check.h"
 #include "server/simulator/catalogue.h"
 #include "server/simulator/fit.h"
+#include "server/simulator/model_layout.h"
 #include "server/simulator/ours.h"
 #include "server/simulator/peers.h"
-#include "server/simulator/simulated_training.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -18,6 +18,12 @@ namespace {
 constexpr uint64_t kSequence = 2048;
 constexpr uint64_t kTokens[] = {2048, 8192, 16384, 65536};
 constexpr std::string_view kModels[] = {"llama-8b", "gpt2-25b"};
+
+struct RunOfModel {
+  std::string_view model;
+  uint32_t ranks;
+};
+constexpr RunOfModel kRuns[] = {{"qwen3-30b-a3b", 2}, {"seed-oss-36b", 2}, {"llama-70b", 4}, {"llama-70b", 8}};
 
 struct Ending {
   std::string_view name;
@@ -27,14 +33,19 @@ constexpr Ending kEndings[] = {{"commit", {}},
                                {"all are clipped", {.clip_rate = 1}},
                                {"one in ten is skipped", {.skip_rate = 0.1}}};
 
-Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens) {
-  Pass pass{.batch = 1, .sequence = kSequence};
-  const uint64_t batch = tokens / kSequence;
-  const uint64_t fits = LargestBatch(model, LayoutOf(model, 0), pass, {}, static_cast<uint64_t>(machine.gpu.memory_bytes));
+// With accumulation where the batch does not fit; the memory for its gradients is not looked at then.
+Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, uint64_t sequence, uint32_t ranks) {
+  Pass pass{.batch = 1, .sequence = sequence};
+  const uint64_t batch = tokens / sequence;
+  const engine::Layout layout = LayoutOf(model, 0, kernels::Algorithms().front(), ranks);
+  const uint64_t fits =
+      LargestBatch(model, layout, pass, {.gathers = ranks > 1}, static_cast<uint64_t>(machine.gpu.memory_bytes));
   SUPEROFFLOAD_CHECK_LT(0u, fits, "a model that does not fit");
   pass.batch = std::min(batch, fits);
   while (batch % pass.batch != 0) --pass.batch;
-  return MakeWorkload(machine.gpu, model, pass, batch / pass.batch);
+  Workload workload = MakeWorkload(machine.gpu, model, pass, batch / pass.batch);
+  workload.ranks = ranks;
+  return workload;
 }
 
 }  // namespace
@@ -48,7 +59,7 @@ std::vector<OurRow> SimulateOurs() {
     const absl::StatusOr<Model> model = FindModel(name);
     SUPEROFFLOAD_CHECK(model.ok());
     for (const uint64_t tokens : kTokens) {
-      const Workload workload = MakeStep(*machine, *model, tokens);
+      const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
       for (const Ending& ending : kEndings) {
         rows.push_back({name, tokens, ending.name, Ours({}).Run(*machine, workload, ending.options),
                         published->Run(*machine, workload, ending.options)});
@@ -56,6 +67,36 @@ std::vector<OurRow> SimulateOurs() {
     }
   }
   return rows;
+}
+
+std::vector<RanksRow> SimulateRanks() {
+  const absl::StatusOr<Machine> machine = FindMachine("gh200-96-480");
+  SUPEROFFLOAD_CHECK(machine.ok());
+  std::vector<RanksRow> rows;
+  for (const RunOfModel& run : kRuns) {
+    const absl::StatusOr<Model> model = FindModel(run.model);
+    SUPEROFFLOAD_CHECK(model.ok());
+    for (const uint64_t tokens : {8192, 32768}) {
+      const Workload workload = MakeStep(*machine, *model, tokens, 4096, run.ranks);
+      for (const Ending& ending : {kEndings[0], kEndings[1]}) {
+        rows.push_back({run.model, run.ranks, tokens, ending.name, Ours({}).Run(*machine, workload, ending.options)});
+      }
+    }
+  }
+  return rows;
+}
+
+std::string RanksTable() {
+  std::string text =
+      "| model | ranks | tokens of each | steps | seconds | MFU | exposed | most of it waits for |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  for (const RanksRow& row : SimulateRanks()) {
+    absl::StrAppendFormat(&text, "| %s | %d | %d | %s | %.2f | %.0f %% | %.0f ms | %s, %.0f ms |\n", row.model, row.ranks,
+                          row.tokens, row.steps, row.ours.step_seconds, 100 * row.ours.utilisation,
+                          1e3 * row.ours.exposed_seconds, row.ours.exposed.front().cause,
+                          1e3 * row.ours.exposed.front().seconds);
+  }
+  return text;
 }
 
 std::vector<Exposed> RankCauses(const std::vector<OurRow>& rows) {

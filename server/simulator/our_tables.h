@@ -13,7 +13,7 @@ namespace superoffload::simulator {
 
 struct OurRow {
   std::string_view model;  // in the catalogue
-  uint64_t tokens = 0;     // per step
+  uint64_t tokens = 0;     // per step and rank
   std::string_view steps;  // how they end
   Outcome ours;
   Outcome published;  // the published SuperOffload, of the same machine and workload
@@ -27,6 +27,20 @@ std::vector<Exposed> RankCauses(const std::vector<OurRow>& rows);
 
 // Both, as Markdown.
 std::string OurTables();
+
+struct RanksRow {
+  std::string_view model;
+  uint32_t ranks = 1;
+  uint64_t tokens = 0;  // per step and rank
+  std::string_view steps;
+  Outcome ours;
+};
+
+// The mission's models of several Superchips, sequences of 4096 tokens; all else as above.
+std::vector<RanksRow> SimulateRanks();
+
+// As Markdown.
+std::string RanksTable();
 
 }  // namespace superoffload::simulator
 

@@ -45,17 +45,21 @@ class Causes {
       seconds_[cause] += to - from;
       from = to;
     };
-    if (!stall.forward) {
-      until("a device slot for a gradient", stall.end);
+    if (stall.buckets == nullptr) {
+      until("a device slot for a gradient", stall.lacked);
+      until("reducing gradients over ranks", stall.gathering);
     } else if (stall.step > 0) {
       const StepTimes& before = steps[stall.step - 1];
+      until("reducing gradients over ranks", before.reduced);
       until("the last gradients' way to the host", before.arrived);
-      until("passes before the verdict", before.decided);
+      until("passes before the verdict", before.prepared);
+      until("the ranks' agreement", before.decided);
       double published = 0;
-      for (const uint32_t bucket : stall.buckets) published = std::max(published, before.published[bucket]);
+      for (const uint32_t bucket : *stall.buckets) published = std::max(published, before.published[bucket]);
       until("passes after the verdict", published);
-      until("parameters' way back", stall.end);
+      until("parameters' way back", stall.gathering);
     }
+    until("gathering parameters from ranks", stall.end);
   }
 
   // Per step.

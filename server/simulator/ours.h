@@ -5,6 +5,9 @@
 // machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the verdict
 // the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own buckets.
 //
+// Of several ranks one is simulated: its shards are hosted, units are gathered and reduced as sharded_units.h says, and
+// each step is prepared and agreed on (server/engine/README.md).
+//
 // Not in it: launching takes no time, packing does not slow down the model's kernels, and resident buckets are updated
 // at the speed of the GPU's memory.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_

@@ -10,7 +10,7 @@ Outcome MakeOutcome(const Machine& machine, const Workload& workload, double ste
   Outcome outcome;
   outcome.step_seconds = step_seconds;
   outcome.compute_seconds = workload.compute_seconds();
-  outcome.tokens_per_second = workload.tokens_per_step() / step_seconds;
+  outcome.tokens_per_second = workload.ranks * workload.tokens_per_step() / step_seconds;
   outcome.flops_per_second = workload.flops_per_step / step_seconds;
   outcome.utilisation = outcome.flops_per_second / machine.gpu.peak_flops;
   outcome.exposed_seconds = step_seconds - outcome.compute_seconds;

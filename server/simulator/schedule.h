@@ -23,7 +23,7 @@ struct Exposed {
 struct Outcome {
   double step_seconds = 0;
   double compute_seconds = 0;  // of the model's kernels
-  double tokens_per_second = 0;
+  double tokens_per_second = 0;  // of all ranks
   double flops_per_second = 0;  // the model's own: Workload::flops_per_step
   double utilisation = 0;       // of the GPU's peak
   double exposed_seconds = 0;   // step_seconds - compute_seconds

@@ -32,25 +32,14 @@ void Check(const kernels::CudaStatus& status) { SUPEROFFLOAD_CHECK(status.ok(), 
 
 }  // namespace
 
-engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes, const kernels::Algorithm* algorithm) {
-  engine::OptimizerSpec spec;
-  spec.algorithm = algorithm;
-  spec.groups = {spec.algorithm->DefaultScalars()};
-  spec.parameters = model.parameters;
-  for (engine::ParameterSpec& parameter : spec.parameters) parameter.unit = 0;
-  spec.bucket_bytes = bucket_bytes;
-  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
-  SUPEROFFLOAD_CHECK(layout.ok(), "the model must be valid");
-  return *std::move(layout);
-}
-
 SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& workload, const Ours::Settings& settings,
                                      std::vector<engine::Verdict> verdicts)
     : machine_(machine),
       workload_(workload),
       settings_(settings),
       verdicts_(std::move(verdicts)),
-      layout_(LayoutOf(workload.model, settings.bucket_bytes, settings.algorithm)),
+      layout_(LayoutOf(workload.model, settings.bucket_bytes, settings.algorithm, workload.ranks)),
+      uses_(BucketUses(workload.model, layout_)),
       clock_(&time_),
       host_memory_(&time_, machine.host.bandwidth),
       h2d_(&time_, &host_memory_, machine.h2d, Lane::kH2D, &timeline_),
@@ -64,11 +53,13 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       pool_(&host_memory_, machine),
       record_(engine::Record::Bytes(layout_) / sizeof(kernels::UndoSlot) + 1),
       buckets_(layout_.buckets.size()),
-      buckets_of_unit_(workload.units.size()),
+      buckets_of_unit_(BucketsOfUnits(uses_, workload.units.size())),
       copied_(settings.device_slots) {
   SUPEROFFLOAD_CHECK_LT(0u, settings.device_slots);
   SUPEROFFLOAD_CHECK_LE(settings.resident_buckets, buckets_.size());
-  MapUnits();
+  if (workload.ranks > 1) {
+    sharded_ = std::make_unique<ShardedUnits>(&time_, &timeline_, &compute_, machine.network, workload);
+  }
   OpenMover();
   // The passes compute nothing: nobody reads parameters, gradients or state.
   const engine::OptimizerMemory memory{.record = reinterpret_cast<std::byte*>(record_.data())};
@@ -77,35 +68,11 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       &layout_, std::vector<engine::Scalars>{layout_.algorithm->DefaultScalars()}, memory, settings.speculation,
       engine::Platform(&pool_, &clock_, &engine::RealDeaths()), observer, [this](uint32_t pass) { engine_->PassDone(pass); });
   engine_->Recover([] {});
+  if (sharded_ != nullptr) engine_->RequireTotals();
   engine_->Attach(this);
 }
 
 SimulatedTraining::~SimulatedTraining() = default;
-
-// Within a unit gradients are complete in reverse order of registration, as far apart as their sizes: a product's time
-// goes with its matrix.
-void SimulatedTraining::MapUnits() {
-  const std::vector<engine::ParameterSpec>& parameters = workload_.model.parameters;
-  std::vector<double> complete_at(parameters.size());
-  std::vector<double> elements(workload_.units.size());
-  for (size_t i = parameters.size(); i-- > 0;) {
-    complete_at[i] = elements[parameters[i].unit] += static_cast<double>(engine::ElementCount(parameters[i]));
-  }
-  for (uint32_t i = 0; i < buckets_.size(); ++i) {
-    Bucket& bucket = buckets_[i];
-    const std::span<const engine::Part> parts = layout_.PartsOf(layout_.buckets[i]);
-    for (const engine::Part& part : parts) bucket.units.push_back(parameters[part.parameter].unit);
-    std::sort(bucket.units.begin(), bucket.units.end());
-    bucket.units.erase(std::unique(bucket.units.begin(), bucket.units.end()), bucket.units.end());
-    const size_t last_unit = bucket.units.front();
-    bucket.complete_at = 0;
-    for (const engine::Part& part : parts) {
-      if (parameters[part.parameter].unit != last_unit) continue;
-      bucket.complete_at = std::max(bucket.complete_at, complete_at[part.parameter] / elements[last_unit]);
-    }
-    for (const size_t unit : bucket.units) buckets_of_unit_[unit].push_back(i);
-  }
-}
 
 void SimulatedTraining::OpenMover() {
   kernels::MoverMemory memory{.gradients = Nowhere(kHostGradients, layout_.gradients_bytes),
@@ -158,56 +125,76 @@ void SimulatedTraining::Run() {
 void SimulatedTraining::BeginStep() {
   steps_.emplace_back();
   steps_.back().published.resize(buckets_.size());
-  next_unit_ = 0;
+  next_unit_ = gradients_ = 0;
   launched_ = false;
+  if (sharded_ != nullptr) sharded_->BeginPass();
   LaunchForward();
 }
 
 void SimulatedTraining::LaunchForward() {
   if (launched_ || steps_.empty()) return;
+  GpuStream* const reader = sharded_ == nullptr ? &compute_ : sharded_->network();
   for (; next_unit_ < workload_.units.size(); ++next_unit_) {
     const std::vector<uint32_t>& needed = buckets_of_unit_[next_unit_];
     for (auto bucket = needed.rbegin(); bucket != needed.rend(); ++bucket) {
       if (!buckets_[*bucket].final) return;
-      Check(mover_->WaitLanded(*bucket, SimulatedCuda::HandleOf(&compute_)));
+      Check(mover_->WaitLanded(*bucket, SimulatedCuda::HandleOf(reader)));
     }
-    Compute(workload_.units[next_unit_].forward, absl::StrCat("forward ", next_unit_), /*forward=*/true, needed);
+    Forward(next_unit_, &needed);
   }
   launched_ = true;
   for (uint64_t i = 0; i < workload_.accumulation; ++i) LaunchMicroBatch(i == 0, i + 1 == workload_.accumulation);
   compute_.Record(&computed_);
   compute_.HostCall([this] { steps_.back().computed = idle_since_; });
-  pack_.Wait(computed_);  // END_STEP says that nobody reads the parameters any more
-  Check(mover_->arrivals().After(SimulatedCuda::HandleOf(&pack_), [this](const auto&) { Arrive(kEnd); }));
+  // The end of the step says that nobody reads the parameters any more. A rank's follows its last gradient.
+  GpuStream& last = sharded_ == nullptr ? pack_ : SimulatedCuda::StreamOf(mover_->down_stream());
+  last.Wait(computed_);
+  Check(mover_->arrivals().After(SimulatedCuda::HandleOf(&last), [this](const auto&) { Arrive(kEnd); }));
 }
 
 // But for the first one's forward pass.
 void SimulatedTraining::LaunchMicroBatch(bool first, bool last) {
-  for (size_t unit = 0; !first && unit < workload_.units.size(); ++unit) {
-    Compute(workload_.units[unit].forward, absl::StrCat("forward ", unit), /*forward=*/true, {});
-  }
-  size_t order = 0;
+  if (!first && sharded_ != nullptr) sharded_->BeginPass();
+  for (size_t unit = 0; !first && unit < workload_.units.size(); ++unit) Forward(unit, nullptr);
   for (size_t unit = workload_.units.size(); unit-- > 0;) {
-    const double seconds = workload_.units[unit].backward;
-    const std::string name = absl::StrCat("backward ", unit);
-    double launched = 0;  // part of the unit's pass
-    for (const uint32_t bucket : buckets_of_unit_[unit]) {
-      if (!last || buckets_[bucket].units.front() != unit) continue;
-      const double until = std::max(launched, buckets_[bucket].complete_at);
-      if (until > launched) Compute((until - launched) * seconds, name, /*forward=*/false, {});
-      launched = until;
-      LaunchGradient(bucket, order++);
-    }
-    if (launched < 1) Compute((1 - launched) * seconds, name, /*forward=*/false, {});
+    sharded_ == nullptr ? LaunchBackward(unit, last) : LaunchShardedBackward(unit, last);
   }
 }
 
-void SimulatedTraining::LaunchGradient(uint32_t index, size_t order) {
+void SimulatedTraining::Forward(size_t unit, const std::vector<uint32_t>* needed) {
+  if (sharded_ != nullptr) sharded_->Gather(unit);
+  Compute(unit, workload_.units[unit].forward, absl::StrCat("forward ", unit), needed);
+}
+
+void SimulatedTraining::LaunchBackward(size_t unit, bool last) {
+  const double seconds = workload_.units[unit].backward;
+  const std::string name = absl::StrCat("backward ", unit);
+  double launched = 0;  // part of the unit's pass
+  for (const uint32_t bucket : buckets_of_unit_[unit]) {
+    if (!last || uses_[bucket].units.front() != unit) continue;
+    const double until = std::max(launched, uses_[bucket].complete_at);
+    if (until > launched) Compute(unit, (until - launched) * seconds, name);
+    launched = until;
+    compute_.Record(&buckets_[bucket].ready);
+    LaunchGradient(bucket, buckets_[bucket].ready);
+  }
+  if (launched < 1) Compute(unit, (1 - launched) * seconds, name);
+}
+
+void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
+  Compute(unit, workload_.units[unit].backward, absl::StrCat("backward ", unit));
+  if (unit > 0) sharded_->Gather(unit - 1);
+  sharded_->Reduce(unit, [this] { steps_.back().reduced = time_.now(); });
+  for (const uint32_t bucket : buckets_of_unit_[unit]) {
+    if (last && uses_[bucket].units.front() == unit) LaunchGradient(bucket, sharded_->Reduced(unit));
+  }
+}
+
+void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete) {
   Bucket& bucket = buckets_[index];
-  const auto slot = static_cast<uint32_t>(order % copied_.size());
+  const auto slot = static_cast<uint32_t>(gradients_++ % copied_.size());
   const double bytes = static_cast<double>(GradientBytes(layout_.buckets[index]));
-  compute_.Record(&bucket.ready);
-  pack_.Wait(bucket.ready);
+  pack_.Wait(complete);
   Check(mover_->WaitLanded(index, SimulatedCuda::HandleOf(&pack_)));
   pack_.Wait(copied_[slot]);
   compute_.Wait(copied_[slot]);  // the hook waits for a slot, and launches nothing meanwhile
@@ -221,13 +208,16 @@ void SimulatedTraining::LaunchGradient(uint32_t index, size_t order) {
   down.Record(&copied_[slot]);
 }
 
-void SimulatedTraining::Compute(double seconds, std::string name, bool forward, std::vector<uint32_t> waits_for) {
-  compute_.HostCall([this, forward, waits_for = std::move(waits_for)] {
+void SimulatedTraining::Compute(size_t unit, double seconds, std::string name, const std::vector<uint32_t>* needed) {
+  if (sharded_ != nullptr) sharded_->Begin(unit);
+  compute_.HostCall([this, unit, needed] {
     StepTimes& step = steps_.back();
-    if (step.first_kernel == 0) step.first_kernel = time_.now();
-    if (time_.now() > idle_since_) {
-      stalls_.push_back({steps_.size() - 1, forward, waits_for, idle_since_, time_.now()});
-    }
+    const double now = time_.now();
+    if (step.first_kernel == 0) step.first_kernel = now;
+    if (now == idle_since_) return;
+    const double lacked = sharded_ == nullptr ? now : sharded_->lacked(unit);
+    const double gathering = sharded_ == nullptr ? now : sharded_->gathering(unit);
+    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, now});
   });
   compute_.Kernel(seconds, std::move(name));
   compute_.HostCall([this] { idle_since_ = time_.now(); });
@@ -250,8 +240,9 @@ void SimulatedTraining::Deliver() {
     }
     const uint32_t bucket = arrivals_.front();
     arrivals_.pop_front();
-    const absl::Status status = bucket == kEnd ? engine_->EndStep(number, 1, kMaxGradNorm)
-                                               : engine_->GradientReady(number, bucket, SumOf(bucket));
+    const absl::Status status = bucket != kEnd        ? engine_->GradientReady(number, bucket, SumOf(bucket))
+                                : sharded_ == nullptr ? engine_->EndStep(number, 1, kMaxGradNorm)
+                                                      : engine_->PrepareStep(number, 1, kMaxGradNorm);
     SUPEROFFLOAD_CHECK(status.ok(), "bucket ", bucket, " of step ", number);
   }
 }
@@ -269,6 +260,15 @@ std::optional<double> SimulatedTraining::SumOf(uint32_t bucket) const {
   }
 }
 
+// The other ranks are where this one is, and their gradients are zero.
+void SimulatedTraining::Prepared(uint64_t step, uint64_t attempt, double sum_of_squares) {
+  steps_[step - 1].prepared = time_.now();
+  time_.After(machine_.network.agreement_seconds, [this, step, attempt, sum_of_squares] {
+    const absl::Status status = engine_->EndPreparedStep(step, 1, kMaxGradNorm, {sum_of_squares, attempt});
+    SUPEROFFLOAD_CHECK(status.ok(), "END_STEP ", step);
+  });
+}
+
 void SimulatedTraining::ParametersReady(uint64_t step, uint32_t bucket, bool speculative) {
   steps_[step - 1].published[bucket] = time_.now();
   Check(mover_->Published(step, bucket, speculative));
@@ -280,6 +280,7 @@ void SimulatedTraining::VerdictReached(const engine::VerdictReport& report) {
   StepTimes& step = steps_.back();
   step.verdict = report.verdict;
   step.decided = time_.now();
+  if (sharded_ == nullptr) step.prepared = step.decided;
   timeline_.Add(Lane::kVerdict, engine::IsSkip(report.verdict) ? "skip" : report.clip_coefficient < 1 ? "clip" : "commit",
                 time_.now(), time_.now());
   const bool commits = !engine::IsSkip(report.verdict);

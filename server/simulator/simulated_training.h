@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "kernels/gpu/mover.h"
-#include "server/engine/layout.h"
 #include "server/engine/step_machine.h"
 #include "server/simulator/copy_engine.h"
 #include "server/simulator/gpu_stream.h"
+#include "server/simulator/model_layout.h"
 #include "server/simulator/ours.h"
+#include "server/simulator/sharded_units.h"
 #include "server/simulator/shared_bandwidth.h"
 #include "server/simulator/simulated_cuda.h"
 #include "server/simulator/simulated_worker_pool.h"
@@ -27,16 +28,14 @@
 
 namespace superoffload::simulator {
 
-// The daemon's layout of the model. It must be valid; today's clients name no units. `bucket_bytes`: 0 for the default.
-engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
-                        const kernels::Algorithm* algorithm = kernels::Algorithms().front());
-
 // When things happened in one step, in seconds.
 struct StepTimes {
   engine::Verdict verdict = engine::Verdict::kCommit;
   double first_kernel = 0;   // of its forward pass
   double computed = 0;       // the last kernel of its backward pass has ended
+  double reduced = 0;        // the last gradient, over all ranks
   double arrived = 0;        // the last gradient, in host memory
+  double prepared = 0;       // that this rank is, is known to it; alone: the verdict
   double decided = 0;        // the verdict
   std::vector<double> published;  // by bucket: final, in host memory
 };
@@ -44,9 +43,10 @@ struct StepTimes {
 // The compute stream stood still before a kernel.
 struct Stall {
   size_t step = 0;  // that was being computed
-  bool forward = false;
-  std::vector<uint32_t> buckets;  // that the kernel waited for, in a forward pass
-  double begin = 0, end = 0;
+  const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not in the step's first pass
+  double begin = 0;
+  double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
+  double end = 0;
 };
 
 class SimulatedTraining final : private engine::CompletionSink, private engine::StepObserver {
@@ -66,8 +66,6 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   static constexpr uint32_t kEnd = ~uint32_t{0};
 
   struct Bucket {
-    std::vector<size_t> units;  // whose parameters it holds; backward reaches the first one last
-    double complete_at = 1;     // the part of that unit's backward pass after which its gradient is complete
     GpuEvent ready, packed;
     bool speculated = false;  // by the step under way
     bool final = true;        // its parameters, and the mover knows
@@ -76,30 +74,33 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void SlotFree(uint64_t, uint32_t, uint32_t) override {}
   void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) override;
   void NormMeasured(uint64_t, double, double) override {}
-  void Prepared(uint64_t, uint64_t, double) override {}
+  void Prepared(uint64_t step, uint64_t attempt, double sum_of_squares) override;
   void VerdictReached(const engine::VerdictReport& report) override;
   void OnPass(const engine::PassReport& report) override;
   void OnStep(const engine::StepReport&) override;
 
-  void MapUnits();
   void OpenMover();
   void BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done);
   bool Resident(uint32_t bucket) const { return bucket >= buckets_.size() - settings_.resident_buckets; }
   void BeginStep();
   void LaunchForward();  // of the units whose parameters are under way; then everything behind them
   void LaunchMicroBatch(bool first, bool last);
-  void LaunchGradient(uint32_t bucket, size_t order);
+  void LaunchBackward(size_t unit, bool last);         // micro-batch of the step
+  void LaunchShardedBackward(size_t unit, bool last);  // the same; its gradients are complete all at once
+  void LaunchGradient(uint32_t bucket, const GpuEvent& complete);
   void Arrive(uint32_t bucket);
   void Deliver();
   void UpdateResidents();
-  void Compute(double seconds, std::string name, bool forward, std::vector<uint32_t> waits_for);
+  void Forward(size_t unit, const std::vector<uint32_t>* needed);  // null: not the step's first pass
+  void Compute(size_t unit, double seconds, std::string name, const std::vector<uint32_t>* needed = nullptr);
   std::optional<double> SumOf(uint32_t bucket) const;
 
   const Machine& machine_;
   const Workload& workload_;
   const Ours::Settings settings_;
   const std::vector<engine::Verdict> verdicts_;
-  engine::Layout layout_;
+  engine::Layout layout_;  // this rank's
+  const std::vector<BucketUse> uses_;  // by bucket
 
   VirtualTime time_;
   VirtualClock clock_;
@@ -108,6 +109,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   CopyEngine h2d_, d2h_;
   SimulatedCuda cuda_;
   GpuStream compute_, pack_;
+  std::unique_ptr<ShardedUnits> sharded_;  // of several ranks
   SimulatedWorkerPool pool_;
   std::vector<kernels::UndoSlot> record_;  // aligned as a record is
   std::unique_ptr<engine::StepMachine> engine_;
@@ -119,6 +121,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   std::vector<GpuEvent> copied_;  // by order of submission within the step, modulo the slots
   GpuEvent computed_;
   size_t next_unit_ = 0;  // whose forward pass is to be launched
+  size_t gradients_ = 0;  // of the step, launched on their way
   std::deque<uint32_t> arrivals_;  // buckets that the machine has not been given; kEnd ends the step
   bool open_ = false;              // a step of the machine's
   bool launched_ = false;          // the step's kernels, all of them

@@ -9,9 +9,9 @@
 
 namespace superoffload::simulator {
 
-enum class Lane { kGpu, kH2D, kD2H, kCpu, kVerdict };
+enum class Lane { kGpu, kH2D, kD2H, kNetwork, kCpu, kVerdict };
 
-inline constexpr std::string_view kLaneNames[] = {"gpu", "h2d", "d2h", "cpu", "verdict"};
+inline constexpr std::string_view kLaneNames[] = {"gpu", "h2d", "d2h", "network", "cpu", "verdict"};
 
 struct Span {
   Lane lane = Lane::kGpu;

@@ -34,6 +34,7 @@ struct Workload {
   Model model;
   Pass pass;  // of one micro-batch
   uint64_t accumulation = 1;  // micro-batches per step
+  uint32_t ranks = 1;         // that share the model's parameters; all else here is of each of them
   std::vector<UnitSeconds> units;
   double flops_per_step = 0;  // the model's own operations, forward and backward; what is computed again not counted
 

@@ -188,6 +188,18 @@ def test_published_schedules_are_compared():
     assert 'no schedule "fsdp"' in ctl("--model=gpt2-2b", *RUN, "--schedules=fsdp", status=2)
 
 
+def test_a_run_of_several_ranks_is_simulated(tmp_path):
+    trace = tmp_path / "step.json"
+    words = ("--model=llama-70b", "--ranks=4", *RUN)
+    answer = json.loads(ctl(*words, "--json", f"--timeline={trace}"))
+    ours = answer["performance"][0]
+    assert ours["tokens_per_second"] == pytest.approx(4 * 4 * 2048 / ours["step_seconds"])
+    assert "gathering parameters from ranks" in {part["cause"] for part in ours["exposed"]}
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"].split()[0] for event in spans if event["cat"] == "network"} == {"gather", "reduce"}
+    assert "rank 0 of 4, which takes the most" in ctl(*words)
+
+
 def test_what_does_not_fit_has_no_speed():
     answer = json.loads(ctl("--model=llama-70b", "--json", *RUN))
     assert not answer["performance"] and "does not fit" in answer["performance_unknown"]

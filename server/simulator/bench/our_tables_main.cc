@@ -3,4 +3,6 @@
 
 #include "server/simulator/our_tables.h"
 
-int main() { std::fputs(superoffload::simulator::OurTables().c_str(), stdout); }
+int main() {
+  std::printf("%s\n%s", superoffload::simulator::OurTables().c_str(), superoffload::simulator::RanksTable().c_str());
+}

@@ -84,19 +84,28 @@ TEST(AnswerTest, RanksShareTheParameters) {
   uint64_t sum = 0;
   for (const v1::RankMemory& rank : response->memory()) sum += rank.host().total_bytes();
   EXPECT_NEAR(static_cast<double>(sum), static_cast<double>(alone), 0.001 * static_cast<double>(alone));
-  EXPECT_THAT(response->recommendation().not_supported(), Contains(HasSubstr("ranks")));
+  EXPECT_THAT(response->recommendation().not_supported(), IsEmpty());
+  ASSERT_EQ(response->performance_size(), 1);
+  EXPECT_NEAR(response->performance(0).tokens_per_second() * response->performance(0).step_seconds(), 4 * 2048, 1e-6);
 }
 
-TEST(MemoryPlanTest, ShardsAreTorchChunks) {
-  engine::OptimizerSpec spec;
-  spec.parameters.resize(2);
-  spec.parameters[0].shape = {33, 8};
-  spec.parameters[1].shape = {1};
-  const engine::OptimizerSpec last = ShardOf(spec, 1, 2);
-  ASSERT_EQ(last.parameters.size(), 1u);
-  EXPECT_THAT(last.parameters[0].shape, ElementsAre(16, 8));
-  EXPECT_THAT(last.parameters[0].global_offset, ElementsAre(17, 0));
-  EXPECT_THAT(last.parameters[0].global_shape, ElementsAre(33, 8));
+TEST(AnswerTest, OnlyRanksNeedANetwork) {
+  v1::PlanRequest request = Request("gpt2-1b");
+  EXPECT_THAT(Answer(request)->assumptions(), Not(Contains(HasSubstr("network."))));
+  request.set_ranks(2);
+  EXPECT_THAT(Answer(request)->assumptions(), Contains(HasSubstr("network.node_bandwidth is 340 GB/s")));
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("gh200-96-480");
+  request.mutable_machine()->mutable_network()->set_node_ranks(1);
+  request.mutable_machine()->mutable_network()->set_bandwidth(50e9);
+  const v1::PlanResponse adapters = *Answer(request);
+  EXPECT_THAT(adapters.assumptions(), Contains("network.bandwidth is 50 GB/s (given)."));
+  request.mutable_machine()->mutable_network()->set_bandwidth(5e9);
+  EXPECT_GT(Answer(request)->performance(0).step_seconds(), adapters.performance(0).step_seconds());
+  request.mutable_machine()->mutable_network()->set_bandwidth(-1);
+  EXPECT_THAT(Refusal(request), HasSubstr("network.bandwidth of machine 'gh200-96-480' is -1"));
+  request.set_ranks(1);
+  EXPECT_TRUE(Answer(request).ok());
 }
 
 TEST(RecommendationTest, WhatFitsStaysAsItIs) {
@@ -116,20 +125,32 @@ TEST(RecommendationTest, AHostThatIsTooSmallNeedsRanks) {
   const v1::Recommendation recommendation = Answer(Request("llama-70b"))->recommendation();
   EXPECT_EQ(recommendation.ranks(), 4u);
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);  // on each of them
-  EXPECT_THAT(recommendation.not_supported(), Contains(HasSubstr("4 ranks")));
+  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("--ranks=4")));
+  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
 }
 
-TEST(RecommendationTest, WeightsThatDoNotFitStream) {
+TEST(RecommendationTest, WeightsThatDoNotFitAreSharedByRanks) {
   v1::PlanRequest request = Request("seed-oss-36b", 1);
   request.clear_machine_name();
   request.mutable_machine()->set_like("h100-pcie");
   request.mutable_machine()->mutable_gpu()->set_memory_bytes(40e9);
   request.mutable_machine()->mutable_host()->set_memory_bytes(2e12);
   const v1::Recommendation recommendation = Answer(request)->recommendation();
-  EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_STREAMED);
-  EXPECT_GT(recommendation.streamed_fraction(), 0.5);
-  EXPECT_LE(recommendation.streamed_fraction(), 1);
-  EXPECT_THAT(recommendation.not_supported(), Contains(HasSubstr("stream")));
+  EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
+  EXPECT_EQ(recommendation.streamed_fraction(), 0);
+  EXPECT_GT(recommendation.ranks(), 1u);
+  EXPECT_THAT(recommendation.not_supported(), ElementsAre(HasSubstr("On one rank it needs weights that stream")));
+  request.set_ranks(recommendation.ranks());
+  EXPECT_TRUE(Answer(request)->memory(0).gpu().fits());
+  EXPECT_EQ(Answer(request)->performance_size(), 1);
+}
+
+TEST(RecommendationTest, WhatNoNumberOfRanksHoldsIsSaid) {
+  v1::PlanRequest request = Request("llama-8b", 1, 4'000'000);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
+  EXPECT_TRUE(recommendation.offload_activations());
+  EXPECT_EQ(recommendation.ranks(), 1u);
+  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("Neither more ranks nor weights that stream")));
 }
 
 TEST(RecommendationTest, ASmallerBatchOrCheckpointsMakeRoom) {
@@ -163,6 +184,8 @@ TEST(PerformanceTest, PeersRunOnTheSameMachineWhereTheyFit) {
   ASSERT_EQ(response.performance_size(), 4);
   EXPECT_EQ(response.performance(1).unknown(), "does not fit");
   EXPECT_GT(response.performance(2).step_seconds(), response.performance(0).step_seconds());
+  request.set_ranks(2);
+  EXPECT_EQ(Answer(request)->performance(2).unknown(), "known of one rank only");
   request.add_schedules("zero-7");
   EXPECT_THAT(Refusal(request), HasSubstr("no schedule \"zero-7\""));
 }

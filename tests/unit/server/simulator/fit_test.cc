@@ -5,16 +5,10 @@
 #include <algorithm>
 
 #include "server/simulator/catalogue.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::simulator {
 namespace {
-
-engine::Layout LayoutOf(const Model& model) {
-  engine::OptimizerSpec spec;
-  spec.parameters = model.parameters;
-  spec.groups = {spec.algorithm->DefaultScalars()};
-  return *engine::PlanLayout(spec);
-}
 
 uint64_t BytesOf(const std::vector<MemoryItem>& items, const std::string& purpose) {
   for (const MemoryItem& item : items) {
@@ -51,7 +45,7 @@ TEST(ActivationsTest, OnlyStoredScoresMakeSelectiveCheckpointingWorthwhile) {
 
 TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model);
+  const engine::Layout layout = LayoutOf(model, 0);
   constexpr uint64_t kMemory = 96'000'000'000;
   Pass pass{.sequence = 4096};
   const uint64_t batch = LargestBatch(model, layout, pass, {}, kMemory);
@@ -66,28 +60,40 @@ TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
 
 TEST(FitTest, NothingFitsWhereTheParametersDoNot) {
   const Model model = *FindModel("llama-70b");
-  const engine::Layout layout = LayoutOf(model);
+  const engine::Layout layout = LayoutOf(model, 0);
   EXPECT_EQ(LargestBatch(model, layout, {}, {}, 96'000'000'000), 0u);
   EXPECT_EQ(LargestSequence(model, layout, {}, {}, 96'000'000'000), 0u);
 }
 
 TEST(FitTest, LearnedPositionsLimitTheSequence) {
   const Model model = *FindModel("gpt2-1b");
-  EXPECT_EQ(LargestSequence(model, LayoutOf(model), {}, {}, 96'000'000'000), 2048u);
+  EXPECT_EQ(LargestSequence(model, LayoutOf(model, 0), {}, {}, 96'000'000'000), 2048u);
 }
 
 TEST(FitTest, AccumulationKeepsAllGradients) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model);
+  const engine::Layout layout = LayoutOf(model, 0);
   const std::vector<MemoryItem> once = GpuMemory(model, layout, {}, {}, 1);
   const std::vector<MemoryItem> twice = GpuMemory(model, layout, {}, {.accumulation = 2}, 1);
   EXPECT_EQ(BytesOf(twice, "gradients"), 2 * ParameterCount(model));
   EXPECT_LT(BytesOf(once, "gradients"), BytesOf(twice, "gradients") / 5);
 }
 
+TEST(FitTest, RanksKeepShardsOfGradientsAndGatherTwoBlocks) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout shard = LayoutOf(model, 0, kernels::Algorithms().front(), 4);
+  const std::vector<MemoryItem> once = GpuMemory(model, shard, {}, {.gathers = true}, 1);
+  const std::vector<MemoryItem> twice = GpuMemory(model, shard, {}, {.accumulation = 2, .gathers = true}, 1);
+  const uint64_t block = BytesOf(once, "gradients");
+  EXPECT_NEAR(static_cast<double>(BytesOf(twice, "gradients") - block), 2.0 * static_cast<double>(ParameterCount(model)) / 4,
+              1e6);
+  const uint64_t norm = 2 * 4096;  // the head's, besides a matrix that is as large as the embedding
+  EXPECT_EQ(BytesOf(once, "gathered blocks"), 2 * block - norm);
+}
+
 TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model);
+  const engine::Layout layout = LayoutOf(model, 0);
   const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.resident_buckets = 2}, 1);
   const size_t n = layout.buckets.size();
   EXPECT_EQ(BytesOf(items, "resident buckets"), 14 * (layout.buckets[n - 1].elements + layout.buckets[n - 2].elements));
@@ -98,7 +104,7 @@ TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
 
 TEST(FitTest, ParametersAndSlotsHaveTheLayoutsSizes) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model);
+  const engine::Layout layout = LayoutOf(model, 0);
   const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.device_slots = 3}, 1);
   EXPECT_GE(BytesOf(items, "parameters"), layout.parameters_bytes);
   EXPECT_LT(BytesOf(items, "parameters"), layout.parameters_bytes + 4096);

@@ -21,6 +21,7 @@ TEST(MachineTest, NamedMachinesAreValid) {
     const absl::StatusOr<Machine> machine = FindMachine(name);
     ASSERT_TRUE(machine.ok());
     EXPECT_TRUE(ValidateMachine(*machine).ok()) << ValidateMachine(*machine);
+    EXPECT_TRUE(ValidateNetwork(*machine).ok()) << ValidateNetwork(*machine);
   }
 }
 
@@ -36,7 +37,9 @@ TEST(MachineTest, EveryNumberOfANamedMachineHasOneSource) {
     EXPECT_THAT(fields, UnorderedElementsAre("gpu.peak_flops", "gpu.matmul_efficiency", "gpu.attention_efficiency", "gpu.memory_bytes",
                                              "gpu.memory_bandwidth", "gpu.block_traffic", "gpu.block_overhead", "host.memory_bytes",
                                              "host.cores", "host.bandwidth", "host.core_bandwidth", "passes.absorb",
-                                             "passes.publish", "passes.publish_masters", "h2d", "d2h", "trainer_cores"))
+                                             "passes.publish", "passes.publish_masters", "h2d", "d2h",
+                                             "network.node_ranks", "network.node_bandwidth", "network.bandwidth",
+                                             "network.collective_seconds", "network.agreement_seconds", "trainer_cores"))
         << name;
   }
 }
@@ -59,6 +62,17 @@ TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {
   EXPECT_THAT(refused([](Machine& m) { m.trainer_cores = m.host.cores; }), HasSubstr("leave at least one"));
   EXPECT_THAT(refused([](Machine& m) { m.h2d.points.clear(); }), HasSubstr("h2d"));
   EXPECT_THAT(refused([](Machine& m) { m.d2h.points[1].bytes = m.d2h.points[0].bytes; }), HasSubstr("sizes must grow"));
+}
+
+TEST(MachineTest, ACollectiveIsAsFastAsItsSlowestHop) {
+  const NetworkModel network{.node_ranks = 4, .node_bandwidth = 300e9, .bandwidth = 25e9, .collective_seconds = 1e-6,
+                             .agreement_seconds = 1e-6};
+  EXPECT_EQ(CollectiveSeconds(network, 1, 1e9), 0);
+  EXPECT_DOUBLE_EQ(CollectiveSeconds(network, 4, 1e9), 1e-6 + 0.75e9 / 300e9);  // each lacks three quarters
+  EXPECT_DOUBLE_EQ(CollectiveSeconds(network, 8, 1e9), 1e-6 + 0.875e9 / 100e9);  // a node's four adapters
+  NetworkModel fast = network;
+  fast.bandwidth = 100e9;
+  EXPECT_DOUBLE_EQ(CollectiveSeconds(fast, 8, 1e9), 1e-6 + 0.875e9 / 300e9);
 }
 
 }  // namespace

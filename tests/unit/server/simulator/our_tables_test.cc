@@ -15,6 +15,7 @@ TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
   std::ostringstream text;
   text << file.rdbuf();
   EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(RanksTable()));
 }
 
 }  // namespace

@@ -148,19 +148,73 @@ TEST(OursTest, TheTimelineHasEveryLane) {
     EXPECT_GE(span.begin, 0) << span.name;
     lanes.insert(span.lane);
   }
-  EXPECT_EQ(lanes.size(), 5u);
+  EXPECT_EQ(lanes.size(), 5u);  // one rank has no network
   EXPECT_TRUE(Train(Gpt2(4)).timeline.empty());
+}
+
+// The others have nothing to say, and the host's work is theirs as well.
+TEST(OursTest, RanksWithAFastNetworkExposeLessThanOneAlone) {
+  Machine machine = Superchip();
+  machine.network = {.node_ranks = 4, .node_bandwidth = 1e18, .bandwidth = 1e18, .collective_seconds = 1e-12,
+                     .agreement_seconds = 1e-12};
+  Workload workload = Gpt2(1);
+  const Outcome alone = Train(workload, {}, {}, machine);
+  workload.ranks = 4;
+  const Outcome ranks = Train(workload, {}, {}, machine);
+  EXPECT_LT(ranks.exposed_seconds, 0.5 * alone.exposed_seconds);
+  EXPECT_NEAR(ranks.tokens_per_second, 4 * 1024 / ranks.step_seconds, 1e-6);
+  EXPECT_EQ(SecondsOf("gathering parameters from ranks", alone), 0);
+}
+
+TEST(OursTest, RanksTakeAtLeastTheTimeOfTheirCollectives) {
+  Machine machine = Superchip();
+  machine.network.node_bandwidth = 10e9;
+  for (const uint64_t accumulation : {1, 3}) {
+    Workload workload = Gpt2(1, accumulation);
+    workload.ranks = 4;
+    const Outcome outcome = Train(workload, {}, {}, machine);
+    const std::vector<uint64_t> elements = UnitElements(workload.model);
+    double bytes = 0;  // gathered in forward, but for the last unit in backward, and reduced; two bytes per element
+    for (const uint64_t unit : elements) bytes += 3 * 2.0 * static_cast<double>(unit);
+    bytes -= 2.0 * static_cast<double>(elements.back());
+    const double least = static_cast<double>(accumulation) * bytes * 0.75 / 10e9;
+    EXPECT_GT(outcome.step_seconds, least);
+    EXPECT_LT(outcome.step_seconds, 1.2 * least) << "all else hides behind them";
+    EXPECT_EQ(outcome.exposed.front().cause, "gathering parameters from ranks");
+  }
+}
+
+TEST(OursTest, OfRanksTooEveryIdleSecondHasACause) {
+  Workload workload = Gpt2(4, 2);
+  workload.ranks = 8;  // of two nodes
+  for (const RunOptions& options : {RunOptions{}, RunOptions{.clip_rate = 1}, RunOptions{.skip_rate = 0.1}}) {
+    const Outcome outcome = Train(workload, options);
+    EXPECT_NEAR(SumOf(outcome.exposed), outcome.exposed_seconds, 1e-9);
+    for (const Exposed& part : outcome.exposed) EXPECT_NE(part.cause, "other");
+  }
+}
+
+TEST(OursTest, AnAgreementIsWaitedForOnceAStep) {
+  Workload workload = Gpt2(1);
+  workload.ranks = 2;
+  Machine machine = Superchip();
+  machine.network.agreement_seconds = 0.5;
+  const Outcome outcome = Train(workload, {.clip_rate = 0.2, .skip_rate = 0.2}, {}, machine);
+  EXPECT_NEAR(SecondsOf("the ranks' agreement", outcome), 0.5, 1e-6);
 }
 
 TEST(SimulatedTrainingTest, TheEngineDecidesWhatTheGradientsSay) {
   const std::vector<Verdict> verdicts = {Verdict::kCommit, Verdict::kClip,         Verdict::kSkipNonFinite,
                                          Verdict::kClip,   Verdict::kSkipNonFinite, Verdict::kCommit};
   const Machine machine = Superchip();
-  const Workload workload = Gpt2(2);
-  SimulatedTraining training(machine, workload, {}, verdicts);
-  training.Run();
-  ASSERT_EQ(training.steps().size(), verdicts.size());
-  for (size_t i = 0; i < verdicts.size(); ++i) EXPECT_EQ(training.steps()[i].verdict, verdicts[i]) << i;
+  Workload workload = Gpt2(2);
+  for (const uint32_t ranks : {1, 2}) {
+    workload.ranks = ranks;
+    SimulatedTraining training(machine, workload, {}, verdicts);
+    training.Run();
+    ASSERT_EQ(training.steps().size(), verdicts.size());
+    for (size_t i = 0; i < verdicts.size(); ++i) EXPECT_EQ(training.steps()[i].verdict, verdicts[i]) << i;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,83 @@
+#include "server/simulator/model_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace superoffload::simulator {
+namespace {
+
+// First row and number of rows of a tensor that a rank has; torch.chunk's.
+std::pair<uint64_t, uint64_t> RowsOf(uint64_t rows, uint32_t rank, uint32_t ranks) {
+  const uint64_t each = (rows + ranks - 1) / ranks;
+  const uint64_t first = std::min(rows, each * rank);
+  return {first, std::min(rows, first + each) - first};
+}
+
+}  // namespace
+
+engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
+  if (ranks == 1) return spec;
+  engine::OptimizerSpec shard = spec;
+  shard.member = {"plan", rank, ranks};
+  shard.parameters.clear();
+  for (engine::ParameterSpec parameter : spec.parameters) {
+    if (parameter.shape.empty()) parameter.shape = {1};
+    const auto [first, rows] = RowsOf(parameter.shape[0], rank, ranks);
+    if (rows == 0) continue;
+    parameter.global_shape = parameter.shape;
+    parameter.global_offset.assign(parameter.shape.size(), 0);
+    parameter.global_offset[0] = first;
+    parameter.shape[0] = rows;
+    shard.parameters.push_back(std::move(parameter));
+  }
+  return shard;
+}
+
+engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes, const kernels::Algorithm* algorithm,
+                        uint32_t ranks) {
+  engine::OptimizerSpec spec;
+  spec.algorithm = algorithm;
+  spec.groups = {spec.algorithm->DefaultScalars()};
+  spec.parameters = model.parameters;
+  for (engine::ParameterSpec& parameter : spec.parameters) parameter.unit = 0;
+  spec.bucket_bytes = bucket_bytes;
+  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(spec, 0, ranks));
+  SUPEROFFLOAD_CHECK(layout.ok(), "the model must be valid");
+  return *std::move(layout);
+}
+
+std::vector<BucketUse> BucketUses(const Model& model, const engine::Layout& layout) {
+  const std::vector<engine::ParameterSpec>& parameters = model.parameters;
+  std::vector<double> complete_at(parameters.size());
+  std::vector<double> elements(model.architecture.head_unit() + 1);
+  for (size_t i = parameters.size(); i-- > 0;) {
+    complete_at[i] = elements[parameters[i].unit] += static_cast<double>(engine::ElementCount(parameters[i]));
+  }
+  std::vector<BucketUse> uses(layout.buckets.size());
+  for (size_t i = 0; i < uses.size(); ++i) {
+    BucketUse& use = uses[i];
+    const std::span<const engine::Part> parts = layout.PartsOf(layout.buckets[i]);
+    for (const engine::Part& part : parts) use.units.push_back(parameters[part.parameter].unit);
+    std::sort(use.units.begin(), use.units.end());
+    use.units.erase(std::unique(use.units.begin(), use.units.end()), use.units.end());
+    const size_t last_unit = use.units.front();
+    use.complete_at = 0;
+    for (const engine::Part& part : parts) {
+      if (parameters[part.parameter].unit != last_unit) continue;
+      use.complete_at = std::max(use.complete_at, complete_at[part.parameter] / elements[last_unit]);
+    }
+  }
+  return uses;
+}
+
+std::vector<std::vector<uint32_t>> BucketsOfUnits(const std::vector<BucketUse>& uses, size_t units) {
+  std::vector<std::vector<uint32_t>> buckets(units);
+  for (uint32_t i = 0; i < uses.size(); ++i) {
+    for (const size_t unit : uses[i].units) buckets[unit].push_back(i);
+  }
+  return buckets;
+}
+
+}  // namespace superoffload::simulator

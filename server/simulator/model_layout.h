@@ -1,0 +1,39 @@
+// The daemon's layout of a model or of a rank's share of it, and which of its buckets the model's units use.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_MODEL_LAYOUT_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_MODEL_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/algorithm.h"
+#include "server/engine/layout.h"
+#include "server/engine/spec.h"
+#include "server/simulator/architecture.h"
+
+namespace superoffload::simulator {
+
+// What rank `rank` of `ranks` would create: FSDP2's shards, which are torch.chunk's along the first dimension. The spec
+// itself when there is one rank. Parameters of which the rank has nothing are missing; rank 0 has something of each.
+engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
+
+// Of rank 0, whose shards are the largest. The model must be valid; today's clients name no units. `bucket_bytes`: 0 for
+// the default.
+engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
+                        const kernels::Algorithm* algorithm = kernels::Algorithms().front(), uint32_t ranks = 1);
+
+struct BucketUse {
+  std::vector<size_t> units;  // whose parameters it holds; backward reaches the first one last
+  double complete_at = 1;     // the part of that unit's backward pass after which its gradient is complete
+};
+
+// By bucket. Within a unit gradients are complete in reverse order of registration, as far apart as their sizes: a
+// product's time goes with its matrix.
+std::vector<BucketUse> BucketUses(const Model& model, const engine::Layout& layout);
+
+// By unit: the buckets with parameters of it, in the order in which backward completes them.
+std::vector<std::vector<uint32_t>> BucketsOfUnits(const std::vector<BucketUse>& uses, size_t units);
+
+}  // namespace superoffload::simulator
+
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_MODEL_LAYOUT_H_
