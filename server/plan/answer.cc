@@ -73,7 +73,8 @@ std::vector<std::string> Assumptions(const Question& question) {
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   const absl::StatusOr<Question> question = ToQuestion(request);
   if (!question.ok()) return question.status();
-  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(question->spec, 0, question->ranks));
+  const absl::StatusOr<engine::Layout> layout =
+      engine::PlanLayout(simulator::ShardOf(question->spec, 0, question->ranks));
   if (!layout.ok()) return layout.status();
   const absl::StatusOr<MemoryPlan> memory = PlanMemory(*question);
   if (!memory.ok()) return memory.status();

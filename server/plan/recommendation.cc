@@ -114,7 +114,8 @@ class Recommender {
     } else if (*ranks == 0) {
       Say(absl::StrCat(over, " No number of ranks up to 64 holds it."));
     } else {
-      Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks, ". What follows is of each of them."));
+      Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks,
+                       ". What follows is of each of them."));
       return GoOnWith(*ranks);
     }
     return absl::OkStatus();

@@ -31,7 +31,8 @@ class Search {
       : workload_(workload), options_(options), best_(question), seconds_(seconds) {}
 
   void Try(Question changed) {
-    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(changed.spec, 0, changed.ranks));
+    const absl::StatusOr<engine::Layout> layout =
+        engine::PlanLayout(simulator::ShardOf(changed.spec, 0, changed.ranks));
     if (!layout.ok() || layout->buckets.size() > kMostBuckets || changed.gpu.resident_buckets > layout->buckets.size())
       return;
     if (simulator::TotalBytes(GpuMemoryOf(changed, *layout)) > changed.gpu_bytes()) return;

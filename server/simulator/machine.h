@@ -97,7 +97,7 @@ absl::StatusOr<std::span<const Source>> SourcesOf(std::string_view name);
 // zero, an efficiency above one, a curve whose sizes do not grow, no core left for the workers.
 absl::Status ValidateMachine(const Machine& machine);
 
-// Whether runs of several ranks can be simulated. INVALID_ARGUMENT naming the first field that is missing or impossible.
+// Whether runs of several ranks can be simulated. INVALID_ARGUMENT naming the first field that is missing or cannot be.
 absl::Status ValidateNetwork(const Machine& machine);
 
 }  // namespace superoffload::simulator

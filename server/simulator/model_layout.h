@@ -17,8 +17,8 @@ namespace superoffload::simulator {
 // itself when there is one rank. Parameters of which the rank has nothing are missing; rank 0 has something of each.
 engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
 
-// Of rank 0, whose shards are the largest. The model must be valid; today's clients name no units. `bucket_bytes`: 0 for
-// the default.
+// Of rank 0, whose shards are the largest. The model must be valid; today's clients name no units. `bucket_bytes`: 0
+// for the default.
 engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
                         const kernels::Algorithm* algorithm = kernels::Algorithms().front(), uint32_t ranks = 1);
 

@@ -91,8 +91,8 @@ std::string RanksTable() {
       "| model | ranks | tokens of each | steps | seconds | MFU | exposed | most of it waits for |\n"
       "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const RanksRow& row : SimulateRanks()) {
-    absl::StrAppendFormat(&text, "| %s | %d | %d | %s | %.2f | %.0f %% | %.0f ms | %s, %.0f ms |\n", row.model, row.ranks,
-                          row.tokens, row.steps, row.ours.step_seconds, 100 * row.ours.utilisation,
+    absl::StrAppendFormat(&text, "| %s | %d | %d | %s | %.2f | %.0f %% | %.0f ms | %s, %.0f ms |\n", row.model,
+                          row.ranks, row.tokens, row.steps, row.ours.step_seconds, 100 * row.ours.utilisation,
                           1e3 * row.ours.exposed_seconds, row.ours.exposed.front().cause,
                           1e3 * row.ours.exposed.front().seconds);
   }

@@ -43,7 +43,7 @@ struct StepTimes {
 // The compute stream stood still before a kernel.
 struct Stall {
   size_t step = 0;  // that was being computed
-  const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not in the step's first pass
+  const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not the step's first pass
   double begin = 0;
   double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
   double end = 0;

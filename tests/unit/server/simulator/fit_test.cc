@@ -85,8 +85,8 @@ TEST(FitTest, RanksKeepShardsOfGradientsAndGatherTwoBlocks) {
   const std::vector<MemoryItem> once = GpuMemory(model, shard, {}, {.gathers = true}, 1);
   const std::vector<MemoryItem> twice = GpuMemory(model, shard, {}, {.accumulation = 2, .gathers = true}, 1);
   const uint64_t block = BytesOf(once, "gradients");
-  EXPECT_NEAR(static_cast<double>(BytesOf(twice, "gradients") - block), 2.0 * static_cast<double>(ParameterCount(model)) / 4,
-              1e6);
+  EXPECT_NEAR(static_cast<double>(BytesOf(twice, "gradients") - block),
+              2.0 * static_cast<double>(ParameterCount(model)) / 4, 1e6);
   const uint64_t norm = 2 * 4096;  // the head's, besides a matrix that is as large as the embedding
   EXPECT_EQ(BytesOf(once, "gathered blocks"), 2 * block - norm);
 }

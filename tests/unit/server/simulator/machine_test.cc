@@ -39,7 +39,8 @@ TEST(MachineTest, EveryNumberOfANamedMachineHasOneSource) {
                                              "host.cores", "host.bandwidth", "host.core_bandwidth", "passes.absorb",
                                              "passes.publish", "passes.publish_masters", "h2d", "d2h",
                                              "network.node_ranks", "network.node_bandwidth", "network.bandwidth",
-                                             "network.collective_seconds", "network.agreement_seconds", "trainer_cores"))
+                                             "network.collective_seconds", "network.agreement_seconds",
+                                             "trainer_cores"))
         << name;
   }
 }
