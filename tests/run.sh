@@ -12,8 +12,8 @@ quick=0
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("2 dependencies" "5 build" "3 cpp_tests" "6 arm64" "11 asan" "9 python_tests" "14 tsan")
-((quick)) && steps=("2 dependencies" "4 build" "1 cpp_tests" "5 python_tests")
+steps=("2 dependencies" "6 build" "4 cpp_tests" "7 arm64" "12 asan" "10 python_tests" "12 tsan")
+((quick)) && steps=("2 dependencies" "6 build" "1 cpp_tests" "5 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
 
