@@ -3,7 +3,6 @@
 //
 //   kill_driver --kills=N --seed=S --text=FILE    ends with "kills=N mismatches=M"; exit status 1 when M > 0
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,14 +137,8 @@ int RunTrainer() {
 }
 
 pid_t StartTrainer(const std::string& endpoint, uint64_t steps) {
-  std::vector<std::string> words{"/proc/self/exe", "--trainer=" + endpoint, "--text=" + absl::GetFlag(FLAGS_text),
-                                 "--steps=" + std::to_string(steps)};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  if (::posix_spawn(&pid, words[0].c_str(), nullptr, nullptr, arguments.data(), environ) != 0) std::abort();
-  return pid;
+  return test::Spawn({"/proc/self/exe", "--trainer=" + endpoint, "--text=" + absl::GetFlag(FLAGS_text),
+                      "--steps=" + std::to_string(steps)});
 }
 
 std::unique_ptr<Client> ConnectPatiently(const std::string& endpoint) {

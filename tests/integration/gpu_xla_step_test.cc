@@ -19,40 +19,23 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kInsideSteps = 12;
-constexpr uint64_t kInsideSeed = 11;  // has steps that are clipped, and some that are skipped
 
-struct InsideCase {
-  const char* name;
-  superoffload_mover mover;
-  v1::Speculation speculation;
-  test::Dtypes dtypes;
-  const char* slow = nullptr;  // a direction
-};
-
-constexpr test::Dtypes kAllFloat32{"Float32", test::DType::kFloat32, test::DType::kFloat32, 1};
-
-const InsideCase kInsideCases[] = {
+const XlaCase kInsideCases[] = {
     {"Daemon", SUPEROFFLOAD_MOVER_DAEMON, v1::SPECULATION_ALWAYS, kBFloat16},
-    {"TrainerSlowUp", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_NEVER, kAllFloat32, "HtoD=1000"},
+    {"TrainerSlowUp", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_NEVER, kFloat32, "HtoD=1000"},
     {"Direct", SUPEROFFLOAD_MOVER_DIRECT, v1::SPECULATION_ADAPTIVE, kFloat16},
 };
 
-void PrintTo(const InsideCase& c, std::ostream* out) { *out << c.name; }
-
-class StepInsideTest : public GpuTest {
+class StepInsideTest : public GpuXlaTest {
  protected:
   ~StepInsideTest() override {
     trainer_.reset();
     attachment_.reset();
   }
 
-  void Prepare(const InsideCase& c) {
-    ::setenv("FAKE_CUDA_DELAY", "400", 1);
-    if (c.slow != nullptr) ::setenv("FAKE_CUDA_SLOW", c.slow, 1);
-    StartDaemon();
-    ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes));
-    if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
-    ASSERT_TRUE(status_.ok()) << status_;
+  void Prepare(const XlaCase& c) {
+    ASSERT_NO_FATAL_FAILURE(GpuXlaTest::Prepare(c));
+    if (IsSkipped()) return;
     trainer_ = std::make_unique<StepInsideTrainer>(attachment_.get());
   }
   void Prepare() {
@@ -85,12 +68,12 @@ class StepInsideTest : public GpuTest {
   std::unique_ptr<StepInsideTrainer> trainer_;
 };
 
-class StepInsideExactnessTest : public StepInsideTest, public ::testing::WithParamInterface<InsideCase> {};
+class StepInsideExactnessTest : public StepInsideTest, public ::testing::WithParamInterface<XlaCase> {};
 
 TEST_P(StepInsideExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   ASSERT_NO_FATAL_FAILURE(Prepare(GetParam()));
   if (IsSkipped()) return;
-  test::ExactTraining(trainer_.get(), test::Spec(GetParam().dtypes), GetParam().dtypes, kInsideSeed).Train(kInsideSteps);
+  test::ExactTraining(trainer_.get(), test::Spec(GetParam().dtypes), GetParam().dtypes, kXlaSeed).Train(kInsideSteps);
   trainer_.reset();
   attachment_.reset();
   EXPECT_EQ(daemon_->Stop(), 0);

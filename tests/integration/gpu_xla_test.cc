@@ -19,37 +19,12 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kXlaSteps = 24;
-constexpr uint64_t kXlaSeed = 11;  // has steps that are clipped, and some that are skipped
-
-struct XlaCase {
-  const char* name;
-  superoffload_mover mover;
-  v1::Speculation speculation;
-  test::Dtypes dtypes;
-  const char* slow = nullptr;  // a direction
-};
-
-constexpr test::Dtypes kFloat32{"Float32", test::DType::kFloat32, test::DType::kFloat32, 1};
 
 const XlaCase kXlaCases[] = {
     {"Daemon", SUPEROFFLOAD_MOVER_DAEMON, v1::SPECULATION_ALWAYS, kBFloat16},
     {"Trainer", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_ALWAYS, kFloat32},
     {"TrainerSlowUp", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_NEVER, kBFloat16, "HtoD=1000"},
     {"Direct", SUPEROFFLOAD_MOVER_DIRECT, v1::SPECULATION_ADAPTIVE, kFloat16},
-};
-
-void PrintTo(const XlaCase& c, std::ostream* out) { *out << c.name; }
-
-class GpuXlaTest : public GpuTest {
- protected:
-  void Prepare(const XlaCase& c) {
-    ::setenv("FAKE_CUDA_DELAY", "400", 1);
-    if (c.slow != nullptr) ::setenv("FAKE_CUDA_SLOW", c.slow, 1);
-    StartDaemon();
-    ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes));
-    if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
-    ASSERT_TRUE(status_.ok()) << status_;
-  }
 };
 
 class GpuXlaExactnessTest : public GpuXlaTest, public ::testing::WithParamInterface<XlaCase> {};

@@ -27,6 +27,16 @@ extern char** environ;
 
 namespace superoffload::test {
 
+// Starts a program: its path, then its arguments. Aborts when that cannot be.
+inline pid_t Spawn(std::vector<std::string> words, const posix_spawn_file_actions_t* actions = nullptr) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t pid = 0;
+  if (::posix_spawn(&pid, words[0].c_str(), actions, nullptr, arguments.data(), environ) != 0) std::abort();
+  return pid;
+}
+
 // Started by the constructor, which returns once it listens; stopped by the destructor. Aborts the test program when
 // the daemon cannot start: nothing else could be tested.
 class DaemonProcess {
@@ -40,16 +50,13 @@ class DaemonProcess {
                                    "--runtime_directory=" + directory_, "--metrics_address=off",
                                    "--exit_on_stdin_eof"};  // even if the test aborts
     words.insert(words.end(), flags.begin(), flags.end());
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
     int stdin_pipe[2];
     if (::pipe2(stdin_pipe, O_CLOEXEC) != 0) std::abort();
     stdin_ = stdin_pipe[1];
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_adddup2(&actions, stdin_pipe[0], STDIN_FILENO);
-    if (::posix_spawn(&pid_, words[0].c_str(), &actions, nullptr, arguments.data(), environ) != 0) std::abort();
+    pid_ = Spawn(std::move(words), &actions);
     ::posix_spawn_file_actions_destroy(&actions);
     ::close(stdin_pipe[0]);
     while (!Listens()) {

@@ -240,6 +240,31 @@ class XlaGpuTrainer : public test::ExactTrainer {
   uint64_t committed_steps_ = 0;
 };
 
+inline constexpr uint64_t kXlaSeed = 11;  // has steps that are clipped, and some that are skipped
+inline constexpr test::Dtypes kFloat32{"Float32", test::DType::kFloat32, test::DType::kFloat32, 1};
+
+struct XlaCase {
+  const char* name;
+  superoffload_mover mover;
+  v1::Speculation speculation;
+  test::Dtypes dtypes;
+  const char* slow = nullptr;  // a direction
+};
+
+inline void PrintTo(const XlaCase& c, std::ostream* out) { *out << c.name; }
+
+class GpuXlaTest : public GpuTest {
+ protected:
+  void Prepare(const XlaCase& c) {
+    ::setenv("FAKE_CUDA_DELAY", "400", 1);
+    if (c.slow != nullptr) ::setenv("FAKE_CUDA_SLOW", c.slow, 1);
+    StartDaemon();
+    ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes));
+    if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
+    ASSERT_TRUE(status_.ok()) << status_;
+  }
+};
+
 }  // namespace superoffload
 
 #endif  // SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_

@@ -4,7 +4,6 @@
 //
 //   rank_kill_driver --kills=N --seed=S    ends with "kills=N mismatches=M"; exit status 1 when M > 0
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -56,18 +55,9 @@ class Machine {
   ~Machine() { std::filesystem::remove_all(directory_); }
 
   pid_t StartTrainer(uint32_t rank, uint64_t steps, uint64_t seed) const {
-    std::vector<std::string> words{"/proc/self/exe",
-                                   "--rank=" + std::to_string(rank),
-                                   "--endpoint=" + daemons_[rank]->endpoint(),
-                                   "--directory=" + directory_,
-                                   "--steps=" + std::to_string(steps),
-                                   "--seed=" + std::to_string(seed)};
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    pid_t pid = 0;
-    if (::posix_spawn(&pid, words[0].c_str(), nullptr, nullptr, arguments.data(), environ) != 0) std::abort();
-    return pid;
+    return test::Spawn({"/proc/self/exe", "--rank=" + std::to_string(rank),
+                        "--endpoint=" + daemons_[rank]->endpoint(), "--directory=" + directory_,
+                        "--steps=" + std::to_string(steps), "--seed=" + std::to_string(seed)});
   }
 
   // Both ranks, undisturbed, until `steps` are committed.
