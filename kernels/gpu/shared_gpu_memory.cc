@@ -26,6 +26,14 @@ CudaAllocationProperties Properties(const GpuDevice& device, Export exports) {
   return properties;
 }
 
+CudaStatus GetGranularity(const GpuDevice& device, Export exports, uint64_t* granularity) {
+  const CudaAllocationProperties properties = Properties(device, exports);
+  constexpr int kMinimum = 0;
+  return device.driver().Status(
+      device.driver().MemGetAllocationGranularity(granularity, &properties, kMinimum),
+      "asking for the granularity of GPU memory");
+}
+
 std::string Allocating(uint64_t bytes) { return "allocating " + std::to_string(bytes) + " bytes of GPU memory"; }
 
 }  // namespace
@@ -51,15 +59,8 @@ CudaStatus SharedGpuMemory::Allocate(std::shared_ptr<const GpuDevice> device, ui
 
 CudaStatus SharedGpuMemory::Reserve(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t most_pieces,
                                     Export exports, std::unique_ptr<SharedGpuMemory>* memory) {
-  const CudaDriver& driver = device->driver();
-  const CudaAllocationProperties properties = Properties(*device, exports);
   uint64_t granularity = 0;
-  constexpr int kMinimum = 0;
-  if (CudaStatus status = driver.Status(driver.MemGetAllocationGranularity(&granularity, &properties, kMinimum),
-                                        "asking for the granularity of GPU memory");
-      !status.ok()) {
-    return status;
-  }
+  if (CudaStatus status = GetGranularity(*device, exports, &granularity); !status.ok()) return status;
   bytes = RoundUp(bytes, granularity);
   const uint64_t piece_bytes =
       RoundUp(std::max(kLeastPieceBytes, (bytes + most_pieces - 1) / most_pieces), granularity);
@@ -81,14 +82,8 @@ CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, uint
                                   "; raise the limit on open files (LimitNOFILE=) of the daemon"};
   }
   const CudaDriver& driver = device->driver();
-  const CudaAllocationProperties properties = Properties(*device, Export::kAsDescriptors);
   uint64_t granularity = 0;
-  constexpr int kMinimum = 0;
-  if (CudaStatus status = driver.Status(driver.MemGetAllocationGranularity(&granularity, &properties, kMinimum),
-                                        "asking for the granularity of GPU memory");
-      !status.ok()) {
-    return status;
-  }
+  if (CudaStatus status = GetGranularity(*device, Export::kAsDescriptors, &granularity); !status.ok()) return status;
   if (bytes % granularity != 0 || piece_bytes % granularity != 0) {
     return {kInvalidArgument, "the trainer's GPU memory of " + std::to_string(bytes) + " bytes in pieces of " +
                                   std::to_string(piece_bytes) + " is not of whole granules"};

@@ -63,6 +63,8 @@ struct BucketLayout {
   uint32_t part_count = 0;
 
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
+  uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
+  uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
 };
 
 struct Placement {

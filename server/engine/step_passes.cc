@@ -243,7 +243,7 @@ void StepMachine::Finalize(uint32_t index) {
 
 void StepMachine::Publish(uint32_t index, bool speculative) {
   const BucketLayout& bucket = layout_->buckets[index];
-  open_->published_bytes += bucket.elements * kernels::DTypeBytes(bucket.dtype);
+  open_->published_bytes += bucket.parameters_bytes();
   if (sink_ != nullptr) sink_->ParametersReady(statistics_.step, index, speculative);
 }
 

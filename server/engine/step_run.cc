@@ -132,8 +132,8 @@ void StepMachine::TellResolved(VerdictReport report) const {
   report.consecutive_skips = statistics_.consecutive_skips;
   StepReport step{.verdict = report, .buckets = static_cast<uint32_t>(buckets_.size()), .end_time = platform_.clock->Now()};
   for (const BucketLayout& bucket : layout_->buckets) {
-    step.gradient_bytes += bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype);
-    if (!IsSkip(report.verdict)) step.published_bytes += bucket.elements * kernels::DTypeBytes(bucket.dtype);
+    step.gradient_bytes += bucket.gradient_bytes();
+    if (!IsSkip(report.verdict)) step.published_bytes += bucket.parameters_bytes();
   }
   step.by_agreement = true;
   observer_->OnStep(step);

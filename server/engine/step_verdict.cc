@@ -148,7 +148,7 @@ void StepMachine::MaybeClose() {
   report.exposed_duration = report.end_time - open_->end_time;
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     if (buckets_[i].phase == Phase::kAwaited) continue;
-    report.gradient_bytes += layout_->buckets[i].elements * kernels::DTypeBytes(layout_->buckets[i].gradient_dtype);
+    report.gradient_bytes += layout_->buckets[i].gradient_bytes();
   }
   open_.reset();
   observer_->OnStep(report);

@@ -330,9 +330,9 @@ transport::MovedMemory HostedOptimizer::MovedMemory() const {
                                .next_slot = [this] { return engine_->statistics().next_slot(); }};
   for (const engine::BucketLayout& bucket : layout_.buckets) {
     moved.buckets.push_back({.gradient_offsets = bucket.gradient_offsets,
-                             .gradient_bytes = bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype),
+                             .gradient_bytes = bucket.gradient_bytes(),
                              .parameters_offset = bucket.parameters_offset,
-                             .parameters_bytes = bucket.elements * kernels::DTypeBytes(bucket.dtype),
+                             .parameters_bytes = bucket.parameters_bytes(),
                              .chunks = bucket.chunks()});
   }
   return moved;

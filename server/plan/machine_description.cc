@@ -61,58 +61,39 @@ std::string CurveText(const LinkCurve& curve) {
                          first.bytes / 1e6, last.bytes_per_second / 1e9, last.bytes / 1e6);
 }
 
-// With its unit; empty for a field that is not known here.
-std::string ValueText(const Machine& machine, std::string_view field) {
-  const auto text = [](double value, double unit, const char* name) {
-    return absl::StrFormat("%.4g%s", value / unit, name);
-  };
-  if (field == "gpu.peak_flops") return text(machine.gpu.peak_flops, 1e12, " TFLOPS");
-  if (field == "gpu.matmul_efficiency") return text(machine.gpu.matmul_efficiency, 1, "");
-  if (field == "gpu.memory_bytes") return text(machine.gpu.memory_bytes, 1e9, " GB");
-  if (field == "gpu.memory_bandwidth") return text(machine.gpu.memory_bandwidth, 1e9, " GB/s");
-  if (field == "gpu.block_traffic") return text(machine.gpu.block_traffic, 1, " bytes per token and hidden element");
-  if (field == "gpu.attention_efficiency") return text(machine.gpu.attention_efficiency, 1, "");
-  if (field == "gpu.block_overhead") return text(machine.gpu.block_overhead, 1e-6, " us");
-  if (field == "host.memory_bytes") return text(machine.host.memory_bytes, 1e9, " GB");
-  if (field == "host.cores") return text(machine.host.cores, 1, "");
-  if (field == "host.bandwidth") return text(machine.host.bandwidth, 1e9, " GB/s");
-  if (field == "host.core_bandwidth") return text(machine.host.core_bandwidth, 1e9, " GB/s");
-  if (field == "passes.absorb") return text(machine.passes.absorb, 1e-9, " ns per element");
-  if (field == "passes.publish") return text(machine.passes.publish, 1e-9, " ns per element");
-  if (field == "passes.publish_masters") return text(machine.passes.publish_masters, 1e-9, " ns per element");
-  if (field == "h2d") return CurveText(machine.h2d);
-  if (field == "d2h") return CurveText(machine.d2h);
-  if (field == "network.node_ranks") return text(machine.network.node_ranks, 1, "");
-  if (field == "network.node_bandwidth") return text(machine.network.node_bandwidth, 1e9, " GB/s");
-  if (field == "network.bandwidth") return text(machine.network.bandwidth, 1e9, " GB/s");
-  if (field == "network.collective_seconds") return text(machine.network.collective_seconds, 1e-6, " us");
-  if (field == "network.agreement_seconds") return text(machine.network.agreement_seconds, 1e-6, " us");
-  if (field == "trainer_cores") return text(machine.trainer_cores, 1, "");
-  return "";
-}
+std::string Text(double value, double unit, const char* name) { return absl::StrFormat("%.4g%s", value / unit, name); }
 
-constexpr std::string_view kFields[] = {"gpu.peak_flops",
-                                        "gpu.matmul_efficiency",
-                                        "gpu.memory_bytes",
-                                        "gpu.memory_bandwidth",
-                                        "gpu.block_traffic",
-                                        "gpu.attention_efficiency",
-                                        "gpu.block_overhead",
-                                        "host.memory_bytes",
-                                        "host.cores",
-                                        "host.bandwidth",
-                                        "host.core_bandwidth",
-                                        "passes.absorb",
-                                        "passes.publish",
-                                        "passes.publish_masters",
-                                        "h2d",
-                                        "d2h",
-                                        "network.node_ranks",
-                                        "network.node_bandwidth",
-                                        "network.bandwidth",
-                                        "network.collective_seconds",
-                                        "network.agreement_seconds",
-                                        "trainer_cores"};
+struct Number {
+  std::string_view field;
+  std::string (*text)(const Machine&);  // with its unit
+};
+
+constexpr Number kNumbers[] = {
+    {"gpu.peak_flops", [](const Machine& m) { return Text(m.gpu.peak_flops, 1e12, " TFLOPS"); }},
+    {"gpu.matmul_efficiency", [](const Machine& m) { return Text(m.gpu.matmul_efficiency, 1, ""); }},
+    {"gpu.memory_bytes", [](const Machine& m) { return Text(m.gpu.memory_bytes, 1e9, " GB"); }},
+    {"gpu.memory_bandwidth", [](const Machine& m) { return Text(m.gpu.memory_bandwidth, 1e9, " GB/s"); }},
+    {"gpu.block_traffic",
+     [](const Machine& m) { return Text(m.gpu.block_traffic, 1, " bytes per token and hidden element"); }},
+    {"gpu.attention_efficiency", [](const Machine& m) { return Text(m.gpu.attention_efficiency, 1, ""); }},
+    {"gpu.block_overhead", [](const Machine& m) { return Text(m.gpu.block_overhead, 1e-6, " us"); }},
+    {"host.memory_bytes", [](const Machine& m) { return Text(m.host.memory_bytes, 1e9, " GB"); }},
+    {"host.cores", [](const Machine& m) { return Text(m.host.cores, 1, ""); }},
+    {"host.bandwidth", [](const Machine& m) { return Text(m.host.bandwidth, 1e9, " GB/s"); }},
+    {"host.core_bandwidth", [](const Machine& m) { return Text(m.host.core_bandwidth, 1e9, " GB/s"); }},
+    {"passes.absorb", [](const Machine& m) { return Text(m.passes.absorb, 1e-9, " ns per element"); }},
+    {"passes.publish", [](const Machine& m) { return Text(m.passes.publish, 1e-9, " ns per element"); }},
+    {"passes.publish_masters",
+     [](const Machine& m) { return Text(m.passes.publish_masters, 1e-9, " ns per element"); }},
+    {"h2d", [](const Machine& m) { return CurveText(m.h2d); }},
+    {"d2h", [](const Machine& m) { return CurveText(m.d2h); }},
+    {"network.node_ranks", [](const Machine& m) { return Text(m.network.node_ranks, 1, ""); }},
+    {"network.node_bandwidth", [](const Machine& m) { return Text(m.network.node_bandwidth, 1e9, " GB/s"); }},
+    {"network.bandwidth", [](const Machine& m) { return Text(m.network.bandwidth, 1e9, " GB/s"); }},
+    {"network.collective_seconds", [](const Machine& m) { return Text(m.network.collective_seconds, 1e-6, " us"); }},
+    {"network.agreement_seconds", [](const Machine& m) { return Text(m.network.agreement_seconds, 1e-6, " us"); }},
+    {"trainer_cores", [](const Machine& m) { return Text(m.trainer_cores, 1, ""); }},
+};
 
 bool SameCurve(const LinkCurve& left, const LinkCurve& right) {
   return std::equal(left.points.begin(), left.points.end(), right.points.begin(), right.points.end(),
@@ -121,10 +102,10 @@ bool SameCurve(const LinkCurve& left, const LinkCurve& right) {
                     });
 }
 
-bool Same(const Machine& left, const Machine& right, std::string_view field) {
-  if (field == "h2d") return SameCurve(left.h2d, right.h2d);
-  if (field == "d2h") return SameCurve(left.d2h, right.d2h);
-  return ValueText(left, field) == ValueText(right, field);
+bool Same(const Machine& left, const Machine& right, const Number& number) {
+  if (number.field == "h2d") return SameCurve(left.h2d, right.h2d);
+  if (number.field == "d2h") return SameCurve(left.d2h, right.d2h);
+  return number.text(left) == number.text(right);
 }
 
 }  // namespace
@@ -153,12 +134,12 @@ std::vector<std::string> MachineSentences(const Machine& machine, const std::str
   std::vector<std::string> sentences;
   const absl::StatusOr<Machine> base = known.empty() ? absl::NotFoundError("") : simulator::FindMachine(known);
   const auto sources = known.empty() ? absl::NotFoundError("") : simulator::SourcesOf(known);
-  for (const std::string_view field : kFields) {
-    if (!network && field.starts_with("network.")) continue;
-    std::string sentence = absl::StrCat(std::string(field), " is ", ValueText(machine, field));
-    if (base.ok() && sources.ok() && Same(machine, *base, field)) {
+  for (const Number& number : kNumbers) {
+    if (!network && number.field.starts_with("network.")) continue;
+    std::string sentence = absl::StrCat(std::string(number.field), " is ", number.text(machine));
+    if (base.ok() && sources.ok() && Same(machine, *base, number)) {
       for (const simulator::Source& source : *sources) {
-        if (source.field != field) continue;
+        if (source.field != number.field) continue;
         absl::StrAppend(&sentence, " (", std::string(simulator::BasisName(source.basis)), ": ",
                         std::string(source.text), ").");
       }

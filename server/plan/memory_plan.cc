@@ -1,8 +1,6 @@
 #include "server/plan/memory_plan.h"
 
-#include <algorithm>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/undo_slot.h"

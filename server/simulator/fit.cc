@@ -13,10 +13,6 @@ namespace {
 constexpr uint64_t kRegion = 4096;
 constexpr uint64_t RoundUp(uint64_t bytes) { return (bytes + kRegion - 1) / kRegion * kRegion; }
 
-uint64_t GradientBytes(const engine::BucketLayout& bucket) {
-  return bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype);
-}
-
 uint64_t GradientBytes(const engine::ParameterSpec& parameter) {
   return engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.gradient_dtype);
 }
@@ -25,7 +21,7 @@ uint64_t GradientBytes(const engine::ParameterSpec& parameter) {
 uint64_t SlotBytes(const engine::Layout& layout) {
   uint64_t bytes = 0, sums = 0;
   for (const engine::BucketLayout& bucket : layout.buckets) {
-    bytes = std::max(bytes, RoundUp(GradientBytes(bucket)));
+    bytes = std::max(bytes, RoundUp(bucket.gradient_bytes()));
     sums = std::max(sums, RoundUp(bucket.chunks() * sizeof(double)));
   }
   return bytes + sums;
@@ -36,7 +32,7 @@ uint64_t ResidentBytes(const engine::Layout& layout, uint32_t count) {
   for (const engine::ArrayLayout& array : layout.state_arrays) element_bytes += kernels::DTypeBytes(array.dtype);
   for (size_t i = layout.buckets.size() - std::min<size_t>(count, layout.buckets.size()); i < layout.buckets.size();
        ++i) {
-    bytes += layout.buckets[i].elements * element_bytes + GradientBytes(layout.buckets[i]);
+    bytes += layout.buckets[i].elements * element_bytes + layout.buckets[i].gradient_bytes();
   }
   return bytes;
 }
@@ -59,7 +55,7 @@ MemoryItem Gradients(const Model& model, const engine::Layout& layout, const Gpu
   if (use.accumulation == 1) return {"gradients", largest, "of the largest block, until its buckets have left"};
   if (!use.gathers) return {"gradients", AllGradientBytes(model), "of all parameters: they stay from pass to pass"};
   uint64_t shards = 0;
-  for (const engine::BucketLayout& bucket : layout.buckets) shards += GradientBytes(bucket);
+  for (const engine::BucketLayout& bucket : layout.buckets) shards += bucket.gradient_bytes();
   return {"gradients", shards + largest,
           "of the shards, which stay from pass to pass, and of the largest block, until they are reduced"};
 }

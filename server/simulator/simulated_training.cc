@@ -11,14 +11,6 @@
 namespace superoffload::simulator {
 namespace {
 
-uint64_t GradientBytes(const engine::BucketLayout& bucket) {
-  return bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype);
-}
-
-uint64_t ParameterBytes(const engine::BucketLayout& bucket) {
-  return bucket.elements * kernels::DTypeBytes(bucket.dtype);
-}
-
 // The largest norm that is not clipped.
 constexpr double kMaxGradNorm = 1;
 
@@ -83,12 +75,12 @@ void SimulatedTraining::OpenMover() {
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     const engine::BucketLayout& bucket = layout_.buckets[i];
     memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
-                              .gradient_bytes = GradientBytes(bucket),
+                              .gradient_bytes = bucket.gradient_bytes(),
                               .parameters_offset = bucket.parameters_offset,
-                              .parameters_bytes = ParameterBytes(bucket),
+                              .parameters_bytes = bucket.parameters_bytes(),
                               .chunks = bucket.chunks()});
     bucket_at_[bucket.parameters_offset] = i;
-    memory.slots.bytes = std::max(memory.slots.bytes, GradientBytes(bucket));
+    memory.slots.bytes = std::max(memory.slots.bytes, bucket.gradient_bytes());
     chunks = std::max<uint64_t>(chunks, bucket.chunks());
   }
   memory.slots.offset = layout_.parameters_bytes;
@@ -193,7 +185,7 @@ void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
 void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete) {
   Bucket& bucket = buckets_[index];
   const auto slot = static_cast<uint32_t>(gradients_++ % copied_.size());
-  const double bytes = static_cast<double>(GradientBytes(layout_.buckets[index]));
+  const double bytes = static_cast<double>(layout_.buckets[index].gradient_bytes());
   pack_.Wait(complete);
   Check(mover_->WaitLanded(index, SimulatedCuda::HandleOf(&pack_)));
   pack_.Wait(copied_[slot]);
@@ -300,7 +292,7 @@ void SimulatedTraining::UpdateResidents() {
   for (auto i = static_cast<uint32_t>(buckets_.size()); i-- > 0 && Resident(i);) {
     const engine::BucketLayout& bucket = layout_.buckets[i];
     const double bytes = state * static_cast<double>(bucket.elements) +
-                         static_cast<double>(GradientBytes(bucket) + ParameterBytes(bucket));
+                         static_cast<double>(bucket.gradient_bytes() + bucket.parameters_bytes());
     SimulatedCuda::StreamOf(mover_->up_stream()).Kernel(bytes / machine_.gpu.memory_bandwidth, "update");
     Check(mover_->RecordLanded(i));
     buckets_[i].final = true;

@@ -87,7 +87,7 @@ void Oracle::CheckParameters(const std::vector<std::byte>& parameters, const cha
   for (uint32_t b = 0; b < ground_.buckets(); ++b) {
     const engine::BucketLayout& bucket = ground_.layout.buckets[b];
     if (std::memcmp(parameters.data() + bucket.parameters_offset, this->parameters().data() + bucket.parameters_offset,
-                    bucket.elements * kernels::DTypeBytes(bucket.dtype)) != 0) {
+                    bucket.parameters_bytes()) != 0) {
       Fail("parameters of bucket ", b, " of ", ground_.buckets(), " differ ", when, " with ", committed_steps_,
            " steps committed");
     }

@@ -278,7 +278,7 @@ void SimulatedTrainer::CopyFinalParameters() {
     if (copied_[b] || !progress_->IsFinal(b)) continue;
     const engine::BucketLayout& bucket = ground_.layout.buckets[b];
     std::memcpy(model_.data() + bucket.parameters_offset, ground_.memory.parameters.data() + bucket.parameters_offset,
-                bucket.elements * kernels::DTypeBytes(bucket.dtype));
+                bucket.parameters_bytes());
     copied_[b] = true;
   }
 }

@@ -102,7 +102,7 @@ bool SimulatedTrainer::ReadSomeBucket() {
   const uint32_t b = may[ground_.random.Below(may.size())];
   asked_[b] = true;
   const engine::BucketLayout& bucket = ground_.layout.buckets[b];
-  const size_t bytes = bucket.elements * kernels::DTypeBytes(bucket.dtype);
+  const size_t bytes = bucket.parameters_bytes();
   const auto now = oracle_.parameters().begin() + static_cast<ptrdiff_t>(bucket.parameters_offset);
   gpu_->Read(b, [this, b, reading = reading_, expected = std::vector(now, now + static_cast<ptrdiff_t>(bytes))](
                     const std::byte* parameters) {

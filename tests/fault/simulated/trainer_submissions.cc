@@ -101,7 +101,7 @@ bool SimulatedTrainer::WriteSomeGradient() {
   const engine::BucketLayout& bucket = ground_.layout.buckets[b];
   ground_.log.Add("trainer", "writes gradient", b, slot_);
   std::memcpy(ground_.memory.gradients.data() + bucket.gradient_offsets[slot_], attempt_.Gradient(bucket),
-              bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype));
+              bucket.gradient_bytes());
   written_[b] = true;
   return true;
 }

@@ -90,7 +90,7 @@ TEST(LayoutTest, PartsTellWhatABucketHoldsOfEachParameter) {
 std::vector<double> GradientMiB(const Layout& layout) {
   std::vector<double> sizes;
   for (const BucketLayout& bucket : layout.buckets) {
-    sizes.push_back(static_cast<double>(bucket.elements * kernels::DTypeBytes(bucket.gradient_dtype)) / (1 << 20));
+    sizes.push_back(static_cast<double>(bucket.gradient_bytes()) / (1 << 20));
   }
   return sizes;
 }
