@@ -6,6 +6,7 @@
 set -euo pipefail
 host="$(realpath "$1")" results="$(realpath "$2")"
 cd "$(dirname "$0")/.."
+source tests/support/runners.sh
 sysroot="$PWD/build/arm64-sysroot" build="$PWD/build/arm64"
 
 deploy/arm64/sysroot.sh "$sysroot"
@@ -20,22 +21,32 @@ done
 run_arm64() { qemu-aarch64-static -cpu "max,sve-default-vector-length=$1" -L "$sysroot" "${@:2}"; }
 # In shards, since tests that fork mostly wait for the emulator. The length of a vector is nothing to kernels without SVE.
 # Death tests start their own file, which only the emulator can.
+# Usage: kernel_tests run_gtest|repeat_gtest BYTES SHARD
+kernel_tests() (
+  (($2 == 16)) && filter='-*DeathTest*' || filter='-*DeathTest*:*SCALAR:*NEON'
+  export GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX="$3"
+  "$1" "$results" "arm64-sve$2-$3" "$filter" run_arm64 "$2" "$build/tests/unit/kernels/kernels_test"
+)
 for bytes in 16 32 256; do
-  ((bytes == 16)) && filter='-*DeathTest*' || filter='-*DeathTest*:*SCALAR:*NEON'
-  for shard in 0 1 2 3; do
-    GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$shard run_arm64 $bytes "$build/tests/unit/kernels/kernels_test" --gtest_brief=1 \
-      --gtest_filter="$filter" --gtest_output="xml:$results/arm64-sve$bytes-$shard.xml" &
-  done
+  for shard in 0 1 2 3; do kernel_tests run_gtest $bytes $shard & done
 done
 
 daemon="$build/superoffloadd-emulated"
 printf '#!/bin/sh\nexec qemu-aarch64-static -cpu max,sve-default-vector-length=16 -L %s -E LD_LIBRARY_PATH=%s %s "$@"\n' \
   "$sysroot" "$build/tests/support/fake-cuda" "$build/server/superoffloadd" >"$daemon"
 chmod +x "$daemon"
-SUPEROFFLOAD_DAEMON="$daemon" "$host/tests/integration/integration_test" --gtest_brief=1 \
-  --gtest_filter='CppClientTest.*:WholePathTest.*:*_2_BFloat16:*_2_ScaledFloat16' \
-  --gtest_output="xml:$results/arm64-daemon.xml" </dev/null
-SUPEROFFLOAD_DAEMON="$daemon" LD_LIBRARY_PATH="$host/tests/support/fake-cuda" "$host/tests/integration/gpu_test" \
-  --gtest_brief=1 --gtest_filter='*/DaemonDescriptor:*/DaemonResident:*/Trainer' \
-  --gtest_output="xml:$results/arm64-gpu.xml" </dev/null
+export SUPEROFFLOAD_DAEMON="$daemon"
+# Usage: daemon_tests run_gtest|repeat_gtest
+daemon_tests() (
+  "$1" "$results" arm64-daemon 'CppClientTest.*:WholePathTest.*:*_2_BFloat16:*_2_ScaledFloat16' \
+    "$host/tests/integration/integration_test"
+  export LD_LIBRARY_PATH="$host/tests/support/fake-cuda"
+  "$1" "$results" arm64-gpu '*/DaemonDescriptor:*/DaemonResident:*/Trainer' "$host/tests/integration/gpu_test"
+)
+daemon_tests run_gtest
 wait
+
+for bytes in 16 32 256; do
+  for shard in 0 1 2 3; do kernel_tests repeat_gtest $bytes $shard; done
+done
+daemon_tests repeat_gtest

@@ -9,6 +9,7 @@ build="$(realpath -m "${SUPEROFFLOAD_BUILD:-build/test}")"
 results="$build/results"
 quick=0
 [[ "${1:-}" == --quick ]] && quick=1
+source tests/support/runners.sh
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
@@ -25,16 +26,13 @@ build() {
 cpp_tests() {
   local exclude=()
   ((quick)) && exclude=(--exclude-regex 'ExactnessTest')
-  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error "${exclude[@]}" \
-    --output-junit "$results/ctest.xml" | grep -v ' Passed \|Start '
+  run_ctest "$build" "$results" ctest "${exclude[@]}"
 }
 
-# Tests wait a lot, for daemons and disks: one more at once than there are cores.
 python_tests() {
   local ignored=()
   ((quick)) && ignored=(--ignore tests/fuzz)
-  "$venv/bin/python" -m pytest -q --import-mode=importlib -n $(($(nproc) + 1)) --dist loadfile tests "${ignored[@]}" \
-    --durations 20 --junitxml "$results/pytest.xml"
+  run_pytest "$venv/bin/python" "$results" pytest tests "${ignored[@]}" --durations 20
 }
 
 arm64() { tests/arm64.sh "$build" "$results"; }
@@ -56,17 +54,4 @@ printf '== [%2d:%02d] done\n' $((SECONDS / 60)) $((SECONDS % 60))
 expected=(ctest.xml pytest.xml)
 ((quick)) || expected+=(arm64-sve{16,32,256}-{0,1,2,3}.xml arm64-daemon.xml arm64-gpu.xml
   asan.xml asan-pytest.xml tsan.xml tsan-pytest.xml)
-"$venv/bin/python" - "$results" "${expected[@]}" <<'SUM'
-import pathlib, sys, xml.etree.ElementTree as xml
-passed = failed = 0
-files = set(sys.argv[2:])
-for path in pathlib.Path(sys.argv[1]).glob("*.xml"):
-    files.discard(path.name)
-    for suite in [node for node in xml.parse(path).getroot().iter("testsuite")]:
-        bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        failed += bad
-        passed += int(suite.get("tests", 0)) - bad - int(suite.get("skipped", 0))
-failed += len(files)  # a runner that did not report
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0 or passed == 0)
-SUM
+"$venv/bin/python" tests/support/summary.py "$results" "${expected[@]}"

@@ -5,6 +5,7 @@
 # Usage: tests/sanitizers.sh asan|tsan PYTHON RESULTS_DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/support/runners.sh
 preset="$1" python="$2" results="$3"
 build="$PWD/build/$preset"
 
@@ -23,16 +24,14 @@ left_out+='|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32'
 # Of the fake GPUs those whose copies take ways of their own; a process that single-steps itself shows nothing new.
 left_out+='|GpuExactnessTest.*/(Trainer|Direct|DaemonCoherent|TrainerNeverSpeculating|[A-Za-z]*SlowDown|AutoWithoutTheDaemon) '
 left_out+='|GpuExactnessTest.*(Hmm|Unregistered|Mig)|UndoSlotTest.EveryInstruction'
-ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$results/$preset.xml" \
-  --exclude-regex "$left_out" | grep -v ' Passed \|Start ' || true
+run_ctest "$build" "$results" "$preset" --exclude-regex "$left_out"
 # Not what JAX, ranks, GPUs and Python do with the client library, which is not built that way (what a daemon does for GPUs
 # is in the C++ tests), nor files of an installation, imports in any order, and models as transformers makes them.
 without='import_order or known_model'
 # Every message of 40,000 parameters that passes from gRPC's threads to ours is a race to ThreadSanitizer, which takes a
 # minute to see that all of them are suppressed.
 [[ "$preset" == tsan ]] && without+=' or of_many_parameters_comes_and_goes or each_parameter_may_have_a_group'
-"$python" -m pytest -q --import-mode=importlib -n $(($(nproc) + 1)) --dist loadfile tests/integration \
+run_pytest "$python" "$results" "$preset-pytest" tests/integration \
   --ignore-glob '*/test_jax_*' --ignore-glob '*/test_fsdp2*' --ignore-glob '*/test_replicas.py' --ignore-glob '*/test_ulysses.py' \
   --ignore-glob '*_ranks.py' --ignore-glob '*/test_models.py' --ignore-glob '*/test_torch_*' \
-  --ignore-glob '*/test_interrupts.py' --ignore-glob '*/test_install_service.py' -k "not ($without)" \
-  --durations 10 --junitxml "$results/$preset-pytest.xml"
+  --ignore-glob '*/test_interrupts.py' --ignore-glob '*/test_install_service.py' -k "not ($without)" --durations 10
