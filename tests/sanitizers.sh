@@ -15,8 +15,12 @@ export LSAN_OPTIONS="use_tls=0:suppressions=$PWD/tests/support/lsan.supp:print_s
 export TSAN_OPTIONS="halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$PWD/tests/support/tsan.supp"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 
+# Only what runs here, and for ThreadSanitizer only what has threads: simulations, plans and explorations have one.
+programs=(superoffloadd kernels_test kernels_gpu_test server_test client_test client_cpp_test client_gpu_test
+  integration_test gpu_test)
+[[ "$preset" == tsan ]] || programs+=(simulator_test plan_test fault_simulator explore_agreement fuzzers)
 cmake --preset "$preset" >/dev/null
-ninja -C "$build" --quiet
+ninja -C "$build" --quiet "${programs[@]}"
 # Of the long exactness runs those with three worker threads and the policy that takes every path; nothing that simulates
 # whole tables of a README, in one thread.
 left_out='TablesTest|TuningTest|/ExactnessTest.*(_[124]Threads|/(Always|Never)_)|KilledAgainAndAgainTrains.*_1Threads'
@@ -24,6 +28,8 @@ left_out+='|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32'
 # Of the fake GPUs those whose copies take ways of their own; a process that single-steps itself shows nothing new.
 left_out+='|GpuExactnessTest.*/(Trainer|Direct|DaemonCoherent|TrainerNeverSpeculating|[A-Za-z]*SlowDown|AutoWithoutTheDaemon) '
 left_out+='|GpuExactnessTest.*(Hmm|Unregistered|Mig)|UndoSlotTest.EveryInstruction'
+left_out+='|_NOT_BUILT$'
+[[ "$preset" == tsan ]] && left_out+='|^(SimulatedFaults|Agreement)\.'
 run_ctest "$build" "$results" "$preset" --exclude-regex "$left_out"
 # Not what JAX, ranks, GPUs and Python do with the client library, which is not built that way (what a daemon does for GPUs
 # is in the C++ tests), nor files of an installation, imports in any order, and models as transformers makes them.

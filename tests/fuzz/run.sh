@@ -7,7 +7,7 @@ seconds=10
 [[ "${1:-}" == --seconds ]] && seconds="$2"
 
 cmake --preset asan >/dev/null
-ninja -C build/asan --quiet $(sed -n 's/^foreach(name IN ITEMS \(.*\))/\1/p' tests/fuzz/CMakeLists.txt | sed 's/\(\S*\)/fuzz_\1/g')
+ninja -C build/asan --quiet fuzzers
 failures=0 count=0
 for corpus in tests/fuzz/corpus/*/; do
   name=$(basename "$corpus")
