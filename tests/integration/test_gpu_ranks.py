@@ -1,16 +1,19 @@
 """Several ranks with parameters on GPUs, which are fake ones: every bit is that of trainers on the host."""
 
+import re
+
 import pytest
 import torch
 from tests.conftest import Daemon
 from tests.support.fake_torch_gpu import DRIVER, fake_gpu  # noqa: F401
 from tests.support.rank_processes import Run, equal
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import superoffload.torch
-from superoffload.torch import GpuOptions, shards
+from superoffload.torch import GpuOptions, fsdp, shards
 
 FP32 = {"dtype": "float32", "clip": "call"}
 
@@ -210,6 +213,26 @@ def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeyp
             seen |= own
             waits.clear()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "name", ["FSDPParam", "FSDPParam._sharded_param_data", "FSDPParamGroup.unshard", "FSDPParamGroup.device_handle"]
+)
+def test_an_fsdp_without_a_name_that_is_needed_is_refused(daemons, fake_gpu, alone, monkeypatch, name):  # noqa: F811
+    model = torch.nn.Linear(64, 64)
+    fully_shard(model)
+    group = model._get_fsdp_state()._fsdp_param_group
+    fsdp._classes.cache_clear()
+    places = {
+        "FSDPParam": (_fsdp_param, "FSDPParam"),
+        "FSDPParam._sharded_param_data": (group.fsdp_params[0], "_sharded_param_data"),
+        "FSDPParamGroup.unshard": (_fsdp_param_group.FSDPParamGroup, "unshard"),
+        "FSDPParamGroup.device_handle": (group, "device_handle"),
+    }
+    monkeypatch.delattr(*places[name])
+    with pytest.raises(superoffload.Error, match=f"torch {re.escape(torch.__version__)} is not as it was") as refused:
+        superoffload.torch.AdamW(model.named_parameters(), endpoint=daemons[0].endpoint)
+    assert name.split(".")[-1] in str(refused.value)
 
 
 def test_what_is_written_to_one_element_of_a_dtensor_is_found(sharded):

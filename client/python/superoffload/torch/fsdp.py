@@ -1,11 +1,12 @@
 """What has to be known of FSDP2's inside: which memory it gathers, and when it begins to.
 
-FSDP has no public names for either. Those that are used here are looked for when an optimizer is built, and a torch
-that lacks them is refused: without them an all-gather might bring parameters of the step before.
+FSDP has no public names for either, up to torch 2.15. Those that are used here are looked for when an optimizer is
+built, and a torch that lacks one is refused: without it an all-gather might bring parameters of the step before.
 """
 
 import functools
 import gc
+import inspect
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -24,20 +25,51 @@ class Reader(Protocol):
 
 _readers: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
+_OF_PARAMETERS = ("sharded_param", "_sharded_param_data")
+_OF_UNITS = ("fsdp_params", "is_sharded", "comm_ctx", "device_handle", "_training_state")
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any, Any]:
+    """FSDP's own of a parameter, of a unit that is gathered at once, and of streams; raises Error for other ones."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup
+
+        inspect.signature(FSDPParamGroup.unshard).bind(None, async_op=False)
+        inspect.signature(FSDPCommContext.get_all_gather_streams).bind(None, False, None)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise _refused(str(error)) from error
+    return FSDPParam, FSDPParamGroup, FSDPCommContext
+
+
+def _alive(kind: Any, names: Iterable[str]) -> list[Any]:
+    """All things of a class of FSDP's; raises Error where one lacks a name."""
+    things = [thing for thing in gc.get_objects() if type(thing) is kind]
+    for thing in things:
+        for name in names:
+            if not hasattr(thing, name):
+                raise _refused(f"{kind.__name__} has no {name}")
+    return things
+
+
+def _refused(what: str) -> Error:
+    return Error(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"the FSDP2 of torch {torch.__version__} is not as it was in 2.11 to 2.15 ({what}): use one of those for "
+        "sharded parameters on a GPU, or train on the CPU",
+    )
+
 
 def _flat(gathered: Any) -> torch.Tensor | None:
     """What an all-gather reads: a shard's elements, and behind them padding of which nobody reads a bit."""
-    memory = getattr(gathered, "_sharded_param_data", None)
+    memory = None if gathered is None else gathered._sharded_param_data
     return memory if isinstance(memory, torch.Tensor) else None
 
 
 def _gathered() -> list[Any]:
-    """FSDP's own of each parameter that it gathers."""
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-    except ImportError:
-        return []
-    return [thing for thing in gc.get_objects() if type(thing) is FSDPParam]
+    """FSDP's own of each parameter that it gathers; raises Error where that cannot be known."""
+    return _alive(_classes()[0], _OF_PARAMETERS)
 
 
 def gathered_memory() -> set[int]:
@@ -67,14 +99,9 @@ def watch(reader: Reader, parameters: Iterable[torch.Tensor]) -> None:
     """Has ``reader`` be told of all-gathers, as long as it lives; raises Error where that cannot be."""
     if not any(map(shards.is_sharded, parameters)):
         return
-    try:
-        _install()
-    except (ImportError, AttributeError) as error:
-        raise Error(
-            grpc.StatusCode.UNIMPLEMENTED,
-            f"torch {torch.__version__} begins FSDP's all-gathers in a way that is not known here ({error}): use torch "
-            "2.13 for sharded parameters on a GPU, or train on the CPU",
-        ) from error
+    _, unit, _ = _classes()
+    _alive(unit, _OF_UNITS)
+    _install()
     _readers.add(reader)
 
 
@@ -84,9 +111,8 @@ def forget(reader: Reader) -> None:
 
 @functools.cache
 def _install() -> None:
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup
-
-    original, streams_of = FSDPParamGroup.unshard, FSDPCommContext.get_all_gather_streams
+    _, unit, context = _classes()
+    original, streams_of = unit.unshard, context.get_all_gather_streams
 
     @functools.wraps(original)
     def unshard(group: Any, async_op: bool = False) -> Any:
@@ -99,4 +125,4 @@ def _install() -> None:
                 reader.before_all_gather(parameters, streams)
         return original(group, async_op)
 
-    FSDPParamGroup.unshard = unshard
+    unit.unshard = unshard
