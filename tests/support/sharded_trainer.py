@@ -126,6 +126,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def _reduce(model: Model) -> None:
+    """Sums the parts of gradients: torch.optim of torch 2.11 trains with them as well, but to other weights."""
+    for parameter in model.parameters():
+        if isinstance(parameter.grad, DTensor):
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+
+
 def _switch(model: Model, optimizer: torch.optim.Optimizer, layout: str, reshard: bool) -> Parallel:
     """What Accelerator.prepare does, which distributes models on GPUs only."""
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
@@ -265,6 +272,8 @@ def train(
             (loss * factor).backward()
         if reduces:
             parallel.average()
+        if plain:
+            _reduce(model)
         if edits and step >= 4:
             for parameter in model.parameters():
                 if parameter.grad is not None:
