@@ -57,8 +57,11 @@ def reconnected(daemon):
 
 def threads_children(pid):
     """Of all its threads: the daemon starts a keeper in one of them."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
 
 
 def open_files(pid):
