@@ -17,6 +17,9 @@ namespace {
 // What a trainer whose process is not known has to come back in after the daemon's restart.
 constexpr std::chrono::minutes kReturnTime{10};
 
+// What a killed trainer's GPU has to end its copies in.
+constexpr std::chrono::seconds kEndLimit{30};
+
 // In a record: of a process that this PID name space does not see.
 constexpr uint32_t kUnknownPid = 0xffffffff;
 
@@ -145,9 +148,11 @@ absl::Status HostedOptimizer::Attach(const AttachedTrainer& info, Sync sync,
     Release();
     return ring.status();
   }
+  const Process trainer = FindProcess(info.peer.pid);
   auto transport = std::make_shared<transport::DeviceTransport>(
-      *std::move(ring), info.epoch, engine_.get(), [this, on_end = std::move(on_end)](const absl::Status& reason) {
+      *std::move(ring), info.epoch, engine_.get(), [this, trainer, on_end = std::move(on_end)](const absl::Status& reason) {
         engine_->Detach();
+        AwaitEnd(trainer, kEndLimit);
         Release(/*comes_back=*/absl::IsUnavailable(reason));  // the daemon is being restarted
         on_end(reason);
       });

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 
 namespace superoffload::optimizer {
@@ -20,6 +21,10 @@ Process FindProcess(pid_t pid);
 
 // Whether it runs. An unknown one may.
 bool MayRun(const Process& process);
+
+// Waits until it has ended, if it is ending. A process that was killed closes its sockets before the files through which
+// its GPU may still copy for it. False: it is ending still, after `limit`.
+bool AwaitEnd(const Process& process, std::chrono::milliseconds limit);
 
 }  // namespace superoffload::optimizer
 
