@@ -53,21 +53,25 @@ class GpuDevice {
 // "GPU-8f6c...", as nvidia-smi prints it and CUDA_VISIBLE_DEVICES takes it.
 std::string UuidText(const CudaUuid& uuid);
 
-// Makes the context current for this thread while it lives.
+// Makes the context current for this thread while it lives. Meanwhile a capture of another stream, of which nothing of
+// ours becomes a part, neither forbids this thread to wait or to allocate, nor is lost by it (CUresult 900).
 class CurrentDevice {
  public:
   explicit CurrentDevice(const GpuDevice& device) : driver_(device.driver()) {
+    driver_.ThreadExchangeStreamCaptureMode(&capture_mode_);
     driver_.CtxPushCurrent(device.context());
   }
   ~CurrentDevice() {
     CudaContext popped;
     driver_.CtxPopCurrent(&popped);
+    driver_.ThreadExchangeStreamCaptureMode(&capture_mode_);
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
   const CudaDriver& driver_;
+  int capture_mode_ = kCudaCaptureModeRelaxed;  // and then the one before
 };
 
 // A stream or an event. The device must be current when it is made and outlive it.

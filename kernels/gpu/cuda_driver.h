@@ -44,6 +44,7 @@ struct CudaAccess {
 inline constexpr int kCudaInvalidValue = 1;      // CUDA_ERROR_INVALID_VALUE
 inline constexpr int kCudaNotReady = 600;        // CUDA_ERROR_NOT_READY
 inline constexpr int kCudaStreamNotCapturing = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kCudaCaptureModeRelaxed = 2;   // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr int kCudaPosixDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2;
@@ -75,7 +76,6 @@ struct CudaDriver {
   int (*CtxSetCurrent)(CudaContext context);
   int (*CtxPushCurrent)(CudaContext context);
   int (*CtxPopCurrent)(CudaContext* context);
-  int (*CtxSynchronize)();
   int (*ModuleLoadData)(CudaModule* module, const void* image);
   int (*ModuleUnload)(CudaModule module);
   int (*ModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name);
@@ -108,6 +108,7 @@ struct CudaDriver {
   int (*StreamSynchronize)(CudaStream stream);
   int (*StreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
   int (*StreamIsCapturing)(CudaStream stream, int* status);
+  int (*ThreadExchangeStreamCaptureMode)(int* mode);
   int (*EventCreate)(CudaEvent* event, unsigned flags);
   int (*EventDestroy)(CudaEvent event);
   int (*EventRecord)(CudaEvent event, CudaStream stream);

@@ -160,11 +160,12 @@ SharedGpuMemory::~SharedGpuMemory() {
   driver.MemAddressFree(data_, bytes_);
 }
 
-CudaStatus SharedGpuMemory::GiveBack(uint64_t index) {
+CudaStatus SharedGpuMemory::GiveBack(uint64_t index, CudaStream stream) {
   std::lock_guard lock(mu_);
   if (index >= pieces_.size() || pieces_[index] == 0) return {};
+  if (CudaStatus status = CheckNotCapturing(*device_, stream); !status.ok()) return status;
   const CudaDriver& driver = device_->driver();
-  CudaStatus status = driver.Status(driver.CtxSynchronize(), "waiting for the GPU");
+  CudaStatus status = driver.Status(driver.StreamSynchronize(stream), "waiting for the GPU");
   return status.ok() ? Unmap(index) : status;
 }
 

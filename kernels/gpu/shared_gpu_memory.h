@@ -56,9 +56,10 @@ class SharedGpuMemory {
   // Memory for all addresses before `end`, in whole pieces. RESOURCE_EXHAUSTED: out of HBM; what is backed stays.
   CudaStatus Back(uint64_t end);
 
-  // Piece `index` has no memory any more, if it had any; its addresses stay taken. Waits for everything that the GPU has
-  // been given, which may still use it: the driver does not. Thread-safe, after everything else.
-  CudaStatus GiveBack(uint64_t index);
+  // Piece `index` has no memory any more, if it had any; its addresses stay taken. Waits for what `stream` has been given,
+  // which may still use it: the driver does not. Not for the whole context, which would end a capture of any stream of it.
+  // FAILED_PRECONDITION: the stream is being captured; once more when it is not. Thread-safe, after everything else.
+  CudaStatus GiveBack(uint64_t index, CudaStream stream);
 
   // The descriptor of each piece, which become the caller's. Everything must be backed.
   CudaStatus ExportTo(std::vector<int>* descriptors) const;

@@ -111,6 +111,7 @@ struct SimulatedDriver {
     SUPEROFFLOAD_CHECK_EQ(current.back()->allocated_.erase(pointer), 1u);
     return kOk;
   }
+  static int ExchangeCaptureMode(int*) { return kOk; }
   static int IsCapturing(CudaStream, int* status) { return *status = kernels::kCudaStreamNotCapturing, kOk; }
   static int CreateStream(CudaStream* stream, unsigned) {
     if (current.empty()) return kInvalidContext;
@@ -164,6 +165,7 @@ struct SimulatedDriver {
       d.LaunchKernel = &Launch;
       d.MemAlloc = &Allocate;
       d.MemFree = &Free;
+      d.ThreadExchangeStreamCaptureMode = &ExchangeCaptureMode;
       d.StreamIsCapturing = &IsCapturing;
       d.StreamCreate = &CreateStream;
       d.StreamDestroy = &DestroyStream;

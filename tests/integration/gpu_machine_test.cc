@@ -104,6 +104,40 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
   }
 }
 
+// A capture of some other stream, in the mode that forbids the most, stops none of the copies and is not lost by them.
+TEST_F(GpuMachineTest, AStepGoesOnWhileAnotherStreamIsBeingCaptured) {
+  for (const superoffload_mover mover : {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER}) {
+    SCOPED_TRACE(mover);
+    ASSERT_NO_FATAL_FAILURE(AttachTo(mover));
+    if (IsSkipped()) return;
+    ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
+    std::shared_ptr<const kernels::GpuDevice> device;
+    Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
+    Tensor::Require(device->driver().CtxSetCurrent(device->context()));
+    kernels::OwnedStream computes, captured;
+    Tensor::Require(kernels::MakeStream(*device, &computes).code);
+    Tensor::Require(kernels::MakeStream(*device, &captured).code);
+    constexpr int kGlobal = 0;
+    ASSERT_EQ(OfDriver<int(kernels::CudaStream, int)>("cuStreamBeginCapture_v2")(captured.get(), kGlobal), 0);
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_EQ(superoffload_begin_step(handle(), 1), 0);
+      for (uint32_t bucket = 0; bucket < buckets(); ++bucket) {
+        EXPECT_EQ(SubmitNothing(bucket, computes.get()), 0) << superoffload_last_error();
+      }
+      ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+      for (uint32_t bucket = 0; bucket < buckets(); ++bucket) {
+        EXPECT_EQ(superoffload_gpu_await_parameters(handle(), bucket, -1, reinterpret_cast<uint64_t>(computes.get())), 0)
+            << superoffload_last_error();
+      }
+      EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+    }
+    EXPECT_EQ(superoffload_gpu_set_resident(handle(), 2), 0) << superoffload_last_error();
+    void* graph = nullptr;
+    EXPECT_EQ(OfDriver<int(kernels::CudaStream, void**)>("cuStreamEndCapture")(captured.get(), &graph), 0);
+    attachment_.reset();
+  }
+}
+
 // Whichever allocation finds no memory, the answer says so or something else works, and nothing stays behind.
 TEST_F(GpuMachineTest, NoAllocationThatFailsLeavesAnythingBehind) {
   StartDaemon();

@@ -1,11 +1,15 @@
 """Parameters exist once in GPU memory, while an optimizer is built and when it is closed. The fake driver counts."""
 
+import ctypes
+import json
+
 import grpc
 import pytest
 import torch
+from tests.integration.test_ctl import ctl
 from tests.integration.test_torch_gpu import build, expected, optimizer_of, train, weights  # noqa: F401
 from tests.integration.test_torch_gpu import same as same_weights
-from tests.support.fake_torch_gpu import TorchAllocator, driver_count, fake_gpu, gpu_daemon  # noqa: F401
+from tests.support.fake_torch_gpu import DRIVER, TorchAllocator, driver_count, fake_gpu, gpu_daemon  # noqa: F401
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, cuda
@@ -107,6 +111,40 @@ def test_what_a_graph_still_reads_keeps_its_memory(gpu_daemon):
         parameter.data = torch.zeros(1)
     (gradient,) = torch.autograd.grad(output.sum(), given)
     assert torch.equal(gradient, hosted)
+
+
+def test_what_goes_during_a_capture_gives_its_memory_back_afterwards(gpu_daemon, allocator, monkeypatch):
+    current = [0]
+    monkeypatch.setattr(cuda, "stream_of", lambda device: current[0])
+    model = large()
+    elsewhere = used()
+    optimizer = large_optimizer(model, gpu_daemon, device="cuda:0")
+    optimizer.close()
+    driver = ctypes.CDLL(DRIVER)
+    allocator.release_cached()  # in its context
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+    first, *others = model.parameters()
+    current[0] = stream.value
+    for parameter in others:
+        parameter.data = torch.zeros(1)
+    current[0] = 0
+    assert used() - elsewhere > PARAMETERS / 2, "the graph may use it"
+    assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    first.data = torch.zeros(1)
+    assert used() <= elsewhere
+    assert driver.cuStreamDestroy_v2(stream) == 0
+
+
+def test_a_gpu_without_room_to_measure_casts_takes_the_one_that_needs_the_least(gpu_daemon, monkeypatch):
+    model = large()
+    monkeypatch.setenv("FAKE_CUDA_OOM", "1")
+    optimizer = large_optimizer(model, gpu_daemon, device="cuda:0", cast="auto")
+    monkeypatch.delenv("FAKE_CUDA_OOM")
+    described = json.loads(ctl(gpu_daemon, "describe", optimizer.name, "--json"))
+    assert described["gpu"].get("cast_timings", []) == []
+    optimizer.close()
 
 
 @pytest.mark.parametrize("origin", ["cpu", "meta"])

@@ -119,9 +119,10 @@ SUPEROFFLOAD_API int superoffload_gpu_back(superoffload_gpu_memory* memory, uint
                                            uint64_t* backed_bytes);
 
 /* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The attachments
- * that use it must have been ended (superoffload_gpu_end). Waits for everything that the GPU has been given. Thread-safe;
- * again and again is allowed. */
-SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index);
+ * that use it must have been ended (superoffload_gpu_end). Waits for what `stream` (a CUstream) has been given; what other
+ * streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the stream is being captured into
+ * a CUDA graph, and the piece keeps its memory. Thread-safe; again and again is allowed. */
+SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream);
 
 /* Device pointer of the parameters; offsets into them are those of the host's. */
 SUPEROFFLOAD_API uint64_t superoffload_gpu_address(const superoffload_gpu_memory* memory);

@@ -21,18 +21,21 @@ using kernels::PackedTensor;
 
 constexpr size_t kRounds = 7;
 
+// As memory of its own would be.
+constexpr uint64_t Aligned(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 // A gradient, a slot and what packing needs, on one GPU.
 class Rehearsal {
  public:
-  CudaStatus Open(int ordinal, uint64_t elements) {
+  CudaStatus Open(int ordinal, DType dtype, uint64_t elements) {
     elements_ = elements;
     if (CudaStatus status = kernels::GpuDevice::Open(ordinal, &device_); !status.ok()) return status;
     const kernels::CurrentDevice current(*device_);
     if (CudaStatus status = kernels_.Load(device_->driver()); !status.ok()) return status;
     if (CudaStatus status = kernels::MakeStream(*device_, &stream_); !status.ok()) return status;
     const uint64_t chunks = elements / kernels::kChunkElements + 1;
-    slot_offset_ = elements * sizeof(float);
-    sums_offset_ = 2 * slot_offset_;
+    slot_offset_ = Aligned(elements * kernels::DTypeBytes(dtype));
+    sums_offset_ = slot_offset_ + Aligned(elements * sizeof(float));
     if (CudaStatus status =
             kernels::SharedGpuMemory::Allocate(device_, sums_offset_ + chunks * sizeof(double), &memory_);
         !status.ok()) {
@@ -106,7 +109,7 @@ class Rehearsal {
 Status MeasureCast(int ordinal, DType dtype, uint64_t elements, CastSeconds* seconds) {
   if (elements == 0) return Error(Code::kInvalidArgument, "a bucket of 0 elements cannot be measured");
   Rehearsal rehearsal;
-  CudaStatus status = rehearsal.Open(ordinal, elements);
+  CudaStatus status = rehearsal.Open(ordinal, dtype, elements);
   if (status.ok()) status = rehearsal.Measure(dtype, dtype, &seconds->fused);
   if (status.ok()) status = rehearsal.Measure(dtype, DType::kFloat32, &seconds->gpu_fp32);
   return FromCuda(status);

@@ -110,11 +110,11 @@ int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint6
   });
 }
 
-int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index) {
+int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream) {
   return Guarded([&]() -> Status {
     if (memory == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
     const superoffload::kernels::CurrentDevice current(memory->impl->device());
-    return superoffload::client::FromCuda(memory->impl->GiveBack(index));
+    return superoffload::client::FromCuda(memory->impl->GiveBack(index, Stream(stream)));
   });
 }
 

@@ -45,6 +45,10 @@ std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
 #define IN_CONTEXT() \
   FAIL_IF_TOLD();    \
   if (contexts.empty() || contexts.back() == nullptr) return fake::kInvalidContext
+// And those that a capture forbids, to the threads that its mode names.
+#define IN_CONTEXT_AND_SAFE() \
+  IN_CONTEXT();               \
+  if (const int forbidden = fake::CheckSafe(); forbidden != 0) return forbidden
 
 // `host` is one of the two.
 int Copy(const char* direction, const void* to, const void* from, const void* host, size_t bytes, void* stream) {
@@ -122,12 +126,15 @@ int cuCtxPopCurrent_v2(CudaContext* popped) {
   return contexts.pop_back(), 0;
 }
 int cuModuleLoadData(CudaModule* handle, const void* image) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   if (image == nullptr) return fake::kInvalidValue;
   fake::CountObject(1);
   return *handle = reinterpret_cast<CudaModule>(&module), 0;
 }
-int cuModuleUnload(CudaModule) { return fake::CountObject(-1), 0; }
+int cuModuleUnload(CudaModule) {
+  IN_CONTEXT_AND_SAFE();
+  return fake::CountObject(-1), 0;
+}
 int cuModuleGetFunction(CudaFunction* function, CudaModule, const char* name) {
   *function = reinterpret_cast<CudaFunction>(const_cast<void*>(fake::FindKernel(name)));
   return *function == nullptr ? fake::kNotFound : 0;
@@ -139,11 +146,11 @@ int cuLaunchKernel(CudaFunction function, unsigned grid, unsigned, unsigned, uns
 }
 
 int cuMemAlloc_v2(CudaPointer* pointer, size_t bytes) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::Allocate(pointer, bytes);
 }
 int cuMemFree_v2(CudaPointer pointer) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::Free(pointer);
 }
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
@@ -183,19 +190,19 @@ int cuMemSetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses
 }
 
 int cuMemHostRegister_v2(void* data, size_t bytes, unsigned) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::Register(data, bytes);
 }
 int cuMemHostUnregister(void* data) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::Unregister(data);
 }
 int cuMemHostAlloc(void** data, size_t bytes, unsigned) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::AllocateHost(data, bytes);
 }
 int cuMemFreeHost(void* data) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::FreeHost(data);
 }
 
@@ -224,7 +231,7 @@ int cuStreamCreate(CudaStream* stream, unsigned) {
 }
 int cuStreamDestroy_v2(CudaStream stream) { return delete reinterpret_cast<fake::Stream*>(stream), 0; }
 int cuStreamSynchronize(CudaStream stream) {
-  IN_CONTEXT();
+  IN_CONTEXT_AND_SAFE();
   return fake::Synchronize(stream);
 }
 int cuStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
@@ -235,12 +242,16 @@ int cuStreamIsCapturing(CudaStream stream, int* status) {
   IN_CONTEXT();
   return fake::IsCapturing(stream, status);
 }
-int cuStreamBeginCapture_v2(CudaStream stream, int) {
-  return reinterpret_cast<fake::Stream*>(stream)->BeginCapture(), 0;
+int cuStreamBeginCapture_v2(CudaStream stream, int mode) {
+  return fake::BeginCapture(stream, static_cast<fake::CaptureMode>(mode));
 }
 int cuStreamEndCapture(CudaStream stream, fake::Graph* graph) {
   *graph = nullptr;
-  return reinterpret_cast<fake::Stream*>(stream)->EndCapture(), 0;
+  return reinterpret_cast<fake::Stream*>(stream)->EndCapture();
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  *mode = static_cast<int>(fake::ExchangeCaptureMode(static_cast<fake::CaptureMode>(*mode)));
+  return 0;
 }
 
 int cuEventCreate(CudaEvent* event, unsigned) {
@@ -256,14 +267,17 @@ int cuEventRecord(CudaEvent event, CudaStream stream) {
 }
 int cuEventQuery(CudaEvent event) {
   FAIL_IF_TOLD();
+  if (const int forbidden = fake::CheckSafe(); forbidden != 0) return forbidden;
   const std::shared_ptr<fake::Record> record = reinterpret_cast<fake::Event*>(event)->latest;
+  if (record != nullptr && record->capture != nullptr) return fake::kCapturedEvent;
   return record == nullptr || record->reached ? 0 : superoffload::kernels::kCudaNotReady;
 }
 int cuEventSynchronize(CudaEvent event) {
   FAIL_IF_TOLD();
+  if (const int forbidden = fake::CheckSafe(); forbidden != 0) return forbidden;
   const std::shared_ptr<fake::Record> record = reinterpret_cast<fake::Event*>(event)->latest;
   if (record == nullptr) return 0;
-  if (record->captured) return fake::kCapturedEvent;
+  if (record->capture != nullptr) return fake::kCapturedEvent;
   return record->Await(), fake::Fault();
 }
 int cuEventElapsedTime(float* milliseconds, CudaEvent begin, CudaEvent end) {

@@ -10,9 +10,20 @@
 namespace superoffload::fake_cuda {
 namespace {
 
-std::atomic<int> capturing_streams = 0;
 std::mutex streams_mu;
 std::set<Stream*> streams;
+
+thread_local CaptureMode capture_mode = CaptureMode::kGlobal;
+
+// Those under way, of any stream.
+std::set<std::shared_ptr<CaptureState>> Captures() {
+  std::set<std::shared_ptr<CaptureState>> captures;
+  std::lock_guard lock(streams_mu);
+  for (const Stream* const stream : streams) {
+    if (auto capture = stream->capture(); capture != nullptr) captures.insert(std::move(capture));
+  }
+  return captures;
+}
 
 }  // namespace
 
@@ -43,9 +54,9 @@ Stream::~Stream() {
 }
 
 void Stream::Do(std::function<void()> work) {
-  if (captures_) return;
   {
     std::lock_guard lock(mu_);
+    if (capture_ != nullptr) return;
     work_.push_back(std::move(work));
   }
   changed_.notify_all();
@@ -56,12 +67,20 @@ void Stream::Synchronize() {
   changed_.wait(lock, [this] { return work_.empty(); });
 }
 
-void Stream::BeginCapture() {
-  if (!captures_.exchange(true)) ++capturing_streams;
+void Stream::Capture(std::shared_ptr<CaptureState> capture) {
+  std::lock_guard lock(mu_);
+  capture_ = std::move(capture);
 }
 
-void Stream::EndCapture() {
-  if (captures_.exchange(false)) --capturing_streams;
+int Stream::EndCapture() {
+  std::lock_guard lock(mu_);
+  const std::shared_ptr<CaptureState> capture = std::exchange(capture_, nullptr);
+  return capture != nullptr && capture->invalidated ? kCaptureInvalidated : 0;
+}
+
+std::shared_ptr<CaptureState> Stream::capture() const {
+  std::lock_guard lock(mu_);
+  return capture_;
 }
 
 void Stream::Run() {
@@ -91,14 +110,19 @@ int Issue(void* stream, std::function<void()> work) {
 }
 
 int Synchronize(void* stream) {
-  if (stream == nullptr) return capturing_streams > 0 ? kCaptureImplicit : 0;
-  if (static_cast<Stream*>(stream)->captures()) return kCaptureUnsupported;
+  if (stream == nullptr) return Captures().empty() ? 0 : kCaptureImplicit;
+  if (const auto capture = static_cast<Stream*>(stream)->capture(); capture != nullptr) {
+    return capture->invalidated = true, kCaptureUnsupported;
+  }
   static_cast<Stream*>(stream)->Synchronize();
   return 0;
 }
 
 int SynchronizeAll() {
-  if (capturing_streams > 0) return kCaptureUnsupported;
+  if (const auto captures = Captures(); !captures.empty()) {
+    for (const auto& capture : captures) capture->invalidated = true;
+    return kCaptureUnsupported;
+  }
   std::lock_guard lock(streams_mu);
   for (Stream* const stream : streams) stream->Synchronize();
   return 0;
@@ -106,7 +130,7 @@ int SynchronizeAll() {
 
 int RecordEvent(Event* event, void* stream) {
   const auto record = std::make_shared<Record>();
-  record->captured = stream != nullptr && static_cast<Stream*>(stream)->captures();
+  if (stream != nullptr) record->capture = static_cast<Stream*>(stream)->capture();
   event->latest = record;
   return Issue(stream, [=] {
     record->reached_at = std::chrono::steady_clock::now();
@@ -117,19 +141,44 @@ int RecordEvent(Event* event, void* stream) {
 int WaitForEvent(void* stream, const Event& event) {
   const std::shared_ptr<Record> record = event.latest;
   if (record == nullptr) return 0;
-  if (record->captured) {
+  const auto capture = stream == nullptr ? nullptr : static_cast<Stream*>(stream)->capture();
+  if (record->capture != nullptr) {
     if (stream == nullptr) return kCaptureImplicit;
-    static_cast<Stream*>(stream)->BeginCapture();
+    if (capture == nullptr) static_cast<Stream*>(stream)->Capture(record->capture);
     return 0;
   }
+  if (capture != nullptr) return capture->invalidated = true, kCaptureIsolation;  // it happened outside
   return Issue(stream, [=] { record->Await(); });
 }
 
 int IsCapturing(void* stream, int* status) {
   *status = 0;
-  if (stream == nullptr) return capturing_streams > 0 ? kCaptureImplicit : 0;
-  *status = static_cast<Stream*>(stream)->captures() ? 1 : 0;
+  if (stream == nullptr) return Captures().empty() ? 0 : kCaptureImplicit;
+  const auto capture = static_cast<Stream*>(stream)->capture();
+  *status = capture == nullptr ? 0 : capture->invalidated ? 2 : 1;
   return 0;
+}
+
+int BeginCapture(void* stream, CaptureMode mode) {
+  if (stream == nullptr) return kCaptureUnsupported;
+  const auto capture = std::make_shared<CaptureState>(mode, std::this_thread::get_id());
+  return static_cast<Stream*>(stream)->Capture(capture), 0;
+}
+
+CaptureMode ExchangeCaptureMode(CaptureMode mode) { return std::exchange(capture_mode, mode); }
+
+int CheckSafe() {
+  if (capture_mode == CaptureMode::kRelaxed) return 0;
+  int result = 0;
+  for (const auto& capture : Captures()) {
+    const bool own = capture->thread == std::this_thread::get_id() && capture->mode != CaptureMode::kRelaxed;
+    const bool global = capture_mode == CaptureMode::kGlobal && capture->mode == CaptureMode::kGlobal;
+    if (own || global) {
+      capture->invalidated = true;
+      result = kCaptureUnsupported;
+    }
+  }
+  return result;
 }
 
 }  // namespace superoffload::fake_cuda

@@ -14,10 +14,22 @@
 
 namespace superoffload::fake_cuda {
 
+// CUstreamCaptureMode, of captures and of threads.
+enum class CaptureMode { kGlobal, kThreadLocal, kRelaxed };
+
+// A capture under way, of one or more streams.
+struct CaptureState {
+  CaptureState(CaptureMode mode_given, std::thread::id begun_by) : mode(mode_given), thread(begun_by) {}
+
+  const CaptureMode mode;
+  const std::thread::id thread;  // which began it
+  std::atomic<bool> invalidated{false};
+};
+
 // What one cuEventRecord stands for; a wait is bound to the latest when it is issued, whatever is recorded afterwards.
 struct Record {
   std::atomic<bool> reached{false};
-  bool captured = false;  // in a graph: it never happens by itself
+  std::shared_ptr<CaptureState> capture;  // in a graph: it never happens by itself
   std::chrono::steady_clock::time_point reached_at;
 
   void Await() const;
@@ -36,16 +48,16 @@ class Stream {
   void Synchronize();
 
   // Between the two, what is issued goes into a graph, which is not kept. Another stream joins when it waits for an
-  // event of a captured one.
-  void BeginCapture();
-  void EndCapture();
-  bool captures() const { return captures_; }
+  // event of a captured one. EndCapture: a CUresult.
+  void Capture(std::shared_ptr<CaptureState> capture);
+  int EndCapture();
+  std::shared_ptr<CaptureState> capture() const;
 
  private:
   void Run();
 
-  std::atomic<bool> captures_ = false;
-  std::mutex mu_;
+  std::shared_ptr<CaptureState> capture_;
+  mutable std::mutex mu_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;
   bool stop_ = false;
@@ -59,6 +71,14 @@ int SynchronizeAll();
 int RecordEvent(Event* event, void* stream);
 int WaitForEvent(void* stream, const Event& event);
 int IsCapturing(void* stream, int* status);
+int BeginCapture(void* stream, CaptureMode mode);
+
+// The calling thread's mode, global at first; returns the one before.
+CaptureMode ExchangeCaptureMode(CaptureMode mode);
+
+// For calls that a capture might suffer from: 0, or a CUresult where the calling thread's mode forbids them. Then the
+// captures that forbid it are lost, too.
+int CheckSafe();
 
 }  // namespace superoffload::fake_cuda
 

@@ -98,8 +98,9 @@ class GpuAttachment(Attachment):
     integers.
 
     ``move_in`` fills `memory` with the parameters, which it frees elsewhere as it goes, when everything but memory is
-    there. None: the daemon's fill it, and who has others pushes and pulls them. ``keeps_gradients``: what is submitted
-    stays where it is until the step is over, so that it can be submitted again when the daemon has died.
+    there. None: the daemon's fill it, and who has others pushes and pulls them. ``current_stream`` is the calling
+    thread's. ``keeps_gradients``: what is submitted stays where it is until the step is over, so that it can be
+    submitted again when the daemon has died.
     """
 
     memory: GpuMemory | None = None
@@ -114,10 +115,12 @@ class GpuAttachment(Attachment):
         device_slots: int,
         max_tensors: Callable[[optimizer_pb2.Layout], int],
         move_in: Callable[["GpuAttachment"], Moved] | None,
+        current_stream: Callable[[], int],
         keeps_gradients: bool = False,
     ) -> None:
         self._gpu = ordinal, mover, device_slots, max_tensors
         self._move_in = move_in
+        self._current_stream = current_stream
         self._keeps_gradients = keeps_gradients
         self._moved = Moved(0, 0, 0) if move_in is None else None
         self._tail = False  # of the last step: it may not be over
@@ -144,7 +147,7 @@ class GpuAttachment(Attachment):
         options = _options(self.optimizer, self.next_slot, ordinal, mover, device_slots, most)
         pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
         if self.memory is None:
-            self.memory = GpuMemory(self._handle, options)
+            self.memory = GpuMemory(self._handle, options, self._current_stream)
         if self._moved is None:
             assert self._move_in is not None
             self._moved = self._move_in(self)

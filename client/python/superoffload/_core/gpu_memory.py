@@ -1,19 +1,30 @@
 """Memory of a GPU that trainer and daemon share, as Python's views hold it (superoffload_gpu.h)."""
 
+import collections
+import contextlib
 import ctypes
 import sys
+from collections.abc import Callable
 
 from superoffload._core import library, structures
+
+# Of which the last view went while the thread's stream was being captured; they keep their memories alive.
+_postponed: "collections.deque[tuple[GpuMemory, range]]" = collections.deque()
 
 
 class GpuMemory:
     """Addresses in GPU memory, with memory behind them as far as it was asked for; views keep it alive.
 
     Once nobody but views needs it, a piece in which no view lies gives its memory back, now and whenever a view goes.
+    As with any tensor, that waits for the thread's current stream, and another stream that uses the view is for the
+    caller to wait for. What a stream that is being captured has left goes back with the next that goes.
     """
 
-    def __init__(self, attachment: ctypes.c_void_p, options: structures.GpuOptions) -> None:
+    def __init__(
+        self, attachment: ctypes.c_void_p, options: structures.GpuOptions, current_stream: Callable[[], int]
+    ) -> None:
         self.handle = ctypes.c_void_p()
+        self._current_stream = current_stream
         library.call("gpu_reserve", attachment, ctypes.byref(options), ctypes.byref(self.handle))
         self.address: int = library.function("gpu_address")(self.handle)
         self.piece_bytes = self.backed_bytes = 0
@@ -48,9 +59,18 @@ class GpuMemory:
             self._give_back(hold.pieces)
 
     def _give_back(self, pieces: range) -> None:
-        for piece in pieces:
-            if not self._held.get(piece):
-                library.function("gpu_give_back")(self.handle, piece)  # what fails stays until the end
+        due = [(self, pieces)]
+        with contextlib.suppress(IndexError):  # several threads may take them
+            while True:
+                due.append(_postponed.popleft())
+        for memory, pieces in due:
+            if not memory._gave_back(pieces):
+                _postponed.append((memory, pieces))
+
+    def _gave_back(self, pieces: range) -> bool:
+        stream = self._current_stream()
+        unused = [piece for piece in pieces if not self._held.get(piece)]
+        return all(library.function("gpu_give_back")(self.handle, piece, stream) == 0 for piece in unused)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

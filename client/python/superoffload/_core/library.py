@@ -53,7 +53,7 @@ _FUNCTIONS = {
     "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(structures.GpuReport)]),
     "gpu_reserve": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(_P)]),
     "gpu_back": (ctypes.c_int, [_P, _U64, ctypes.POINTER(_U64), ctypes.POINTER(_U64)]),
-    "gpu_give_back": (ctypes.c_int, [_P, _U64]),
+    "gpu_give_back": (ctypes.c_int, [_P, _U64, _U64]),
     "gpu_end": (None, [_P]),
     "gpu_address": (_U64, [_P]),
     "gpu_release": (None, [_P]),

@@ -189,7 +189,12 @@ def _choose_cast(subject: Subject, bucket_bytes: int) -> tuple[bool, list[tuple[
     total = sum(parameter.local.numel() for parameter in subject.hosted)
     tensor = max((p.local for p in subject.hosted), key=torch.Tensor.numel)
     elements = min(total, (bucket_bytes or _DEFAULT_BUCKET_BYTES) // tensor.element_size())
-    timings = measure_casts(cuda.ordinal(subject.device), parameters.DATA_TYPES[tensor.dtype], elements)
+    try:
+        timings = measure_casts(cuda.ordinal(subject.device), parameters.DATA_TYPES[tensor.dtype], elements)
+    except Error as error:
+        if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+        return False, []  # what a full GPU has no room to measure needs the least of it
     _, fused_seconds, gpu_fp32_seconds = timings[-1]
     return gpu_fp32_seconds < fused_seconds, timings
 
@@ -218,6 +223,7 @@ def _map(
         subject.gpu.device_slots,
         functools.partial(gpu_pieces.most_pieces, hosted=hosted),
         functools.partial(gpu_move.move_in, _moving(subject)),
+        functools.partial(cuda.stream_of, subject.device),
         keeps_gradients=subject.group is not None,
     )
     gpu_pieces.map_buckets(hosted, attachment)

@@ -29,6 +29,7 @@ static_assert(CudaAccess{}.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 static_assert(kCudaInvalidValue == CUDA_ERROR_INVALID_VALUE);
 static_assert(kCudaStreamNotCapturing == CU_STREAM_CAPTURE_STATUS_NONE);
+static_assert(kCudaCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kCudaPosixDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kCudaStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kCudaEventBlockingSync == CU_EVENT_BLOCKING_SYNC);

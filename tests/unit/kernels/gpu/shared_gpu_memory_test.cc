@@ -19,7 +19,7 @@ using test::FakeCudaSetting;
 using test::OfFakeDriver;
 
 constexpr uint64_t kMiB = 1 << 20, kPieceBytes = 8 * kMiB, kSharedBytes = 3 * kPieceBytes + kMiB;
-constexpr int kResourceExhausted = 8;
+constexpr int kResourceExhausted = 8, kFailedPrecondition = 9;
 
 class SharedGpuMemoryTest : public ::testing::Test {
  protected:
@@ -83,18 +83,38 @@ TEST_F(SharedGpuMemoryTest, APieceIsGivenBackOnceWhatUsesItIsDone) {
     for (int i = 0; i < 5; ++i) {
       ASSERT_EQ(driver.MemcpyHtoDAsync(memory->data() + kPieceBytes, host.data(), 4096, stream), 0);
     }
-    ASSERT_TRUE(memory->GiveBack(1).ok());
+    ASSERT_TRUE(memory->GiveBack(1, stream).ok());
     EXPECT_EQ(driver.StreamSynchronize(stream), 0) << "the copies were done before";
     EXPECT_EQ(driver.StreamDestroy(stream), 0);
   }
   EXPECT_EQ(used(), memory->bytes() - kPieceBytes);
-  EXPECT_TRUE(memory->GiveBack(1).ok()) << "it is";
-  EXPECT_TRUE(memory->GiveBack(1000).ok()) << "there is none";
-  ASSERT_TRUE(memory->GiveBack(3).ok());
+  EXPECT_TRUE(memory->GiveBack(1, nullptr).ok()) << "it is";
+  EXPECT_TRUE(memory->GiveBack(1000, nullptr).ok()) << "there is none";
+  ASSERT_TRUE(memory->GiveBack(3, nullptr).ok());
   EXPECT_EQ(used(), 2 * kPieceBytes) << "the last one is shorter";
   memory.reset();
   EXPECT_EQ(used(), 0u);
   EXPECT_EQ(objects(), before);
+}
+
+TEST_F(SharedGpuMemoryTest, ACaptureOutlivesWhatIsGivenBack) {
+  std::unique_ptr<SharedGpuMemory> memory = Reserve(Export::kNever);
+  ASSERT_TRUE(memory->Back(memory->bytes()).ok());
+  OwnedStream computes, captured;
+  ASSERT_TRUE(MakeStream(*device_, &computes).ok());
+  ASSERT_TRUE(MakeStream(*device_, &captured).ok());
+  constexpr int kGlobal = 0;
+  ASSERT_EQ(test::OfFakeDriver<int(CudaStream, int)>("cuStreamBeginCapture_v2")(captured.get(), kGlobal), 0);
+  {
+    const CurrentDevice ours(*device_);
+    EXPECT_TRUE(memory->GiveBack(0, computes.get()).ok());
+    EXPECT_EQ(memory->GiveBack(1, captured.get()).code, kFailedPrecondition) << "nobody knows when its graph runs";
+  }
+  EXPECT_EQ(used(), memory->bytes() - kPieceBytes);
+  void* graph = nullptr;
+  EXPECT_EQ(test::OfFakeDriver<int(CudaStream, void**)>("cuStreamEndCapture")(captured.get(), &graph), 0);
+  EXPECT_TRUE(memory->GiveBack(1, captured.get()).ok());
+  EXPECT_EQ(used(), memory->bytes() - 2 * kPieceBytes);
 }
 
 TEST_F(SharedGpuMemoryTest, TheImporterFindsThePiecesOneBehindTheOther) {
