@@ -10,7 +10,7 @@ source tests/support/runners.sh
 sysroot="$PWD/build/arm64-sysroot" build="$PWD/build/arm64"
 
 deploy/arm64/sysroot.sh "$sysroot"
-cmake --preset arm64 -DCMAKE_UNITY_BUILD=ON >/dev/null
+cmake --preset arm64 >/dev/null
 ninja -C "$build" --quiet kernels_test superoffloadd superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
 
 # Nothing of a release depends on the folder it was built in.

@@ -39,6 +39,7 @@ arm64() { tests/arm64.sh "$build" "$results"; }
 asan() { tests/sanitizers.sh asan "$venv/bin/python" "$results"; }
 tsan() { tests/sanitizers.sh tsan "$venv/bin/python" "$results"; }
 
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1  # what another checkout compiled is found again
 export SUPEROFFLOAD_BUILD="$build"
 export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
 rm -rf "$results" && mkdir -p "$results"
