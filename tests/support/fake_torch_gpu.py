@@ -93,6 +93,7 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setattr(cuda, "total_bytes", lambda device: 80 << 30)
     patch.setattr(cuda, "used_bytes", lambda device: driver_count("fakeCudaUsedBytes"))
     patch.setattr(cuda, "current_stream", lambda tensor: 0)
+    patch.setattr(cuda, "is_capturing", lambda: False)
     patch.setattr(cuda, "beside", lambda device: contextlib.nullcontext())
     patch.setattr(cuda, "handle", lambda stream: 0)
     patch.setattr(cuda, "view", _view)

@@ -103,8 +103,8 @@ class Attaching(Growing):
         if gpu is None or self._gpu is None:
             self._submitter = HostSubmitter(self._attachment, *given)
         else:
-            self._submitter = GpuSubmitter(gpu, *given)
             self._forward_waits = ForwardWaits(gpu, self._hosted)
+            self._submitter = GpuSubmitter(gpu, *given, self._forward_waits)
             self._residents = Residents(gpu, self._gpu, alone=self._sharding is None)
             self._reporter = GpuReporter(gpu, attached.cast_timings)
             self._reporter.report()

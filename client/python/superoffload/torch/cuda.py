@@ -66,6 +66,11 @@ def current_stream(tensor: torch.Tensor) -> int:
     return stream_of(tensor.device)
 
 
+def is_capturing() -> bool:
+    """Whether what this thread gives its GPU goes into a CUDA graph, and is not done now."""
+    return torch.cuda.is_current_stream_capturing()
+
+
 def handle(stream: Any) -> int:
     """Of torch's object."""
     return stream.cuda_stream

@@ -4,22 +4,24 @@ The tail of an optimizer step then hides behind the head of the next forward pas
 module has the GPU's stream wait for the module's own parameters, and for those of its submodules whose own hooks do not
 run: modules that are never called (as torch.nn.MultiheadAttention uses its output projection), and compiled ones. What
 FSDP gathers waits where the all-gather begins, on its stream.
+
+A CUDA graph calls no hooks when it is replayed, so nothing in it waits. In front of a module that
+torch.cuda.make_graphed_callables has captured, that module's own hook waits for all that is inside. Before any other
+replay step() itself has waited. A gradient of parameters that nobody has waited for was computed by code that calls no
+hooks either: see were_read().
 """
 
-import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import grpc
 import torch
 
+from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch import cuda, fsdp
+from superoffload.torch import calling, cuda, fsdp
 from superoffload.torch.parameters import HostedParameter
-
-# Of torch._dynamo.eval_frame: a call of what was compiled; by older releases' name, too.
-_COMPILED_REGION = ("compile_wrapper", "_fn")
 
 _alive: "weakref.WeakSet[ForwardWaits]" = weakref.WeakSet()
 
@@ -50,22 +52,6 @@ def _make_hooks(waits: "weakref.ref[ForwardWaits]") -> tuple[Callable[..., None]
     return before_forward, before_state_dict
 
 
-def _modules_called_eagerly() -> list[torch.nn.Module]:
-    """Those being called by this thread, from the outside up to where a compiled region is entered."""
-    modules: list[torch.nn.Module] = []
-    entered = False
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        name = frame.f_code.co_name
-        if name in _COMPILED_REGION and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
-            entered = True
-            modules = []  # those before were inside
-        elif frame.f_code is torch.nn.Module._call_impl.__code__:
-            modules.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return modules if entered else []
-
-
 class ForwardWaits:
     def __init__(self, attachment: GpuAttachment, hosted: list[HostedParameter]) -> None:
         self._attachment = attachment
@@ -76,9 +62,11 @@ class ForwardWaits:
         self._guarded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose state_dict() waits
         self._readers: set[int] = set()  # streams on which modules were called since the last step
         self._pending: dict[int, set[int]] = {}  # by stream: buckets it has not waited for since the last step
+        self._unread = self._all()  # buckets for which no stream has waited since they changed, or since the beginning
         self._step_ended = False
         self._traced = False
-        self._unseen = False  # something is compiled that no module's call surrounds
+        self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
+        self._unseen = False  # some reader of parameters calls no hook: step() waits for them
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
         before_forward, self._before_state_dict = _make_hooks(weakref.ref(self))
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
@@ -94,11 +82,13 @@ class ForwardWaits:
         for stream in self._readers | {cuda.current_stream(self._hosted[0].tensor)}:
             self._attachment.pack_after(stream)
 
-    def on_step_end(self) -> None:
-        """Parameters are on their way."""
+    def on_step_end(self, changed: bool) -> None:
+        """Parameters are on their way, if they have changed."""
         self._pending.clear()
         self._readers.clear()
-        self._step_ended = True
+        if changed:
+            self._unread = self._all()
+        self._step_ended |= changed
         if self._unseen:
             self.wait_all()
 
@@ -111,16 +101,16 @@ class ForwardWaits:
         self.wait_all()
         self._traced = True
         self._needs.clear()
-        self._called = weakref.WeakSet(_modules_called_eagerly())
+        self._called = weakref.WeakSet(calling.modules_called_eagerly()) - self._captured
         covered = frozenset[int]().union(*(self._of(module) for module in self._called))
         self._unseen |= len(covered) < len(self._attachment.optimizer.layout.buckets)
 
     def _of(self, module: torch.nn.Module) -> frozenset[int]:
-        own = {bucket for p in module.parameters(recurse=False) for bucket in self._buckets.get(id(p), ())}
-        for child in module.children():
-            if child not in self._called:
-                own |= self._of(child)
-        return frozenset(own)
+        own = self._buckets_of(module.parameters(recurse=False))
+        return own.union(*(self._of(child) for child in module.children() if child not in self._called))
+
+    def _buckets_of(self, parameters: Iterable[torch.Tensor]) -> frozenset[int]:
+        return frozenset(bucket for parameter in parameters for bucket in self._buckets.get(id(parameter), ()))
 
     def _calls_its_hook(self, module: torch.nn.Module) -> None:
         self._called.add(module)
@@ -131,37 +121,97 @@ class ForwardWaits:
                 self._guarded.add(part)
 
     def before_forward(self, module: torch.nn.Module) -> None:
-        if module not in self._called and (not self._traced or "_orig_mod" in module._modules):
+        if cuda.is_capturing():
+            self._on_captured(module)
+            return
+        hooked = not self._traced or "_orig_mod" in module._modules
+        if hooked and module not in self._called and module not in self._captured:
             self._calls_its_hook(module)
         needs = self._needs.get(module)
         if needs is None:
             needs = self._needs[module] = self._of(module)
         if needs:
-            self._readers.add(cuda.current_stream(self._hosted[0].tensor))
-            if self._step_ended:
-                self._wait(needs)
+            self._wait(needs)
+
+    def _on_captured(self, module: torch.nn.Module) -> None:
+        needs = self._buckets_of(module.parameters())
+        if not needs:
+            return
+        graphed = calling.graphed_module()
+        if module is not graphed:
+            self._captured.add(module)
+            self._called.discard(module)
+            self._needs.clear()
+        if graphed is None:
+            self._unseen = True
+        self._check_there(needs)
+
+    def on_captured_gradient(self, parameter: HostedParameter) -> None:
+        """Autograd captures a whole backward pass. What it makes of the parameters, step() will find in ``.grad``."""
+        self._unseen = True
+        self._check_there(frozenset(parameter.buckets))
+
+    def _check_there(self, buckets: frozenset[int]) -> None:
+        """Raises Error where the first replay could read parameters of the last step that are still on their way.
+
+        torch waits for all streams before it captures. So what one of them has waited for is there.
+        """
+        if self._step_ended and not self._unread.isdisjoint(buckets):
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "a CUDA graph is being captured while parameters of the last step are on their way, and its replays "
+                "would not wait for them; call the optimizer's synchronize() before the capture",
+            )
+
+    def were_read(self, parameter: HostedParameter) -> bool:
+        """Autograd has a gradient of it. False: nobody has waited for its value, which may have been half new.
+
+        Before the first step ends that does no harm, and shows what to expect of the steps to come.
+        """
+        if self._unread.isdisjoint(parameter.buckets):
+            return True
+        self._unseen = True
+        return not self._step_ended
 
     def before_all_gather(self, parameters: Iterable[torch.Tensor], streams: Iterable[Any]) -> None:
         """FSDP is about to gather these shards on the streams: it waits for no parameters but those."""
-        needs = frozenset(bucket for parameter in parameters for bucket in self._buckets.get(id(parameter), ()))
+        needs = self._buckets_of(parameters)
         if not needs:
             return
+        if cuda.is_capturing():
+            self._unseen = True
+            self._check_there(needs)
+            return
         for stream in {cuda.handle(stream) for stream in streams}:
-            self._readers.add(stream)
-            if self._step_ended:
-                self._wait_on(stream, needs)
+            self._wait_on(stream, needs)
 
     def _wait(self, buckets: frozenset[int] | None) -> None:
         self._wait_on(cuda.current_stream(self._hosted[0].tensor), buckets)
 
     def _wait_on(self, stream: int, buckets: frozenset[int] | None) -> None:
-        pending = self._pending.setdefault(stream, set(range(len(self._attachment.optimizer.layout.buckets))))
-        for bucket in sorted(pending if buckets is None else pending & buckets, reverse=True):
-            self._attachment.await_parameters(bucket, stream)
-            pending.discard(bucket)
+        self._readers.add(stream)
+        if self._step_ended:
+            pending = self._pending.get(stream)
+            if pending is None:
+                pending = self._pending[stream] = self._all()
+            for bucket in sorted(pending if buckets is None else pending & buckets, reverse=True):
+                self._attachment.await_parameters(bucket, stream)
+                pending.discard(bucket)
+        self._unread -= self._unread if buckets is None else buckets
+
+    def _all(self) -> set[int]:
+        return set(range(len(self._attachment.optimizer.layout.buckets)))
 
     def wait_all(self) -> None:
         """Has the current stream wait for all parameters."""
-        self._readers.add(cuda.current_stream(self._hosted[0].tensor))
-        if self._step_ended:
-            self._wait(None)
+        self._wait(None)
+
+
+def unwaited(name: str) -> Error:
+    return Error(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"the gradient of parameter {name} was computed by code that calls no module's hooks, such as functions of "
+        "parameters and CUDA graphs, and that did not wait for the parameter's new value. Nothing was committed: call "
+        "the optimizer's zero_grad() and compute the gradients of this step again. From now on step() waits for all "
+        "parameters",
+    )

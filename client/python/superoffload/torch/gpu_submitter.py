@@ -12,6 +12,7 @@ from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.step_result import StepResult
 from superoffload.torch import cuda, shards, tombstone
 from superoffload.torch.fingerprint import fingerprint, first_difference
+from superoffload.torch.forward import ForwardWaits, unwaited
 from superoffload.torch.gpu_pieces import bucket_pieces
 from superoffload.torch.gradient_room import GradientRoom
 from superoffload.torch.overlap import Overlap
@@ -62,9 +63,12 @@ class GpuSubmitter(Submitter):
         hosted: list[HostedParameter],
         overlap: Overlap,
         prepare_step: weakref.WeakMethod,
-        sharding: Sharding | None = None,
-        replicas: Replicas | None = None,
+        sharding: Sharding | None,
+        replicas: Replicas | None,
+        forward_waits: ForwardWaits,
     ) -> None:
+        self._forward_waits = forward_waits
+        self._unwaited: set[int] = set()  # whose gradients were computed with parameters that nobody had waited for
         self._streams = [0] * len(hosted)  # on which the gradient was taken
         self._keeps_gradients = sharding is not None
         self._tolerated_writes = 0  # per gradient, of those that are known to have kept its value
@@ -104,6 +108,10 @@ class GpuSubmitter(Submitter):
 
     def before_gradient(self, index: int) -> None:
         """Autograd is about to accumulate a gradient of parameter `index`."""
+        if cuda.is_capturing():
+            return
+        if self._hosted[index].gradient is None:
+            self._unwaited.discard(index)
         if self._policy.learns() and not self._keeps_gradients and not self._room.holds_gradients():
             self._policy.force_early()
             self._forced = True
@@ -122,6 +130,11 @@ class GpuSubmitter(Submitter):
             raise tombstone.grew(self._hosted[index].name, self._forced)
 
     def on_gradient(self, index: int) -> None:
+        if cuda.is_capturing():
+            self._forward_waits.on_captured_gradient(self._hosted[index])
+            return
+        if not self._forward_waits.were_read(self._hosted[index]):
+            self._unwaited.add(index)
         self._lost.discard(index)
         self._on_accumulated(self._hosted[index].tensor)
         self._grown.add(index)
@@ -180,6 +193,19 @@ class GpuSubmitter(Submitter):
         stays = self._finishing or self._keeps_gradients or index in self._goes_on
         return self._policy.early and not stays and self._hosted[index].tensor.numel() > 1
 
+    def finish(self, clipped: Callable[[], bool]) -> None:
+        self._check_waited()
+        super().finish(clipped)
+
+    def _check_waited(self) -> None:
+        """Raises Error for a gradient that may be one of parameters that were half new."""
+        found = [index for index in sorted(self._unwaited) if self._hosted[index].tensor.grad is not None]
+        if not found:
+            return
+        self.abandon()
+        self._forward_waits.wait_all()  # for the backward passes that come
+        raise unwaited(self._hosted[found[0]].name)
+
     def _forget_grown(self) -> None:
         self._grown.clear()
         self._goes_on.clear()
@@ -227,6 +253,7 @@ class GpuSubmitter(Submitter):
     def on_zero_grad(self) -> None:
         super().on_zero_grad()
         self._lost.clear()
+        self._unwaited.clear()
         self._forget_grown()
         self._drop_tombstones()
 

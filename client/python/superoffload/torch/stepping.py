@@ -93,7 +93,7 @@ class Stepping:
     def _on_result(self, result: StepResult) -> None:
         """Cut off before ``last_result`` is set, it is done again: see settle()."""
         if self._forward_waits is not None:
-            self._forward_waits.on_step_end()
+            self._forward_waits.on_step_end(changed=not result.kind.skipped)
         if not result.kind.skipped:
             self._live.on_commit()
         self.last_result = result
