@@ -16,13 +16,18 @@ def _most_parameters(layout: optimizer_pb2.Layout) -> int:
     return max(counts)
 
 
+def _legacy_stream() -> int:
+    """JAX does not tell which one it uses."""
+    return 0
+
+
 class GpuPieceAttachment(PieceAttachment, GpuAttachment):
     """The parameters in its GPU memory are the daemon's; XLA's arrays are copies of them."""
 
     _again = "compute the gradients of this step again, from the parameters that this process has"
 
     def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest, ordinal: int) -> None:
-        super().__init__(connection, request, ordinal, "auto", 0, _most_parameters, None)
+        super().__init__(connection, request, ordinal, "auto", 0, _most_parameters, None, _legacy_stream)
 
     def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
         if self.number:
