@@ -206,7 +206,8 @@ def test_after_an_error_no_step_is_open(gpu):
 
 def test_what_a_gpu_cannot_do_is_refused_with_the_remedy(gpu, monkeypatch):
     monkeypatch.setattr(cuda, "is_on_gpu", lambda sharding: sharding.memory_kind == "pinned_host")
-    mixed = {"a": jnp.ones(3), "b": jax.device_put(jnp.ones(3), jax.memory.Space.Host)}
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    mixed = {"a": jnp.ones(3), "b": jax.device_put(jnp.ones(3), host)}  # to Space.Host JAX 0.10.0 would not move it
     with pytest.raises(Error, match="parameters a and b are on different devices") as caught:
         gpu(mixed)
     assert caught.value.code == grpc.StatusCode.UNIMPLEMENTED
