@@ -157,6 +157,11 @@ void DeviceMover::Begin(const superoffload_ring_entry& entry) {
   submitted_.assign(submitted_.size(), false);
 }
 
+absl::Status DeviceMover::CheckNoOpenStep(absl::string_view request) const {
+  if (open_step_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(request, " while step ", open_step_, " is open; end it first"));
+}
+
 absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) const {
   if (entry.index >= memory_.buckets.size()) {
     return absl::InvalidArgumentError(
@@ -167,8 +172,7 @@ absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) co
         absl::StrCat("device slot ", entry.payload.gradient.slot, " does not exist; there are ", request_.slots));
   }
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE) {
-    if (open_step_ == 0) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat("PROBE while step ", open_step_, " is open; end it first"));
+    return CheckNoOpenStep("PROBE");
   }
   if (entry.step != open_step_) {
     return absl::FailedPreconditionError(

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/gpu/mover.h"
 #include "kernels/gpu/shared_gpu_memory.h"
 #include "server/transport/rings.h"
@@ -49,6 +50,9 @@ class DeviceMover {
 
   // Takes a submission; delivers it in order, when its gradient has arrived. One thread.
   void Submit(const superoffload_ring_entry& entry);
+
+  // FAILED_PRECONDITION, which says that `request` has to wait: a step is open. The submitting thread.
+  absl::Status CheckNoOpenStep(absl::string_view request) const;
 
   // What the engine tells; any thread. The parameters of a step that commits are copied to the GPU, unless the trainer
   // asked for them not to be. Neither waits for anything, nor calls the driver: the engine's lock is held.

@@ -34,19 +34,32 @@ DeviceMover* DeviceTransport::mover() {
 }
 
 void DeviceTransport::Submit(const superoffload_ring_entry& entry) {
-  if (DeviceMover* const mover = this->mover(); mover != nullptr) {
+  if (entry.opcode == SUPEROFFLOAD_SUBMIT_UNMAP_DEVICE) {
+    if (absl::Status status = Unmap(entry); !status.ok()) rings_.Reject(entry, status);
+  } else if (DeviceMover* const mover = this->mover(); mover != nullptr) {
     mover->Submit(entry);
   } else if (absl::Status status = rings_.Deliver(entry, std::nullopt); !status.ok()) {
     rings_.Reject(entry, status);
   }
 }
 
-void DeviceTransport::End() {
+absl::Status DeviceTransport::Unmap(const superoffload_ring_entry& entry) {
+  if (absl::Status status = CheckEpoch(entry, rings_.attachment_epoch()); !status.ok()) return status;
+  DeviceMover* const mover = this->mover();
+  if (mover == nullptr) return absl::FailedPreconditionError("UNMAP_DEVICE, but no GPU memory is mapped");
+  if (absl::Status status = mover->CheckNoOpenStep("UNMAP_DEVICE"); !status.ok()) return status;
+  EndMover(Phase::kHostOnly);
+  return absl::OkStatus();
+}
+
+void DeviceTransport::End() { EndMover(Phase::kEnded); }
+
+void DeviceTransport::EndMover(Phase next) {
   std::unique_ptr<DeviceMover> mover;
   {
     absl::MutexLock lock(&mu_);
     SUPEROFFLOAD_CHECK(phase_ != Phase::kEnded);
-    phase_ = Phase::kEnded;
+    phase_ = next;
     mover = std::move(mover_);
   }
   mover.reset();  // what it has issued is done before anybody else touches the memory

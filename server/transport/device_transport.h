@@ -51,6 +51,8 @@ class DeviceTransport final : public CompletionSink, private SubmissionSink {
 
   void Submit(const superoffload_ring_entry& entry) override;
   void End() override;
+  absl::Status Unmap(const superoffload_ring_entry& entry);
+  void EndMover(Phase next);
   DeviceMover* mover();
 
   absl::Mutex mu_;

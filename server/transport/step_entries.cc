@@ -23,13 +23,15 @@ absl::Status EndStep(uint64_t step, const superoffload_end_payload& end, engine:
 
 }  // namespace
 
+absl::Status CheckEpoch(const superoffload_ring_entry& entry, uint64_t attachment_epoch) {
+  if (entry.attachment_epoch == attachment_epoch) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("an entry of attachment ", entry.attachment_epoch,
+                                                    " on the ring of attachment ", attachment_epoch, "; attach again"));
+}
+
 absl::Status DeliverEntry(const superoffload_ring_entry& entry, uint64_t attachment_epoch,
                           std::optional<double> sum_of_squares, engine::StepHandler& handler) {
-  if (entry.attachment_epoch != attachment_epoch) {
-    return absl::FailedPreconditionError(absl::StrCat("an entry of attachment ", entry.attachment_epoch,
-                                                      " on the ring of attachment ", attachment_epoch,
-                                                      "; attach again"));
-  }
+  if (absl::Status status = CheckEpoch(entry, attachment_epoch); !status.ok()) return status;
   const double* f64 = entry.payload.f64;
   switch (entry.opcode) {
     case SUPEROFFLOAD_SUBMIT_GROUP:

@@ -11,6 +11,9 @@
 
 namespace superoffload::transport {
 
+// FAILED_PRECONDITION: the entry is of another attachment.
+absl::Status CheckEpoch(const superoffload_ring_entry& entry, uint64_t attachment_epoch);
+
 // Calls `handler` with what `entry` submits. `sum_of_squares`: of the gradient, where somebody else than the trainer has
 // computed it. An error: the entry is of another attachment, is unknown, or was rejected; it had no effect.
 absl::Status DeliverEntry(const superoffload_ring_entry& entry, uint64_t attachment_epoch,
@@ -21,6 +24,8 @@ class CompletionEntries : public engine::CompletionSink {
  public:
   explicit CompletionEntries(uint64_t attachment_epoch) : attachment_epoch_(attachment_epoch) {}
 
+  uint64_t attachment_epoch() const { return attachment_epoch_; }
+
   void SlotFree(uint64_t step, uint32_t bucket, uint32_t slot) final;
   void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) final;
   void NormMeasured(uint64_t step, double norm, double sum_of_squares) final;
@@ -28,7 +33,6 @@ class CompletionEntries : public engine::CompletionSink {
   void VerdictReached(const engine::VerdictReport& report) final;
 
  protected:
-  uint64_t attachment_epoch() const { return attachment_epoch_; }
   superoffload_ring_entry Completion(superoffload_completion opcode, uint32_t index, uint64_t step,
                                      int flags = 0) const;
   virtual void Push(const superoffload_ring_entry& entry) = 0;

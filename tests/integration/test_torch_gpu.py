@@ -210,6 +210,22 @@ def test_what_is_best_is_measured(gpu_daemon, expected):
     optimizer.close()
 
 
+@pytest.mark.parametrize("mover", ["auto", "trainer", "daemon"])
+def test_a_daemon_that_copies_nothing_lets_go_of_the_gpu(gpu_daemon, expected, mover):
+    def daemon_maps_the_gpu():
+        return "fake-gpu-memory" in pathlib.Path(f"/proc/{gpu_daemon.process.pid}/maps").read_text()
+
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(mover=mover))
+    copies = optimizer.gpu_report.mover == "daemon"
+    assert optimizer.gpu_report.sharing == ("descriptor" if copies else "")
+    while daemon_maps_the_gpu() != copies:  # it lets go when it has read the message
+        time.sleep(0.01)
+    train(model, optimizer)
+    assert same(weights(model), expected[0])
+    optimizer.close()
+
+
 def test_how_the_gpu_is_used_is_scraped(fake_gpu, metered_daemon):
     try:
         optimizer = optimizer_of(build(), metered_daemon, name="run", gpu=GpuOptions(mover="trainer"))

@@ -87,6 +87,7 @@ class GpuPlane final : public MemoryPlane {
   Status Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory);
   Status OpenMoves(const superoffload_gpu_options& options);
   Status Probe(uint32_t bucket);
+  Status UnmapDevice();
 
   // The trainer's thread.
   uint32_t NextSlot();

@@ -96,6 +96,9 @@ Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<k
   if (Status status = ChooseMover(trial, options.mover, &report_); !status.ok()) return status;
   SUPEROFFLOAD_CHECK(report_.mover != SUPEROFFLOAD_MOVER_AUTO);
   moves_->set_kind(report_.mover);
+  if (report_.shared != 0 && report_.mover != SUPEROFFLOAD_MOVER_DAEMON) {
+    if (Status status = UnmapDevice(); !status.ok()) return status;
+  }
   return SetResident(0, nullptr);
 }
 
@@ -129,6 +132,15 @@ Status GpuPlane::Probe(uint32_t bucket) {
   std::unique_lock lock(mu_);
   changed_.wait(lock, [this] { return probes_under_way_ == 0 || !slots_.failure().ok(); });
   return slots_.failure();
+}
+
+// The daemon has no use for a context, a mapping and a registration of its own.
+Status GpuPlane::UnmapDevice() {
+  superoffload_ring_entry entry{};
+  entry.opcode = SUPEROFFLOAD_SUBMIT_UNMAP_DEVICE;
+  entry.attachment_epoch = steps_.epoch();
+  report_.shared = 0;
+  return rings_.WaitSubmit(entry);
 }
 
 void GpuPlane::End() {

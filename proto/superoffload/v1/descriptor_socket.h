@@ -1,4 +1,4 @@
-/* The descriptor socket: how memfds reach a trainer, because gRPC cannot carry descriptors. Version 3 of the wire.
+/* The descriptor socket: how memfds reach a trainer, because gRPC cannot carry descriptors. Version 4 of the wire.
  *
  * A SOCK_SEQPACKET unix socket, one fixed-size request and one fixed-size reply per exchange. The daemon
  * identifies the peer by SO_PEERCRED when it accepts. The connection stays open for as long as the trainer
@@ -25,7 +25,7 @@
 #include "superoffload/v1/step_ring.h"
 
 #define SUPEROFFLOAD_SOCKET_MAGIC 0x46464f53u /* "SOFF" */
-#define SUPEROFFLOAD_WIRE_VERSION 3u
+#define SUPEROFFLOAD_WIRE_VERSION 4u
 #define SUPEROFFLOAD_TOKEN_CHARACTERS 64u
 #define SUPEROFFLOAD_TOKEN_METADATA_KEY "superoffload-token"
 #define SUPEROFFLOAD_MAX_MESSAGE_BYTES 262144u /* of a gRPC message to the daemon; longer requests come in pages */

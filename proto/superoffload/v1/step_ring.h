@@ -49,7 +49,8 @@
  * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side
  * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
  * PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing, and
- * is for measuring between steps.
+ * is for measuring between steps. UNMAP_DEVICE, between steps, says that the trainer copies by itself from now on: the
+ * daemon lets go of the GPU and its memory, for the rest of the attachment.
  *
  * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's
  * parameters of this step be published in host memory only, because the trainer copies, or updates its own.
@@ -91,7 +92,8 @@ enum superoffload_submission {
   SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6, /* f64: gradient scale */
   SUPEROFFLOAD_SUBMIT_PROBE = 7,        /* gradient: slot */
   SUPEROFFLOAD_SUBMIT_ABSENT = 8,       /* superoffload_absent_payload */
-  SUPEROFFLOAD_SUBMIT_PREPARE = 9       /* superoffload_end_payload without total and attempt */
+  SUPEROFFLOAD_SUBMIT_PREPARE = 9,      /* superoffload_end_payload without total and attempt */
+  SUPEROFFLOAD_SUBMIT_UNMAP_DEVICE = 10
 };
 
 /* Completions. `index` is the bucket for SLOT_FREE, PARAMETERS_READY and LANDED, else 0. */
