@@ -58,7 +58,7 @@ tests=(tests/unit/client/python tests/conformance/test_{torch,lion,resume,random
   tests/integration/test_{models,options,replicas,ulysses}.py tests/integration/test_{torch,jax,fsdp2}*.py tests/integration/*_ranks.py)
 # What knows most of their inside, and starts few processes.
 ranks=tests/integration/test_gpu_ranks.py
-((quick)) && tests=(tests/conformance/test_{optax,loops_gradients}.py tests/integration/test_{jax_plain,jax_overlap,torch_gpu}.py
+((quick)) && tests=(tests/conformance/test_optax.py tests/integration/test_{jax_plain,jax_overlap,torch_gpu}.py
   "$ranks::test_weights_are_whole_or_distributed_as_parameters_are" "$ranks::test_an_fsdp_without_a_name_that_is_needed_is_refused"
   "$ranks::test_an_all_gather_waits_for_the_parameters_of_its_own_unit")
 without=()
