@@ -92,6 +92,16 @@ def train(machine, *before):
     )
 
 
+def test_drivers_are_loaded_before_their_devices_are_allowed(machine):
+    shown = machine("systemctl", "show", "-p", "After,Wants,DeviceAllow", SERVICE).stdout.splitlines()
+    (after,) = [line.split("=")[1].split() for line in shown if line.startswith("After=")]
+    (wants,) = [line.split("=")[1].split() for line in shown if line.startswith("Wants=")]
+    for module in ("nvidia", "nvidia_uvm"):
+        assert f"modprobe@{module}.service" in after
+        assert f"modprobe@{module}.service" in wants
+        assert f"DeviceAllow=char-{module.replace('_', '-')} rw" in shown
+
+
 def test_units_are_well_formed_and_confined(machine):
     verified = machine("systemd-analyze", "verify", SERVICE, "superoffloadd@0.socket", "sys-fs-resctrl.mount")
     assert verified.stdout + verified.stderr == ""
