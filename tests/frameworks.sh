@@ -5,7 +5,7 @@
 #   tests/frameworks.sh --python python3.12 torch==2.11.0 'jax>=0.11,<0.12'
 #   --python  Debian 13's Python 3.13 if left out, since JAX 0.11 needs 3.12; with 3.10, which no JAX from 0.10 on supports,
 #             tests of JAX are left out
-#   --quick   a few minutes of it
+#   --quick   what tests/run.sh runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/support/runners.sh

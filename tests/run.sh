@@ -13,7 +13,7 @@ source tests/support/runners.sh
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("2 dependencies" "6 build" "4 cpp_tests" "7 arm64" "12 asan" "10 python_tests" "12 tsan")
+steps=("2 dependencies" "6 build" "4 cpp_tests" "7 arm64" "12 asan" "10 python_tests" "3 frameworks" "12 tsan")
 ((quick)) && steps=("2 dependencies" "6 build" "1 cpp_tests" "5 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
@@ -35,6 +35,11 @@ python_tests() {
   run_pytest "$venv/bin/python" "$results" pytest tests "${ignored[@]}" --durations 20
 }
 
+# The newest torch and JAX, beside the pinned ones that everything else runs with.
+frameworks() {
+  tests/frameworks.sh --quick torch==2.15.0 jax==0.12.0.1
+  cp build/frameworks/results/*.{xml,log} "$results"
+}
 arm64() { tests/arm64.sh "$build" "$results"; }
 asan() { tests/sanitizers.sh asan "$venv/bin/python" "$results"; }
 tsan() { tests/sanitizers.sh tsan "$venv/bin/python" "$results"; }
@@ -54,5 +59,5 @@ printf '== [%2d:%02d] done\n' $((SECONDS / 60)) $((SECONDS % 60))
 
 expected=(ctest.xml pytest.xml)
 ((quick)) || expected+=(arm64-sve{16,32,256}-{0,1,2,3}.xml arm64-daemon.xml arm64-gpu.xml
-  asan.xml asan-pytest.xml tsan.xml tsan-pytest.xml)
+  asan.xml asan-pytest.xml frameworks.xml tsan.xml tsan-pytest.xml)
 "$venv/bin/python" tests/support/summary.py "$results" "${expected[@]}"
