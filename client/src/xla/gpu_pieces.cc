@@ -23,6 +23,8 @@ GpuPieces::GpuPieces(GpuPlane* plane, uint64_t stage_bytes)
 GpuPieces::~GpuPieces() {
   WaitPacked();
   const CurrentDevice current(*device_);
+  for (const auto& [stream, copied] : copied_) driver().EventSynchronize(copied.get());
+  copied_.clear();  // while the device is current
   for (auto& [bucket, stage] : open_) driver().MemFree(stage.memory);
   for (StageMemory& stage : free_) driver().MemFree(stage.memory);
   open_.clear();
@@ -120,8 +122,14 @@ void GpuPieces::Drop() {
 
 Status GpuPieces::Copy(void* to, CudaPointer from, uint64_t bytes) {
   const CurrentDevice current(*device_);
-  return FromCuda(driver().Status(driver().MemcpyDtoDAsync(reinterpret_cast<CudaPointer>(to), from, bytes, stream_),
-                                  "copying what XLA has asked for"));
+  kernels::OwnedEvent& copied = copied_[stream_];
+  kernels::CudaStatus status = copied.get() == nullptr ? MakeEvent(*device_, &copied) : kernels::CudaStatus{};
+  if (status.ok()) {
+    status = driver().Status(driver().MemcpyDtoDAsync(reinterpret_cast<CudaPointer>(to), from, bytes, stream_),
+                             "copying what XLA has asked for");
+  }
+  if (status.ok()) status = driver().Status(driver().EventRecord(copied.get(), stream_), "recording an event");
+  return FromCuda(status);
 }
 
 }  // namespace superoffload::client

@@ -55,7 +55,8 @@ class GpuPieces {
   // What was staged is dropped.
   void Drop();
 
-  // To memory of XLA's, from there or from the parameters that StreamWaits has made wait for.
+  // To memory of XLA's, from there or from the parameters that StreamWaits has made wait for. The destructor waits for it:
+  // nobody knows XLA's streams when the parameters' memory is given back.
   Status Copy(void* to, kernels::CudaPointer from, uint64_t bytes);
   Status CopyParameters(uint64_t offset, uint64_t bytes, void* to) { return Copy(to, plane_->parameters() + offset, bytes); }
 
@@ -77,6 +78,7 @@ class GpuPieces {
   const std::shared_ptr<const kernels::GpuDevice> device_;
   const uint64_t stage_bytes_;
   kernels::CudaStream stream_;
+  std::map<kernels::CudaStream, kernels::OwnedEvent> copied_;  // on it, the last time
   GpuScalars scalars_;
   std::map<uint32_t, StageMemory> open_;  // of buckets whose pieces are not all there
   std::deque<StageMemory> free_;          // the one that was packed first at the front

@@ -16,8 +16,8 @@ def _most_parameters(layout: optimizer_pb2.Layout) -> int:
     return max(counts)
 
 
-def _legacy_stream() -> int:
-    """JAX does not tell which one it uses."""
+def _any_stream() -> int:
+    """JAX does not tell which one it uses, and `close_pieces` has waited for all of them."""
     return 0
 
 
@@ -27,7 +27,7 @@ class GpuPieceAttachment(PieceAttachment, GpuAttachment):
     _again = "compute the gradients of this step again, from the parameters that this process has"
 
     def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest, ordinal: int) -> None:
-        super().__init__(connection, request, ordinal, "auto", 0, _most_parameters, None, _legacy_stream)
+        super().__init__(connection, request, ordinal, "auto", 0, _most_parameters, None, _any_stream)
 
     def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
         if self.number:
