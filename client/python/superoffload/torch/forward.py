@@ -18,10 +18,14 @@ from typing import Any
 import grpc
 import torch
 
+from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import calling, cuda, fsdp
 from superoffload.torch.parameters import HostedParameter
+from superoffload.torch.reads import ReadWatch
+
+_READS_WATCHED = 3  # steps
 
 _alive: "weakref.WeakSet[ForwardWaits]" = weakref.WeakSet()
 
@@ -52,6 +56,15 @@ def _make_hooks(waits: "weakref.ref[ForwardWaits]") -> tuple[Callable[..., None]
     return before_forward, before_state_dict
 
 
+def _make_on_read(waits: "weakref.ref[ForwardWaits]") -> Callable[[int], None]:
+    def on_read(index: int) -> None:
+        alive = waits()
+        if alive is not None:
+            alive.on_read(index)
+
+    return on_read
+
+
 class ForwardWaits:
     def __init__(self, attachment: GpuAttachment, hosted: list[HostedParameter]) -> None:
         self._attachment = attachment
@@ -67,6 +80,8 @@ class ForwardWaits:
         self._traced = False
         self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
         self._unseen = False  # some reader of parameters calls no hook: step() waits for them
+        self._steps = 0
+        self._reads = ReadWatch(hosted, _make_on_read(weakref.ref(self)))
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
         before_forward, self._before_state_dict = _make_hooks(weakref.ref(self))
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
@@ -74,6 +89,7 @@ class ForwardWaits:
 
     def close(self) -> None:
         fsdp.forget(self)
+        self._reads.end()
         self._handle.remove()
         _alive.discard(self)
 
@@ -82,15 +98,29 @@ class ForwardWaits:
         for stream in self._readers | {cuda.current_stream(self._hosted[0].tensor)}:
             self._attachment.pack_after(stream)
 
-    def on_step_end(self, changed: bool) -> None:
-        """Parameters are on their way, if they have changed."""
+    def on_step_end(self, changed: bool, watched: bool) -> None:
+        """Parameters are on their way, if they have changed. ``watched``: the loop may do something new."""
         self._pending.clear()
         self._readers.clear()
         if changed:
             self._unread = self._all()
         self._step_ended |= changed
+        self._steps += 1
         if self._unseen:
             self.wait_all()
+        elif changed and (watched or self._steps <= _READS_WATCHED):
+            self._reads.begin()
+
+    def on_read(self, index: int) -> None:
+        """No module was called since step(), and somebody is about to use a parameter: that waits."""
+        if not self._unseen:
+            warn.warn(
+                f"parameter {self._hosted[index].name} was used between step() and the next forward pass: from now on "
+                "step() waits for all new parameters, without overlap with forward (optimizer.synchronize() before "
+                "such code keeps the overlap of other steps)"
+            )
+        self._unseen = True
+        self.wait_all()
 
     def on_traced(self) -> None:
         """Some module was called that will not call its hook: those that are being called around it wait for it.
@@ -189,6 +219,7 @@ class ForwardWaits:
         self._wait_on(cuda.current_stream(self._hosted[0].tensor), buckets)
 
     def _wait_on(self, stream: int, buckets: frozenset[int] | None) -> None:
+        self._reads.end()
         self._readers.add(stream)
         if self._step_ended:
             pending = self._pending.get(stream)

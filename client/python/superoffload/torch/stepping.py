@@ -48,9 +48,10 @@ class Stepping:
             return False
         with self._submitter.told():
             scale, threshold = self._finish_backward(param_groups, grad_scale, max_grad_norm)
+        watched = self._submitter.watched
         result = self._submitter.end(scale, threshold)
         self._clip.on_step_end()
-        self._on_result(result)
+        self._on_result(result, watched)
         return True
 
     def _finish_backward(
@@ -90,10 +91,10 @@ class Stepping:
             self._submitter.abandon()
             raise
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_result(self, result: StepResult, watched: bool = False) -> None:
         """Cut off before ``last_result`` is set, it is done again: see settle()."""
         if self._forward_waits is not None:
-            self._forward_waits.on_step_end(changed=not result.kind.skipped)
+            self._forward_waits.on_step_end(not result.kind.skipped, watched)
         if not result.kind.skipped:
             self._live.on_commit()
         self.last_result = result

@@ -207,6 +207,11 @@ class Submitter(abc.ABC):
         """The optimizer's parameters, of which other ranks may host a part or all."""
         return list(self._sharding.trained) if self._sharding is not None else [p.tensor for p in self._hosted]
 
+    @property
+    def watched(self) -> bool:
+        """Whether the loop is being watched in the open step."""
+        return self._policy.watched
+
     def has_gradients(self) -> bool:
         """Whether step() has anything to do."""
         return any(tensor.grad is not None for tensor in self.trained())
