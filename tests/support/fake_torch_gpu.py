@@ -1,23 +1,25 @@
 """Has superoffload.torch take the CPU's tensors for a GPU's, whose driver is the fake one.
 
 The host may not touch the fake driver's device memory, so torch computes on its alias, and on the default stream, which
-is the calling thread; torch's own memory stands for GPU memory, too. Everything but superoffload.torch.cuda, whose
-functions ask torch's CUDA support, is what runs on a GPU.
+is the calling thread; with `late_gpu` on a stream of the fake driver's, late. Torch's own memory stands for GPU memory,
+too. Everything but superoffload.torch.cuda, whose functions ask torch's CUDA support, is what runs on a GPU.
 """
 
 import contextlib
 import ctypes
-import os
-import pathlib
 
 import grpc
 import pytest
 import torch
+from tests.support import late_torch
+from tests.support.late_torch import DRIVER
 
 import superoffload.torch
 from superoffload.torch import cuda
 
-DRIVER = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support" / "fake-cuda" / "libcuda.so.1"
+_STREAMS = {name: getattr(cuda, name) for name in ("stream_of", "current_stream", "beside", "keep_for_stream")}
+
+_viewed: list[tuple[int, int]] = []  # begin and end of the fake GPU's memory that torch has
 
 
 def driver_count(name: str) -> int:
@@ -32,6 +34,7 @@ def _view(pointer: int, like: torch.Tensor, owner: object, device: object = None
     alias.restype, alias.argtypes = ctypes.c_uint64, [ctypes.c_uint64]
     region = type("Region", (ctypes.c_byte * (like.numel() * like.element_size()),), {}).from_address(alias(pointer))
     region.owner = owner
+    _viewed.append((alias(pointer), alias(pointer) + ctypes.sizeof(region)))
     return torch.frombuffer(region, dtype=like.dtype, count=like.numel()).view(like.shape)
 
 
@@ -105,6 +108,27 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def fake_gpu(monkeypatch):
     """Returns a list of the tensors that the adapter has asked to be kept for the pack stream."""
     return install(monkeypatch)
+
+
+@pytest.fixture
+def late_gpu(fake_gpu, monkeypatch):
+    """Torch's work is late, on a stream that is not the calling thread, and slower than ours. Returns its mode."""
+    memory = late_torch.Memory()
+    for name, function in _STREAMS.items():
+        monkeypatch.setattr(cuda, name, function)
+    monkeypatch.setattr(cuda, "is_allocators", lambda tensor: not memory.of_graphs)
+    monkeypatch.setattr(torch.cuda, "Stream", late_torch.Stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", late_torch.Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", late_torch.current_stream)
+    monkeypatch.setattr(torch.cuda, "stream", late_torch.on)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: memory.record_stream(tensor, stream))
+    with monkeypatch.context() as slow:
+        slow.setenv("FAKE_CUDA_DELAY", "1500")
+        stream = late_torch.Stream()
+        stream.settle()
+    with late_torch.on(stream), late_torch.LateTorch(memory, _viewed) as mode:
+        yield mode
+        mode.finish()
 
 
 @pytest.fixture

@@ -111,7 +111,21 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def keep_for_stream(tensor: torch.Tensor, stream: int) -> None:
     """The tensor's memory is not reused before `stream` has done what is on it now."""
-    tensor.record_stream(torch.cuda.ExternalStream(stream, device=tensor.device))
+    other = torch.cuda.ExternalStream(stream, device=tensor.device)
+    if is_allocators(tensor):
+        tensor.record_stream(other)
+    else:
+        torch.cuda.current_stream(tensor.device).wait_stream(other)
+
+
+def is_allocators(tensor: torch.Tensor) -> bool:
+    """Whether torch's allocator frees the tensor's memory, and so minds `record_stream`.
+
+    CUDA graph trees (``torch.compile(mode="reduce-overhead")``) take memory back by themselves. A release that does not
+    tell is taken for one that does so everywhere.
+    """
+    tells = getattr(torch._C, "_has_Standard_Deleter", None)
+    return tells is not None and bool(tells(tensor.untyped_storage()._cdata))
 
 
 def pci_address(device: torch.device | None) -> str | None:

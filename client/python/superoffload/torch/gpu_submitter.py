@@ -97,7 +97,7 @@ class GpuSubmitter(Submitter):
         self._accumulated: set[int] = set()  # ids of sharded parameters that have a gradient
         self._gone: set[int] = set()  # of these, those that a tombstone stands for
         self._fingerprints: dict[int, torch.Tensor] = {}  # of those that must be the same in step(), to the bit
-        self._held: list[torch.Tensor] = []  # what may be submitted again
+        self._held: list[torch.Tensor] = []  # what may be submitted again, or be read still
         self._averaged: dict[int, torch.Tensor] = {}  # of those that were taken, what .grad is after backward
         self._late = False
 
@@ -304,9 +304,8 @@ class GpuSubmitter(Submitter):
 
     def _wait_end(self) -> StepResult:
         self._forget_grown()
-        for parameter in self._hosted:
-            gradient = parameter.gradient
-            if gradient is not None and not self._tombstones.is_one(gradient):
-                cuda.keep_for_stream(gradient, self._attachment.pack_stream())
+        # Not recorded for the pack stream: the loop may keep a gradient for longer than that stream exists.
+        gradients = [parameter.gradient for parameter in self._hosted]
+        self._held += [gradient for gradient in gradients if gradient is not None]
         self._room.between_steps()
         return self._attachment.wait_verdict()
