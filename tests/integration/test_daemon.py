@@ -123,7 +123,7 @@ def test_garbage_on_the_descriptor_socket_harms_nobody(daemon):
         b"x",
         os.urandom(64),
         os.urandom(4096),
-        struct.pack("<IHH", 0x46464F53, 3, 77) + bytes(56),
+        struct.pack("<IHH", 0x46464F53, daemon.info.wire_version, 77) + bytes(56),
     ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.connect(daemon.info.descriptor_socket)

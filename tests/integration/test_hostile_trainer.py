@@ -27,7 +27,7 @@ HELLO, WELCOME, DESCRIPTORS, SOCKET_ERROR = range(1, 5)
 BUCKETS = 3
 DEADLINE_SECONDS = 30
 
-ABSENT = 8
+ABSENT, UNMAP_DEVICE = 8, 10
 _ENTRY = struct.Struct("<HHIQQ5d")
 _HEADER = struct.Struct("<QIIIIQQQ")
 _SUBMISSION_TAIL, _COMPLETION_TAIL, _COMPLETION_HEAD = 64, 192, 256
@@ -52,6 +52,7 @@ class RawTrainer:
     def __init__(self, daemon, name: str, bucket_elements: int = 1024) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(daemon.info.descriptor_socket)
+        self._wire_version = daemon.info.wire_version
         token = self.ask(HELLO)[0][48:112].decode()
         self.metadata = [("superoffload-token", token)]
         self.stub = optimizer_pb2_grpc.OptimizerServiceStub(daemon.channel)
@@ -79,7 +80,7 @@ class RawTrainer:
         )
 
     def ask(self, kind: int, epoch: int = 0) -> tuple[bytes, list[int]]:
-        self._socket.send(struct.pack("<IHHQ48x", 0x46464F53, 3, kind, epoch))
+        self._socket.send(struct.pack("<IHHQ48x", 0x46464F53, self._wire_version, kind, epoch))
         reply, fds, _, _ = socket.recv_fds(self._socket, 512, 4)
         return reply, fds
 
@@ -191,6 +192,7 @@ def code(completion: Completion) -> str:
         ),
         ([(BEGIN_STEP, 0, float("nan"))], "INVALID_ARGUMENT", "scale"),
         ([(999, 0)], "UNIMPLEMENTED", "999"),
+        ([(UNMAP_DEVICE, 0)], "FAILED_PRECONDITION", "no GPU memory is mapped"),
         ([(BEGIN_STEP, 0, 1.0), (BEGIN_STEP, 0, 1.0)], "FAILED_PRECONDITION", "open"),
         ([(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, 0), (GRADIENT_READY, 0)], "ALREADY_EXISTS", "bucket 0"),
         ([(BEGIN_STEP, 0, 1.0), (GRADIENT_READY, BUCKETS)], "INVALID_ARGUMENT", "3 buckets"),
