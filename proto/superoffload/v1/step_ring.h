@@ -11,7 +11,7 @@
  * loads tail with acquire order, copies the entry, then stores head + 1 with release order. Indices run
  * freely modulo 2^32. A consumer that finds its ring empty sets its `..._waiting` word, re-reads tail (both
  * sequentially consistent) and sleeps in FUTEX_WAIT on the tail word (shared futex, not private); a producer
- * that sees the word set after publishing clears it and calls FUTEX_WAKE on the tail word.
+ * that sees the word set after publishing calls FUTEX_WAKE on the tail word. Only the consumer clears it, when it is awake.
  *
  * One step, in submission order:
  *
