@@ -13,8 +13,8 @@ source tests/support/runners.sh
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("2 dependencies" "6 build" "4 cpp_tests" "7 arm64" "12 asan" "10 python_tests" "12 tsan" "4 frameworks")
-((quick)) && steps=("2 dependencies" "6 build" "1 cpp_tests" "5 python_tests")
+steps=("3 dependencies" "9 build" "5 cpp_tests" "11 arm64" "18 asan" "15 python_tests" "17 tsan" "4 frameworks")
+((quick)) && steps=("3 dependencies" "9 build" "1 cpp_tests" "7 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
 
