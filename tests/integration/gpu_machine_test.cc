@@ -35,6 +35,14 @@ class GpuMachineTest : public GpuTest {
                                            reinterpret_cast<uint64_t>(stream));
   }
 
+  // Stays current for this thread.
+  static std::shared_ptr<const kernels::GpuDevice> OpenCurrentGpu() {
+    std::shared_ptr<const kernels::GpuDevice> device;
+    Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
+    Tensor::Require(device->driver().CtxSetCurrent(device->context()));
+    return device;
+  }
+
   void TrainExactly(int seed) {
     GpuTrainer trainer(client_.get(), attachment_.get(), NoResidents);
     test::ExactTraining(&trainer, test::Spec(kBFloat16), kBFloat16, static_cast<uint64_t>(seed)).Train(40);
@@ -77,9 +85,7 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
     ASSERT_NO_FATAL_FAILURE(AttachTo(mover));
     if (IsSkipped()) return;
     ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
-    std::shared_ptr<const kernels::GpuDevice> device;
-    Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
-    Tensor::Require(device->driver().CtxSetCurrent(device->context()));
+    const std::shared_ptr<const kernels::GpuDevice> device = OpenCurrentGpu();
     kernels::OwnedStream stream;
     Tensor::Require(kernels::MakeStream(*device, &stream).code);
     const auto number = reinterpret_cast<uint64_t>(stream.get());
@@ -111,9 +117,7 @@ TEST_F(GpuMachineTest, AStepGoesOnWhileAnotherStreamIsBeingCaptured) {
     ASSERT_NO_FATAL_FAILURE(AttachTo(mover));
     if (IsSkipped()) return;
     ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
-    std::shared_ptr<const kernels::GpuDevice> device;
-    Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
-    Tensor::Require(device->driver().CtxSetCurrent(device->context()));
+    const std::shared_ptr<const kernels::GpuDevice> device = OpenCurrentGpu();
     kernels::OwnedStream computes, captured;
     Tensor::Require(kernels::MakeStream(*device, &computes).code);
     Tensor::Require(kernels::MakeStream(*device, &captured).code);

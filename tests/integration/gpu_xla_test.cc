@@ -98,6 +98,13 @@ class GpuXlaStepTest : public GpuXlaTest {
     EXPECT_EQ(verdict->kind, static_cast<uint32_t>(SUPEROFFLOAD_VERDICT_COMMIT));
   }
 
+  // What the stream is given from now on waits for the gate.
+  void HoldStream(std::promise<void>* gate) {
+    issue_(trainer_->stream(), [](void* held) { static_cast<std::promise<void>*>(held)->get_future().wait(); }, gate);
+  }
+
+  int (*const issue_)(void*, void (*)(void*), void*) =
+      OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");  // null: of a real driver
   std::unique_ptr<XlaGpuTrainer> trainer_;
   std::unique_ptr<Tensor> some_;
 };
@@ -106,13 +113,12 @@ class GpuXlaStepTest : public GpuXlaTest {
 TEST_F(GpuXlaStepTest, AStepEndsAfterTheParametersBeforeItWereCopied) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
-  const auto issue = OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");
-  if (issue == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
+  if (issue_ == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
   ASSERT_TRUE(Submit().ok() && trainer_->EndStep(1, 0).ok() && trainer_->WaitStep().ok());
   const float first = *First();
   EXPECT_NE(first, 1);
   std::promise<void> gate;
-  issue(trainer_->stream(), [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
+  HoldStream(&gate);
   ASSERT_TRUE(trainer_->Publish().ok());
   trainer_->SwitchStream();
   std::future<bool> ended = std::async(std::launch::async, [&] {
@@ -132,11 +138,10 @@ TEST_F(GpuXlaStepTest, AStepEndsAfterTheParametersBeforeItWereCopied) {
 TEST_F(GpuXlaStepTest, ClosingWaitsForParametersThatAreBeingCopied) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
-  const auto issue = OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");
-  if (issue == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
+  if (issue_ == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
   ASSERT_TRUE(Submit().ok() && trainer_->EndStep(1, 0).ok() && trainer_->WaitStep().ok());
   std::promise<void> gate;
-  issue(trainer_->stream(), [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
+  HoldStream(&gate);
   ASSERT_TRUE(trainer_->Publish().ok());
   std::future<void> closed = std::async(std::launch::async, [&] { superoffload_xla_close(trainer_->submitter()); });
   EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
