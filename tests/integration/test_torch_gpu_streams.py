@@ -1,6 +1,7 @@
 """superoffload.torch on a fake GPU where torch's work is late: who reads without waiting for it reads NaN."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -100,11 +101,16 @@ def test_what_is_done_beside_comes_after_what_was_given_before(late_gpu):  # noq
         assert given.sum().item() == 16
 
 
-def test_gradients_that_stay_are_not_bound_to_a_stream_that_ends_with_the_optimizer(gpu_daemon, late_gpu):  # noqa: F811
+def test_memory_that_was_kept_for_packing_is_freed_after_the_optimizer(gpu_daemon, late_gpu):  # noqa: F811
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon, overlap=False)
-    loss_of(model, 0).backward()
-    optimizer.step()
+    kept = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: kept.append(parameter.grad))
+    optimizer = optimizer_of(model, gpu_daemon)
+    train(model, optimizer)
     optimizer.close()
-    stay = [parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()]
-    assert stay and not late_gpu.memory.recorded.keys() & set(stay)
+    del model, optimizer, parameter
+    gc.collect()
+    assert late_gpu.memory.recorded.keys() & {tensor.untyped_storage().data_ptr() for tensor in kept}
+    kept.clear()
+    assert not late_gpu.memory.recorded and not late_gpu.memory.failures

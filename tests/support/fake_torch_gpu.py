@@ -129,6 +129,7 @@ def late_gpu(fake_gpu, monkeypatch):
     with late_torch.on(stream), late_torch.LateTorch(memory, _viewed) as mode:
         yield mode
         mode.finish()
+    assert not memory.failures
 
 
 @pytest.fixture

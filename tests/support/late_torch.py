@@ -106,6 +106,7 @@ class Memory:
         self.recorded: dict[int, list[Stream]] = {}  # by storage that is not freed
         self.records = 0  # ever
         self.of_graphs = False  # CUDA graph trees use it again, on the current stream, whatever was recorded
+        self.failures: list[Exception] = []  # of the driver's, which end the process where torch frees memory
         self._watched: set[int] = set()
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
@@ -126,8 +127,11 @@ class Memory:
             call(address)
         self._watched.discard(address)
         recorded = self.recorded.pop(address, [])
-        for stream in [current_stream()] if self.of_graphs else recorded:
-            stream.synchronize()
+        try:
+            for stream in [current_stream()] if self.of_graphs else recorded:
+                stream.synchronize()
+        except AssertionError as failure:
+            self.failures.append(failure)
         ctypes.memset(address, _NAN, count)
 
 

@@ -45,10 +45,11 @@ class GpuMoves {
     std::function<void(uint32_t slot)> slot_free;  // a gradient of its has been copied
   };
 
-  // `buckets` and the memory outlive it. The device must be current. `make_queue`: see kernels::Mover.
+  // `buckets`, the memory and `pack_stream`, on which nobody else launches anything, outlive it. The device must be
+  // current. `make_queue`: see kernels::Mover.
   static Status Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
                      const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
-                     Events events, kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves);
+                     kernels::CudaStream pack_stream, Events events, kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves);
 
   // Waits for what it has issued; callbacks run. Nobody may call it any more.
   ~GpuMoves();

@@ -22,6 +22,7 @@
 #include "client/src/gpu/device_slot_pool.h"
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gpu_moves.h"
+#include "client/src/gpu/pack_stream.h"
 #include "client/src/memory_plane.h"
 #include "client/src/status.h"
 #include "client/src/step_plane.h"
@@ -49,7 +50,7 @@ class GpuPlane final : public MemoryPlane {
 
   const superoffload_gpu_report& report() const { return report_; }
   kernels::CudaPointer parameters() const { return memory_->data(); }
-  kernels::CudaStream pack_stream() const { return moves_->packer().stream(); }
+  kernels::CudaStream pack_stream() const { return pack_stream_.get(); }
   const std::shared_ptr<const kernels::GpuDevice>& device() const { return device_; }
 
   // See superoffload_gpu.h.
@@ -113,6 +114,7 @@ class GpuPlane final : public MemoryPlane {
   std::shared_ptr<const kernels::GpuDevice> device_;
   std::shared_ptr<kernels::SharedGpuMemory> memory_;  // a later plane may take it over, and views outlive both
   DeviceSlotPool slots_;
+  PackStream pack_stream_;
   std::unique_ptr<GpuMoves> moves_;
 
   std::mutex mu_;  // guards the attachment's progress, too

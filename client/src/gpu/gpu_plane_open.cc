@@ -109,8 +109,9 @@ Status GpuPlane::OpenMoves(const superoffload_gpu_options& options) {
       .arrived = [this](const kernels::CudaStatus& done,
                         const superoffload_ring_entry& entry) { SubmitArrived(done, entry); },
       .slot_free = [this](uint32_t slot) { SUPEROFFLOAD_CHECK(slots_.Free(slot), "device slot ", slot); }};
-  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, std::move(events), /*make_queue=*/{},
-                                     &moves_);
+  if (Status status = pack_stream_.Take(device_); !status.ok()) return status;
+  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, pack_stream_.get(), std::move(events),
+                                     /*make_queue=*/{}, &moves_);
       !status.ok()) {
     return status;
   }

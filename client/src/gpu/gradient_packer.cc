@@ -23,12 +23,12 @@ T* DeviceData(CudaPointer pointer) {
 }  // namespace
 
 Status GradientPacker::Open(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout,
-                            CudaPointer gpu) {
+                            CudaPointer gpu, CudaStream stream) {
   device_ = std::move(device);
   layout_ = layout;
   gpu_ = gpu;
+  stream_ = stream;
   if (Status status = FromCuda(kernels_.Load(device_->driver())); !status.ok()) return status;
-  if (Status status = FromCuda(kernels::MakeStream(*device_, &stream_)); !status.ok()) return status;
   for (kernels::OwnedEvent* event : {&ready_, &packed_}) {
     if (Status status = FromCuda(kernels::MakeEvent(*device_, event)); !status.ok()) return status;
   }
@@ -42,11 +42,10 @@ Status GradientPacker::Open(std::shared_ptr<const kernels::GpuDevice> device, co
 GradientPacker::~GradientPacker() {
   if (device_ == nullptr) return;
   const kernels::CurrentDevice current(*device_);
-  if (stream_.get() != nullptr) device_->driver().StreamSynchronize(stream_.get());
+  device_->driver().StreamSynchronize(stream_);
   kernels_.Unload();
   ready_ = {};
   packed_ = {};
-  stream_ = {};
 }
 
 Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const superoffload_tensor> tensors) const {
@@ -67,14 +66,14 @@ Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const
 }
 
 Status GradientPacker::After(CudaStream stream) {
-  if (Status status = WaitFor(stream, stream_.get()); !status.ok()) return status;
+  if (Status status = WaitFor(stream, stream_); !status.ok()) return status;
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
   return {};
 }
 
 Status GradientPacker::AfterAll() {
   for (const CudaStream stream : streams_) {
-    if (Status status = WaitFor(stream, stream_.get()); !status.ok()) return status;
+    if (Status status = WaitFor(stream, stream_); !status.ok()) return status;
   }
   streams_.clear();
   return {};
@@ -119,12 +118,12 @@ kernels::PackArguments GradientPacker::Arguments(const GpuBucket& bucket, uint32
 Status GradientPacker::Pack(const GpuBucket& bucket, uint32_t slot, std::span<const superoffload_tensor> tensors,
                             kernels::DType dtype, void* to) {
   const kernels::PackTable table = WriteTable(bucket, slot, tensors);
-  return FromCuda(kernels_.Pack(Arguments(bucket, slot, table, dtype, to), stream_.get()));
+  return FromCuda(kernels_.Pack(Arguments(bucket, slot, table, dtype, to), stream_));
 }
 
 Status GradientPacker::WaitPacked(CudaStream stream) {
   const kernels::CudaDriver& driver = device_->driver();
-  if (Status status = FromCuda(driver.Status(driver.EventRecord(packed_.get(), stream_.get()), "recording an event"));
+  if (Status status = FromCuda(driver.Status(driver.EventRecord(packed_.get(), stream_), "recording an event"));
       !status.ok()) {
     return status;
   }
@@ -133,7 +132,7 @@ Status GradientPacker::WaitPacked(CudaStream stream) {
 
 Status GradientPacker::Synchronize() const {
   const kernels::CudaDriver& driver = device_->driver();
-  return FromCuda(driver.Status(driver.StreamSynchronize(stream_.get()), "packing gradients"));
+  return FromCuda(driver.Status(driver.StreamSynchronize(stream_), "packing gradients"));
 }
 
 Status GradientPacker::Multiply(uint32_t slot, CudaStream stream) {

@@ -24,11 +24,13 @@ class GradientPacker {
   GradientPacker(const GradientPacker&) = delete;
   GradientPacker& operator=(const GradientPacker&) = delete;
 
-  // Once, before any other call. `gpu`: base of the memory that the layout describes; it outlives the packer.
-  Status Open(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout, kernels::CudaPointer gpu);
+  // Once, before any other call. `gpu`: base of the memory that the layout describes. It and `stream`, on which nobody
+  // else launches anything, outlive the packer.
+  Status Open(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout, kernels::CudaPointer gpu,
+              kernels::CudaStream stream);
 
   const kernels::CudaKernels& kernels() const { return kernels_; }
-  kernels::CudaStream stream() const { return stream_.get(); }
+  kernels::CudaStream stream() const { return stream_; }
 
   // INVALID_ARGUMENT: more tensors than the layout has room for, not in order, or beyond the bucket's elements.
   Status Check(uint32_t bucket, uint64_t elements, std::span<const superoffload_tensor> tensors) const;
@@ -66,7 +68,7 @@ class GradientPacker {
   kernels::CudaPointer gpu_ = 0;
   kernels::CudaKernels kernels_;
   kernels::PinnedMemory tables_, chunk_begins_;  // per slot; kernels read them there
-  kernels::OwnedStream stream_;
+  kernels::CudaStream stream_ = nullptr;
   // Recorded anew only after the last wait was issued: both are waited for in the call that records them.
   kernels::OwnedEvent ready_, packed_;
   std::vector<kernels::CudaStream> streams_;  // of the trainer, named in the open step

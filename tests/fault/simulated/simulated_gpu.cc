@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "client/src/gpu/gpu_status.h"
 #include "tests/fault/simulated/simulated_kernels.h"
 
 namespace superoffload::faults {
@@ -118,9 +119,11 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
   for (uint32_t slot = 0; slot < memory_->layout().slots.count; ++slot) free_slots_.push_back(slot);
   const GpuOptions given(ground_, *memory_, start);
   const kernels::CurrentDevice current(*cuda_.device());
+  Check(client::FromCuda(kernels::MakeStream(*cuda_.device(), &pack_stream_)));
   Check(client::GpuMoves::Open(
       cuda_.device(), given.options, &memory_->buckets(), memory_->layout(),
       {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.memory.parameters},
+      pack_stream_.get(),
       {.arrived = [this](const kernels::CudaStatus&, const superoffload_ring_entry& entry) { submit_(entry); },
        .slot_free = [this](uint32_t slot) { FreeSlot(slot); }},
       [this](const auto&, const char*) { return cuda_.MakeQueue(); }, &moves_));

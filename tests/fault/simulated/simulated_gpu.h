@@ -78,6 +78,7 @@ class SimulatedGpu {
   bool waits_ = false;  // the process does until its copies are done: nothing else happens
   simulator::SimulatedCuda cuda_;
   simulator::GpuStream compute_, beside_;  // the trainer's; the model is read on the first
+  kernels::OwnedStream pack_stream_;
   std::unique_ptr<client::GpuMoves> moves_;
 };
 

@@ -227,9 +227,9 @@ int cuMemcpyDtoDAsync_v2(CudaPointer to, CudaPointer from, size_t bytes, CudaStr
 
 int cuStreamCreate(CudaStream* stream, unsigned) {
   IN_CONTEXT();
-  return *stream = reinterpret_cast<CudaStream>(new fake::Stream), 0;
+  return *stream = reinterpret_cast<CudaStream>(fake::MakeStream()), 0;
 }
-int cuStreamDestroy_v2(CudaStream stream) { return delete reinterpret_cast<fake::Stream*>(stream), 0; }
+int cuStreamDestroy_v2(CudaStream stream) { return fake::DestroyStream(stream); }
 int cuStreamSynchronize(CudaStream stream) {
   IN_CONTEXT_AND_SAFE();
   return fake::Synchronize(stream);
@@ -247,7 +247,7 @@ int cuStreamBeginCapture_v2(CudaStream stream, int mode) {
 }
 int cuStreamEndCapture(CudaStream stream, fake::Graph* graph) {
   *graph = nullptr;
-  return reinterpret_cast<fake::Stream*>(stream)->EndCapture();
+  return fake::EndCapture(stream);
 }
 int cuThreadExchangeStreamCaptureMode(int* mode) {
   *mode = static_cast<int>(fake::ExchangeCaptureMode(static_cast<fake::CaptureMode>(*mode)));

@@ -1,47 +1,44 @@
 #include "tests/support/fake_cuda/stream.h"
 
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <random>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/machine.h"
 
 namespace superoffload::fake_cuda {
 namespace {
 
-std::mutex streams_mu;
-std::set<Stream*> streams;
+class Stream {
+ public:
+  Stream() : thread_([this] { Run(); }) { CountObject(1); }
+  ~Stream();
 
-thread_local CaptureMode capture_mode = CaptureMode::kGlobal;
+  void Do(std::function<void()> work);
+  void Synchronize();
 
-// Those under way, of any stream.
-std::set<std::shared_ptr<CaptureState>> Captures() {
-  std::set<std::shared_ptr<CaptureState>> captures;
-  std::lock_guard lock(streams_mu);
-  for (const Stream* const stream : streams) {
-    if (auto capture = stream->capture(); capture != nullptr) captures.insert(std::move(capture));
-  }
-  return captures;
-}
+  void Capture(std::shared_ptr<CaptureState> capture);
+  int EndCapture();
+  std::shared_ptr<CaptureState> capture() const;
 
-}  // namespace
+ private:
+  void Run();
 
-void Record::Await() const {
-  while (!reached.load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
-
-Stream::Stream() : thread_([this] { Run(); }) {
-  CountObject(1);
-  std::lock_guard lock(streams_mu);
-  streams.insert(this);
-}
+  std::shared_ptr<CaptureState> capture_;
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 Stream::~Stream() {
-  {
-    std::lock_guard lock(streams_mu);
-    streams.erase(this);
-  }
   EndCapture();
   Synchronize();
   {
@@ -100,22 +97,82 @@ void Stream::Run() {
   }
 }
 
-int Issue(void* stream, std::function<void()> work) {
-  if (stream != nullptr) {
-    static_cast<Stream*>(stream)->Do(std::move(work));
-  } else {
-    work();
+// By handle. Never destroyed: streams that are left run until the process ends.
+class Streams {
+ public:
+  void* Make() {
+    const auto stream = std::make_shared<Stream>();
+    std::lock_guard lock(mu_);
+    handle_ += kStep;
+    return streams_[reinterpret_cast<void*>(handle_)] = stream, reinterpret_cast<void*>(handle_);
   }
-  return 0;
+  // Null: there is none.
+  std::shared_ptr<Stream> Find(void* handle) const {
+    std::lock_guard lock(mu_);
+    const auto found = streams_.find(handle);
+    return found == streams_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<Stream> Take(void* handle) {
+    std::lock_guard lock(mu_);
+    const auto taken = streams_.extract(handle);
+    return taken.empty() ? nullptr : taken.mapped();
+  }
+  std::vector<std::shared_ptr<Stream>> All() const {
+    std::vector<std::shared_ptr<Stream>> all;
+    std::lock_guard lock(mu_);
+    for (const auto& [handle, stream] : streams_) all.push_back(stream);
+    return all;
+  }
+
+ private:
+  static constexpr uintptr_t kStep = 0x100;
+
+  mutable std::mutex mu_;
+  std::map<void*, std::shared_ptr<Stream>> streams_;
+  uintptr_t handle_ = 0x5f0000000000;
+};
+
+Streams& AllStreams() {
+  static auto* const streams = new Streams;
+  return *streams;
+}
+
+thread_local CaptureMode capture_mode = CaptureMode::kGlobal;
+
+// Those under way, of any stream.
+std::set<std::shared_ptr<CaptureState>> Captures() {
+  std::set<std::shared_ptr<CaptureState>> captures;
+  for (const std::shared_ptr<Stream>& stream : AllStreams().All()) {
+    if (auto capture = stream->capture(); capture != nullptr) captures.insert(std::move(capture));
+  }
+  return captures;
+}
+
+}  // namespace
+
+void Record::Await() const {
+  while (!reached.load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+void* MakeStream() { return AllStreams().Make(); }
+
+int DestroyStream(void* stream) { return AllStreams().Take(stream) == nullptr ? kInvalidHandle : 0; }
+
+int Issue(void* stream, std::function<void()> work) {
+  if (stream == nullptr) return work(), 0;
+  const auto found = AllStreams().Find(stream);
+  if (found == nullptr) return kInvalidHandle;
+  return found->Do(std::move(work)), 0;
 }
 
 int Synchronize(void* stream) {
   if (stream == nullptr) return Captures().empty() ? 0 : kCaptureImplicit;
-  if (const auto capture = static_cast<Stream*>(stream)->capture(); capture != nullptr) {
+  const auto found = AllStreams().Find(stream);
+  if (found == nullptr) return kInvalidHandle;
+  if (const auto capture = found->capture(); capture != nullptr) {
     return capture->invalidated = true, kCaptureUnsupported;
   }
-  static_cast<Stream*>(stream)->Synchronize();
-  return 0;
+  return found->Synchronize(), 0;
 }
 
 int SynchronizeAll() {
@@ -123,14 +180,17 @@ int SynchronizeAll() {
     for (const auto& capture : captures) capture->invalidated = true;
     return kCaptureUnsupported;
   }
-  std::lock_guard lock(streams_mu);
-  for (Stream* const stream : streams) stream->Synchronize();
+  for (const auto& stream : AllStreams().All()) stream->Synchronize();
   return 0;
 }
 
 int RecordEvent(Event* event, void* stream) {
   const auto record = std::make_shared<Record>();
-  if (stream != nullptr) record->capture = static_cast<Stream*>(stream)->capture();
+  if (stream != nullptr) {
+    const auto found = AllStreams().Find(stream);
+    if (found == nullptr) return kInvalidHandle;
+    record->capture = found->capture();
+  }
   event->latest = record;
   return Issue(stream, [=] {
     record->reached_at = std::chrono::steady_clock::now();
@@ -139,12 +199,14 @@ int RecordEvent(Event* event, void* stream) {
 }
 
 int WaitForEvent(void* stream, const Event& event) {
+  const auto found = stream == nullptr ? nullptr : AllStreams().Find(stream);
+  if (stream != nullptr && found == nullptr) return kInvalidHandle;
   const std::shared_ptr<Record> record = event.latest;
   if (record == nullptr) return 0;
-  const auto capture = stream == nullptr ? nullptr : static_cast<Stream*>(stream)->capture();
+  const auto capture = found == nullptr ? nullptr : found->capture();
   if (record->capture != nullptr) {
-    if (stream == nullptr) return kCaptureImplicit;
-    if (capture == nullptr) static_cast<Stream*>(stream)->Capture(record->capture);
+    if (found == nullptr) return kCaptureImplicit;
+    if (capture == nullptr) found->Capture(record->capture);
     return 0;
   }
   if (capture != nullptr) return capture->invalidated = true, kCaptureIsolation;  // it happened outside
@@ -154,15 +216,23 @@ int WaitForEvent(void* stream, const Event& event) {
 int IsCapturing(void* stream, int* status) {
   *status = 0;
   if (stream == nullptr) return Captures().empty() ? 0 : kCaptureImplicit;
-  const auto capture = static_cast<Stream*>(stream)->capture();
+  const auto found = AllStreams().Find(stream);
+  if (found == nullptr) return kInvalidHandle;
+  const auto capture = found->capture();
   *status = capture == nullptr ? 0 : capture->invalidated ? 2 : 1;
   return 0;
 }
 
 int BeginCapture(void* stream, CaptureMode mode) {
   if (stream == nullptr) return kCaptureUnsupported;
-  const auto capture = std::make_shared<CaptureState>(mode, std::this_thread::get_id());
-  return static_cast<Stream*>(stream)->Capture(capture), 0;
+  const auto found = AllStreams().Find(stream);
+  if (found == nullptr) return kInvalidHandle;
+  return found->Capture(std::make_shared<CaptureState>(mode, std::this_thread::get_id())), 0;
+}
+
+int EndCapture(void* stream) {
+  const auto found = AllStreams().Find(stream);
+  return found == nullptr ? kInvalidHandle : found->EndCapture();
 }
 
 CaptureMode ExchangeCaptureMode(CaptureMode mode) { return std::exchange(capture_mode, mode); }

@@ -5,11 +5,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 namespace superoffload::fake_cuda {
@@ -39,39 +36,21 @@ struct Event {
   std::shared_ptr<Record> latest;  // none: never recorded, and nobody waits
 };
 
-class Stream {
- public:
-  Stream();
-  ~Stream();
-
-  void Do(std::function<void()> work);
-  void Synchronize();
-
-  // Between the two, what is issued goes into a graph, which is not kept. Another stream joins when it waits for an
-  // event of a captured one. EndCapture: a CUresult.
-  void Capture(std::shared_ptr<CaptureState> capture);
-  int EndCapture();
-  std::shared_ptr<CaptureState> capture() const;
-
- private:
-  void Run();
-
-  std::shared_ptr<CaptureState> capture_;
-  mutable std::mutex mu_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
-  bool stop_ = false;
-  std::thread thread_;
-};
-
-// Null is the default stream: the calling thread itself, as if the host computed what a trainer's GPU does. CUresults.
+// Null is the default stream: the calling thread itself, as if the host computed what a trainer's GPU does. No handle is
+// ever used again: who uses a stream that is destroyed learns of it (400), where hardware may take another for it, or
+// end the process. CUresults.
+void* MakeStream();
+int DestroyStream(void* stream);
 int Issue(void* stream, std::function<void()> work);
 int Synchronize(void* stream);
 int SynchronizeAll();
 int RecordEvent(Event* event, void* stream);
 int WaitForEvent(void* stream, const Event& event);
 int IsCapturing(void* stream, int* status);
+// Between the two, what is issued goes into a graph, which is not kept. Another stream joins when it waits for an event of
+// a captured one.
 int BeginCapture(void* stream, CaptureMode mode);
+int EndCapture(void* stream);
 
 // The calling thread's mode, global at first; returns the one before.
 CaptureMode ExchangeCaptureMode(CaptureMode mode);

@@ -304,7 +304,7 @@ class GpuSubmitter(Submitter):
 
     def _wait_end(self) -> StepResult:
         self._forget_grown()
-        # Not recorded for the pack stream: the loop may keep a gradient for longer than that stream exists.
+        # They stay the loop's: nobody frees them before they are packed.
         gradients = [parameter.gradient for parameter in self._hosted]
         self._held += [gradient for gradient in gradients if gradient is not None]
         self._room.between_steps()

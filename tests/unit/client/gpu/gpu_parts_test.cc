@@ -8,6 +8,7 @@
 
 #include "client/src/gpu/choose_mover.h"
 #include "client/src/gpu/gradient_packer.h"
+#include "client/src/gpu/pack_stream.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "kernels/gpu/mover.h"
 #include "tests/support/gpu_buffer.h"
@@ -38,7 +39,8 @@ class GpuPartsTest : public ::testing::Test {
     layout_ = PlanGpu(buckets_, kParametersBytes, kSlots, kTensors);
     gpu_ = std::make_unique<test::GpuBuffer>(device_, layout_.bytes);
     const kernels::CurrentDevice current(*device_);
-    opened_ = packer_.Open(device_, layout_, gpu_->data());
+    EXPECT_TRUE(pack_stream_.Take(device_).ok());
+    opened_ = packer_.Open(device_, layout_, gpu_->data(), pack_stream_.get());
     kernels::MoverMemory memory{
         .gradients = gradients_.bytes(), .parameters = parameters_.bytes(), .buckets = {}, .slots = layout_.slots};
     for (const GpuBucket& bucket : buckets_) {
@@ -71,6 +73,7 @@ class GpuPartsTest : public ::testing::Test {
   std::unique_ptr<test::GpuBuffer> gpu_;
   test::HostPages gradients_{2 * kParametersBytes}, parameters_{kParametersBytes};
   std::unique_ptr<kernels::Mover> mover_;
+  PackStream pack_stream_;
   GradientPacker packer_;
   Status opened_;
   int probes_ = 0;
