@@ -155,7 +155,6 @@ def of_the_machine() -> dict[str, object]:
         "kernel": _text("/proc/sys/kernel/osrelease"),
         "kernel module": _text("/proc/driver/nvidia/version").split("\n")[0],
         "MemTotal": memory["MemTotal"].strip(),
-        "MemAvailable": memory["MemAvailable"].strip(),
         "huge pages": f"{memory['HugePages_Total'].strip()} of {memory['Hugepagesize'].strip()}",
         "transparent huge pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "memory nodes": _text("/sys/devices/system/node/has_memory"),

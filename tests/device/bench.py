@@ -65,8 +65,9 @@ def bench(session: Session) -> None:
         _ours("direct"),
         _one("torchao CPUOffloadOptimizer (bf16 states, no masters)", 75, "torchao"),
     ]
-    session.facts["regime"] = "1 B parameters, 32 k tokens per step, clipped each step"
-    session.table += ["clipped on every step; exposed: ms beyond the floor", HEADER]
+    size = f"{machine.BILLION / 1e9:.2g} billion parameters"
+    session.facts["regime"] = f"{size}, 32 k tokens per step, clipped each step"
+    session.table += [f"{size}, clipped on every step; exposed: ms beyond the floor", HEADER]
     found = session.facts["rows"] = {}
     for title, limit, labels, *what in rows:
         step = session.call(title, limit, _row, *what)

@@ -20,12 +20,15 @@ SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
 
 
 def _attributes() -> dict[str, object]:
-    facts = attributes.of_the_machine()
+    # How large everything else may be, so it comes first.
+    facts = {"MemAvailable, within the control group": f"{machine.available_host_bytes() / machine.GIB:.1f} GiB"}
+    print(facts)
+    about = attributes.of_the_machine()
     try:
-        facts = attributes.of_the_driver() | facts
+        facts |= attributes.of_the_driver()
     except OSError as error:
         raise RuntimeError(f"no NVIDIA driver: {error}") from error
-    return facts
+    return facts | about
 
 
 def _three_steps(mover: str) -> dict[str, object]:

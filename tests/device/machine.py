@@ -25,6 +25,9 @@ DAEMON = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
 # what lies around them.
 DAEMON_BYTES_PER_PARAMETER = 20
 DAEMON_SPARE_BYTES = 256 << 20
+HOST_BYTES_PER_PARAMETER = DAEMON_BYTES_PER_PARAMETER + 4  # weights that a trainer has there, in bf16, and their copy
+TRAINER_SPARE_BYTES = 6 << 30  # PyTorch, CUDA's contexts and pinned memory
+CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 def use_gpu() -> None:
@@ -67,10 +70,35 @@ def used_gpu_bytes() -> int:
 
 
 def available_host_bytes() -> int:
+    """MemAvailable, or what the control group leaves where that is less: a container sees the whole machine's."""
     for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
+            return min(int(line.split()[1]) << 10, *_left_by_the_control_group())
     raise RuntimeError("/proc/meminfo names no MemAvailable")
+
+
+def _left_by_the_control_group() -> list[int]:
+    """One number or more; pages of files count as free."""
+    left = [1 << 62]
+    for folder, most, used, files in (
+        (CONTROL_GROUPS, "memory.max", "memory.current", "inactive_file"),
+        (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+            limit, usage = (int((folder / name).read_text()) for name in (most, used))
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            left.append(max(0, limit - usage + int(statistics.get(files, 0))))
+    return left
+
+
+def parameters_that_fit(wanted: int) -> int:
+    """As many as the host's memory has room for while they train."""
+    room = available_host_bytes() - DAEMON_SPARE_BYTES - TRAINER_SPARE_BYTES
+    return max(1, min(wanted, room // HOST_BYTES_PER_PARAMETER))
+
+
+# Or fewer. Found out once, and by the process that forks the steps: all rows of a table train the same model.
+BILLION = 20_000 if DRY_RUN else parameters_that_fit(1_000_000_000)
 
 
 def daemon_budget(parameters: int) -> int:

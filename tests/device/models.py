@@ -6,7 +6,7 @@ from tests.device import machine
 VOCABULARY = 64 if machine.DRY_RUN else 32768
 SEQUENCE = 16 if machine.DRY_RUN else 2048
 HEAD = 16 if machine.DRY_RUN else 128
-BILLION = 20_000 if machine.DRY_RUN else 1_000_000_000
+BILLION = machine.BILLION
 
 
 class Block(torch.nn.Module):

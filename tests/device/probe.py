@@ -16,8 +16,8 @@ from superoffload.torch import GpuOptions, GpuReport
 
 ROUNDS = 8
 PROBE_ELEMENTS = 4096 if machine.DRY_RUN else 32 << 20
-PARAMETERS = 20_000 if machine.DRY_RUN else 200_000_000
-ATTACHED_PARAMETERS = 20_000 if machine.DRY_RUN else 1_000_000_000
+PARAMETERS = min(machine.BILLION, 200_000_000)
+ATTACHED_PARAMETERS = machine.BILLION
 CONTEXT_BYTES = 1 << 30  # of contexts and kernels that are loaded meanwhile
 MATRIX = 64 if machine.DRY_RUN else 8192
 PRODUCTS = 500

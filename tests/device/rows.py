@@ -185,6 +185,8 @@ def torchao() -> dict[str, object]:
         from torchao.optim import CPUOffloadOptimizer
     except ImportError as error:
         raise machine.Unavailable(f"torchao is not here: {error}") from error
+    if machine.DRY_RUN:
+        raise machine.Unavailable("torchao takes no CPU's tensors")
     machine.use_gpu()
     model = models.build(models.BILLION)
     optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=LEARNING_RATE, fused=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What needs a GPU, in steps that each fit into a few minutes. Dated tables go to RESULTS.md.
-# Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle FOLDER | --build FOLDER] [--budget SECONDS] [--dry-run]
+# Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle ARCHIVE | --build FOLDER] [--budget SECONDS] [--dry-run]
 #   smoke     3 minutes: the GPU's attributes, the machine, and three steps under each mover. First of all
 #   bits      7 minutes: kernels, movers, residents, PyTorch, two ranks of it, and JAX against the host, bit for bit
 #   bench     9 minutes: a billion parameters at 32 k tokens per step against no optimizer and against peers; a trace
@@ -8,20 +8,20 @@
 #   sanitize  4 minutes: compute-sanitizer on the kernels and the movers
 #   largest   4 minutes: the largest model that trains here
 #   --output   gets NAME.log, NAME.json and NAME.txt of each
-#   --bundle   an unpacked bundle (bundle.sh), unless this is in one; without one everything is built here
+#   --bundle   an archive of bundle.sh, or the folder that it was unpacked into, unless this is in one; its checks run. Without
+#              one everything is built here. An archive is unpacked once, below $TMPDIR
 #   --build    a build that is there already; nothing is built
 #   --budget   other than the above, for each subcommand; its steps get more or less in proportion
-#   --dry-run  without a GPU: a fake driver and tiny sizes; needs --build
+#   --dry-run  without a GPU: a fake driver and tiny sizes; needs --bundle or --build
 # $PYTHON is the Python that has PyTorch: unless told python3 with a bundle, and .venv's without. A step that fails, hangs or
 # finds other bits is reported and the rest goes on; the exit status is 0 when all passed.
 set -uo pipefail
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 bundle="" build="" words=()
-[[ -e "$root/bin/kernel_check" ]] && bundle="$root"  # this is part of one
 while (($#)); do
   case "$1" in
-    --bundle) bundle="$(realpath -- "${2:?--bundle FOLDER}")" && shift ;;
+    --bundle) bundle="$(realpath -- "${2:?--bundle ARCHIVE}")" && shift ;;
     --build) build="$(realpath -- "${2:?--build FOLDER}")" && shift ;;
     --output) words+=(--output "$(realpath -m -- "${2:?--output FOLDER}")") && shift ;;
     --dry-run) export SUPEROFFLOAD_DEVICE_DRY_RUN=1 ;;
@@ -31,12 +31,28 @@ while (($#)); do
   shift
 done
 ((${#words[@]})) || usage
+unpack() {  # prints the folder, which is named for what is in the archive
+  local folder
+  folder="${TMPDIR:-/tmp}/superoffload-device-$(id -u)-$(sha256sum "$1" | cut -c 1-16)"
+  if [[ ! -O "$folder/complete" ]]; then
+    rm -rf "$folder" && mkdir -m 700 "$folder" && tar -C "$folder" -xzf "$1" && touch "$folder/complete" || return
+  fi
+  echo "$folder"
+}
+if [[ -n "$bundle" ]]; then
+  [[ -d "$bundle" ]] || bundle="$(unpack "$bundle")" || exit 1
+  [[ -e "$bundle/bin/kernel_check" ]] || { echo "$bundle is no bundle: tests/device/bundle.sh makes one" >&2 && exit 1; }
+  exec "$bundle/tests/device/run.sh" "${words[@]}"  # checks and programs of one commit
+fi
+[[ -e "$root/bin/kernel_check" ]] && bundle="$root"  # this is part of one
 cd "$root" || exit 1
 if [[ -n "$bundle" ]]; then
   python="${PYTHON:-python3}"
   check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test"
   export SUPEROFFLOAD_DAEMON="$bundle/bin/superoffloadd" SUPEROFFLOAD_LIBRARY="$bundle/lib/libsuperoffload.so.0"
   export PYTHONPATH="$bundle/python${PYTHONPATH:+:$PYTHONPATH}"
+  export SUPEROFFLOAD_BUILD="$bundle"  # where dry runs find the fake driver
+  PYTHONPATH="$PYTHONPATH:$bundle/dry"
   made_for="$(cat "$bundle/python/VERSION")"
   found="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || exit 1
   [[ "$found" == "$made_for" ]] ||
@@ -45,8 +61,9 @@ else
   python="${PYTHON:-${SUPEROFFLOAD_VENV:-.venv}/bin/python}"
   if [[ -z "$build" ]]; then
     build="$PWD/build/device"
-    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null || exit 1
-    ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client || exit 1
+    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null &&
+      ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client ||
+      { echo "It cannot be built here. Make a bundle elsewhere, with tests/device/bundle.sh, and name it with --bundle." >&2 && exit 1; }
   fi
   check="$build/tests/device/kernel_check" gpu_test="$build/tests/integration/gpu_test"
   export SUPEROFFLOAD_BUILD="$build"

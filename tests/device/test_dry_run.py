@@ -89,6 +89,7 @@ def test_each_leaves_a_few_small_files_and_prints_a_short_summary(dry, name):
 def test_smoke_prints_what_decides_how_memory_is_used(dry):
     text = (dry[1] / "smoke.txt").read_text()
     attributes = ("(88)", "(100)", "host NUMA id (134)", "copy engines (40)", "concurrent managed access", "IPC events")
+    assert text.startswith("MemAvailable")
     others = (
         "exported as a descriptor",
         "CUDA of the driver",
