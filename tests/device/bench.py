@@ -17,6 +17,7 @@ from tests.device.session import PASSED, Session, Step
 MPS = "nvidia-cuda-mps-control"
 FLOOR = "no optimizer: forward and backward alone (the floor)"
 SETTINGS = [("always", 0), ("never", 0), ("always", 4), ("never", 4)]  # speculation, resident buckets
+MOST_WANTED = 3  # rows: then what only a GPU tells about a step's end, the link and memory
 WIDTH = 62
 HEADER = f"{'':{WIDTH}} {'ms/step':>8} {'exposed':>8} {'tokens/s':>9} {'HBM GiB':>8}"
 # As a fraction of what the machine has, in the order in which they are tried.
@@ -34,6 +35,17 @@ def _probe(name: str, *arguments: str) -> list[str]:
     from tests.device import probe
 
     return getattr(probe, name)(*arguments)
+
+
+def _tails() -> list[str]:
+    from tests.device import tail
+
+    return tail.tails()
+
+
+def _table_of_rows(session: Session, rows: list[tuple], found: dict[str, dict]) -> None:
+    for title, limit, labels, *what in rows:
+        _into_table(session, session.call(title, limit, _row, *what), labels, found)
 
 
 def _line(title: str, result: dict, floor: float | None) -> str:
@@ -64,14 +76,17 @@ def bench(session: Session) -> None:
         _one("trace of two steps", 75, "trace", str(session.path(".trace.json.gz"))),
         _ours("direct"),
         _one("torchao CPUOffloadOptimizer (bf16 states, no masters)", 75, "torchao"),
+        _one("DeepSpeed ZeRO-Offload (stage 2, CPUAdam)", 90, "zero_offload"),
     ]
     size = f"{machine.BILLION / 1e9:.2g} billion parameters"
     session.facts["regime"] = f"{size}, 32 k tokens per step, clipped each step"
     session.table += [f"{size}, clipped on every step; exposed: ms beyond the floor", HEADER]
     found = session.facts["rows"] = {}
-    for title, limit, labels, *what in rows:
-        step = session.call(title, limit, _row, *what)
-        _into_table(session, step, labels, found)
+    _table_of_rows(session, rows[:MOST_WANTED], found)
+    _probe_into_table(session, session.call("after backward", 60, _tails))
+    _probe_into_table(session, session.call("the link", 20, _probe, "both_directions"))
+    _probe_into_table(session, session.call("GPU memory", 60, _probe, "memory_by_mover"))
+    _table_of_rows(session, rows[MOST_WANTED:], found)
     _probe_into_table(session, session.call("movers beside kernels", 45, _probe, "movers_beside_kernels"))
     with tempfile.TemporaryDirectory(prefix="so-mps-") as directory:
         what = ("movers_beside_kernels_with_mps", directory)

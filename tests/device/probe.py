@@ -11,6 +11,7 @@ import torch
 from tests.device import machine, models
 from tests.device.bench import MPS
 
+import superoffload
 import superoffload.torch
 from superoffload.torch import GpuOptions, GpuReport
 
@@ -67,6 +68,66 @@ def memory_of_attaching() -> list[str]:
         )
         if used > most and not machine.DRY_RUN:
             raise RuntimeError(f"{lines[-1]}: more than {most / 2**20:.1f} MiB")
+    print("\n".join(lines))
+    return lines
+
+
+def memory_by_mover() -> list[str]:
+    """Lines of a table: what an attachment takes of the GPU's memory beyond the parameters, in all processes. Where
+    "auto" has taken the trainer it is to be what "trainer" takes."""
+    machine.use_gpu()
+    model = models.build(PARAMETERS)
+    lines = []
+    for mover in (*machine.MOVERS, "auto"):
+        machine.release_cached()
+        before = machine.used_gpu_bytes()
+        with machine.daemon(machine.daemon_budget(models.count(model))):
+            try:
+                optimizer = superoffload.torch.AdamW(
+                    model.named_parameters(), gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused")
+                )
+            except superoffload.Error as error:
+                if error.code.name not in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
+                    raise
+                lines.append(f"{mover:8} not here: {error}")
+                continue
+            machine.release_cached()
+            taken = machine.used_gpu_bytes() - before
+            report = optimizer.gpu_report
+            optimizer.close()
+        lines.append(
+            f"{mover:8} {taken / 2**20:9.1f} MiB more than before, {report.gpu_bytes / 2**20:.1f} of them slots and "
+            f"parameters; took {report.mover}"
+        )
+    print("\n".join(lines))
+    return lines
+
+
+def both_directions() -> list[str]:
+    """Lines of a table: plain pinned copies down, up, and at once."""
+    machine.use_gpu()
+    pairs = [
+        (
+            torch.empty(PROBE_ELEMENTS, dtype=torch.bfloat16, device=machine.DEVICE),
+            torch.empty(PROBE_ELEMENTS, dtype=torch.bfloat16, pin_memory=not machine.DRY_RUN),
+            contextlib.nullcontext() if machine.DRY_RUN else torch.cuda.stream(torch.cuda.Stream()),
+        )
+        for _ in range(2)
+    ]
+    lines = []
+    for title, ways in (("down", (0,)), ("up", (1,)), ("both at once", (0, 1))):
+        begin = 0.0
+        for number in range(-1, ROUNDS):
+            if number == 0:
+                machine.synchronize()
+                begin = time.perf_counter()
+            for way in ways:
+                there, here, stream = pairs[way]
+                with stream:
+                    (there if way else here).copy_(here if way else there, non_blocking=True)
+        machine.synchronize()
+        moved = len(ways) * ROUNDS * pairs[0][0].nbytes
+        lines.append(f"{title:12} {moved / (time.perf_counter() - begin) / 1e9:7.1f} GB/s")
     print("\n".join(lines))
     return lines
 

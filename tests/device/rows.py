@@ -5,13 +5,15 @@ All clip on every step, to a norm that every gradient exceeds.
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterator
 
 import torch
-from tests.device import machine, models
+from tests.device import kernels_beside, machine, models
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind
@@ -39,7 +41,7 @@ class Measured:
         return dataclasses.asdict(self) | {"median_ms": statistics.median(self.milliseconds)}
 
 
-def _mark() -> object:
+def mark() -> object:
     if machine.DRY_RUN:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -47,7 +49,7 @@ def _mark() -> object:
     return event
 
 
-def _between(a: object, b: object) -> float:
+def between(a: object, b: object) -> float:
     return (b - a) * 1e3 if machine.DRY_RUN else a.elapsed_time(b)
 
 
@@ -67,12 +69,12 @@ def measure(
         model(tokens).backward()
         step()
         model.zero_grad(set_to_none=True)
-        marks.append(_mark())
+        marks.append(mark())
         each()
     machine.synchronize()
     marks = marks[WARM_UP:]
     return Measured(
-        [_between(a, b) for a, b in zip(marks, marks[1:], strict=False)],
+        [between(a, b) for a, b in zip(marks, marks[1:], strict=False)],
         models.count(model),
         batch * models.SEQUENCE,
         machine.used_gpu_bytes(),
@@ -198,6 +200,43 @@ def torchao() -> dict[str, object]:
     return measure(model, step).report()
 
 
+class _UnderDeepSpeed(torch.nn.Module):
+    """Its engine as `measure` calls a model."""
+
+    def __init__(self, engine: torch.nn.Module) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, tokens: torch.Tensor) -> types.SimpleNamespace:
+        loss = self.engine(tokens)
+        return types.SimpleNamespace(backward=lambda: self.engine.backward(loss))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The engine's step does it."""
+
+
+def zero_offload() -> dict[str, object]:
+    """DeepSpeed's, with its CPUAdam, which it compiles here."""
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise machine.Unavailable(f"DeepSpeed is not here: {error}") from error
+    if machine.DRY_RUN:
+        raise machine.Unavailable("DeepSpeed knows no fake GPU")
+    machine.use_gpu()
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    model = models.build(models.BILLION)
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "bf16": {"enabled": True},
+        "gradient_clipping": MAX_GRAD_NORM,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    return measure(_UnderDeepSpeed(engine), engine.step).report()
+
+
 def compiled_layers() -> dict[str, object]:
     """A model of transformers, whose layers are compiled in place; brings its own floor."""
     machine.use_gpu()
@@ -250,5 +289,6 @@ def trace(to: str) -> dict[str, object]:
     if size > LARGEST_TRACE_BYTES:
         pathlib.Path(to).unlink()
         raise AssertionError(f"the trace is {size >> 20} MiB and was deleted")
+    note = "; ".join([note, *kernels_beside.of_trace(to)])
     print(profiler.key_averages().table(sort_by="cpu_time_total", row_limit=25, max_name_column_width=60))
     return {"bytes": size, "note": note}

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -127,8 +128,19 @@ def test_bench_has_every_row_in_its_regime(dry):
                 assert row["note"].startswith(f"mover {mover}, 8 of 8 steps clipped")
                 assert len(row["milliseconds"]) == 2 and row["tokens"] == 32
     text = (dry[1] / "bench.txt").read_text()
-    for label in ("the floor", "emulated", "fp32 masters", "torchao CPUOffloadOptimizer (bf16", "layers compiled"):
+    for label in (
+        "the floor",
+        "emulated",
+        "fp32 masters",
+        "torchao CPUOffloadOptimizer (bf16",
+        "layers compiled",
+        "ZeRO-Offload",
+    ):
         assert label in text
+    for mover in ("trainer", "daemon", "direct"):
+        assert re.search(rf"after backward: {mover} +\d+\.\d+ ms until step\(\) has the verdict, +\d", text)
+        assert re.search(rf"GPU memory: {mover} .* took {mover}\n", text)
+    assert "GPU memory: auto" in text and re.search(r"the link: both at once +\d+\.\d GB/s", text)
     assert results["superoffload, layers compiled (own floor), 4 residents"]["floor_milliseconds"] > 0
     assert (dry[1] / "bench.trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
