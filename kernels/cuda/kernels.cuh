@@ -30,8 +30,8 @@ struct PackTable {
   uint32_t count;                // of tensors; 0: nothing is read
 };
 
-// Packs the tensors of a bucket into a slot, casting on the way; gaps become zeros. One block per chunk. dtypes are
-// the kernel's.
+// Packs the tensors of a bucket into a slot, casting on the way; gaps become zeros. Any number of blocks gives the same
+// bits. dtypes are the kernel's.
 struct PackArguments {
   PackTable table;
   DType dtype;           // of the tensors
@@ -71,7 +71,14 @@ struct ProductArguments {
 
 inline constexpr unsigned kProductTile = 16;
 inline constexpr unsigned kPackThreads = 256;
+inline constexpr unsigned kPackRows = 4;  // chunks that a block packs at a time
+// Shared memory of a packing block, at most. A multiprocessor of an H100 has 228 KiB and takes 1 KiB more for each block:
+// beside a matrix product's block of 200 KiB, 26 KiB are left.
+inline constexpr unsigned kPackSharedBytes = 20 << 10;
 inline constexpr unsigned kResidentThreads = 256;
+// Shared memory of a block of the product: what large tiles of bf16 take in four stages, rounded up. Where the GPU has
+// less for a block, all of it.
+inline constexpr unsigned kProductSharedBytes = 200 << 10;
 
 }  // namespace superoffload::kernels
 

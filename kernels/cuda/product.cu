@@ -1,5 +1,6 @@
 // A matrix product, as a trainer's kernels are: what copies beside them cost is measured with it. Nobody uses the
-// result.
+// result. A launch reserves as much shared memory as a library's product takes (kProductSharedBytes), of which this one
+// uses two tiles: what is left for packing beside it is what a trainer's products leave.
 #include "kernels/cuda/kernels.cuh"
 
 namespace superoffload::kernels {

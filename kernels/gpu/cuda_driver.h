@@ -54,6 +54,9 @@ inline constexpr unsigned kCudaHostRegisterPortable = 1, kCudaHostRegisterDevice
 // second: they use the host's page tables, as on Grace; only that is coherence.
 inline constexpr int kCudaPageableMemoryAccess = 88, kCudaHostPageTables = 100, kCudaVmmSupported = 102,
                      kCudaVmmDescriptorSupported = 103, kCudaHostNumaId = 134;
+// The multiprocessors' highest clock; the shared memory of a block, for kernels that ask for more than 48 KiB.
+inline constexpr int kCudaClockKhz = 13, kCudaMostSharedBytesPerBlock = 97;
+inline constexpr int kCudaFunctionDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // A canonical status code (0: OK) and a sentence.
 struct CudaStatus {
@@ -79,6 +82,7 @@ struct CudaDriver {
   int (*ModuleLoadData)(CudaModule* module, const void* image);
   int (*ModuleUnload)(CudaModule module);
   int (*ModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name);
+  int (*FuncSetAttribute)(CudaFunction function, int attribute, int value);
   int (*LaunchKernel)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream, void** arguments,
                       void** extra);

@@ -92,6 +92,7 @@ struct SimulatedDriver {
     *function = reinterpret_cast<kernels::CudaFunction>(const_cast<std::string*>(&*names->insert(name).first));
     return kOk;
   }
+  static int SetFunctionAttribute(kernels::CudaFunction, int, int) { return kOk; }
   static int Launch(kernels::CudaFunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                     unsigned, CudaStream stream, void** arguments, void**) {
     if (current.empty()) return kInvalidContext;
@@ -162,6 +163,7 @@ struct SimulatedDriver {
       d.ModuleLoadData = &LoadModule;
       d.ModuleUnload = &UnloadModule;
       d.ModuleGetFunction = &GetFunction;
+      d.FuncSetAttribute = &SetFunctionAttribute;
       d.LaunchKernel = &Launch;
       d.MemAlloc = &Allocate;
       d.MemFree = &Free;

@@ -39,7 +39,7 @@ class Gpu {
     CudaContext context;
     Check(driver_->DevicePrimaryCtxRetain(&context, device), "making a context");
     Check(driver_->CtxSetCurrent(context), "using a context");
-    if (status = kernels_.Load(*driver_); !status.ok()) Die(status);
+    if (status = kernels_.Load(*driver_, device); !status.ok()) Die(status);
     Check(driver_->StreamCreate(&stream_, 1), "making a stream");
     Check(driver_->EventCreate(&begin_, 0), "making an event");
     Check(driver_->EventCreate(&end_, 0), "making an event");

@@ -19,25 +19,20 @@ constexpr uint32_t kCopiedSlot = 0, kBusySlot = 1;
 constexpr double kNoise = 0.02;
 constexpr double kMeasured = 1e-9;  // seconds, where nothing was lost
 
-// A gradient out by this process.
-Status ProbeDown(const MoverTrial& trial, uint32_t mover, uint32_t bucket) {
-  if (mover != SUPEROFFLOAD_MOVER_DIRECT) {
-    return FromCuda(trial.mover.CopyDownAndWait(bucket, kCopiedSlot, trial.host_slot));
-  }
+// The kernel that packs reads a slot as one tensor. It writes the host's memory if it is to copy, else the slot itself:
+// each element is where it was.
+Status ProbePack(const MoverTrial& trial, uint32_t mover, uint32_t bucket) {
+  const kernels::MoverMemory& memory = trial.mover.memory();
   const GpuBucket& packed = trial.buckets[bucket];
-  const superoffload_tensor whole{trial.gpu + trial.mover.memory().slots.slot_offset(kCopiedSlot), 0, packed.elements};
-  void* const to = trial.mover.memory().gradients.data() + packed.gradient_offsets[trial.host_slot];
+  const kernels::CudaPointer slot = trial.gpu + memory.slots.slot_offset(kCopiedSlot);
+  const superoffload_tensor whole{slot, 0, packed.elements};
+  void* const to = mover == SUPEROFFLOAD_MOVER_DIRECT
+                       ? memory.gradients.data() + packed.gradient_offsets[trial.host_slot]
+                       : reinterpret_cast<void*>(slot);
   if (Status status = trial.packer.Pack(packed, kCopiedSlot, {&whole, 1}, packed.gradient_dtype, to); !status.ok()) {
     return status;
   }
   return trial.packer.Synchronize();
-}
-
-// One gradient out, one bucket of parameters back, of no consequence.
-Status ProbeRound(const MoverTrial& trial, uint32_t mover, uint32_t bucket) {
-  if (mover == SUPEROFFLOAD_MOVER_DAEMON) return trial.probe(bucket);
-  if (Status status = ProbeDown(trial, mover, bucket); !status.ok()) return status;
-  return FromCuda(trial.mover.CopyUpAndWait(bucket));
 }
 
 // Products on a stream of their own, between two events.
@@ -116,6 +111,17 @@ Status Measure(const MoverTrial& trial, Kernels* kernels, double alone, MoverTim
 }
 
 }  // namespace
+
+Status ProbeRound(const MoverTrial& trial, uint32_t mover, uint32_t bucket) {
+  if (Status status = ProbePack(trial, mover, bucket); !status.ok()) return status;
+  if (mover == SUPEROFFLOAD_MOVER_DAEMON) return trial.probe(bucket);
+  using What = kernels::Mover::What;
+  const What what = mover == SUPEROFFLOAD_MOVER_DIRECT ? What::kSums : What::kGradientAndSums;
+  if (Status status = FromCuda(trial.mover.CopyDownAndWait(bucket, kCopiedSlot, trial.host_slot, what)); !status.ok()) {
+    return status;
+  }
+  return FromCuda(trial.mover.CopyUpAndWait(bucket));
+}
 
 uint32_t BestMover(std::span<const MoverTiming> timings, double kernel_seconds) {
   constexpr double kAboutAsFast = 1.5;

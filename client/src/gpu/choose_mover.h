@@ -33,6 +33,9 @@ struct MoverTiming {
   double round_seconds;   // of the copies
 };
 
+// One gradient packed and taken out, one bucket of parameters back, as the mover has it done; of no consequence.
+Status ProbeRound(const MoverTrial& trial, uint32_t mover, uint32_t bucket);
+
 // The first one, `trainer`, unless another saves more than noise would, and copies about as fast. `kernel_seconds`: of
 // the kernels alone, per round of the first.
 uint32_t BestMover(std::span<const MoverTiming> timings, double kernel_seconds);

@@ -28,7 +28,7 @@ Status GradientPacker::Open(std::shared_ptr<const kernels::GpuDevice> device, co
   layout_ = layout;
   gpu_ = gpu;
   stream_ = stream;
-  if (Status status = FromCuda(kernels_.Load(device_->driver())); !status.ok()) return status;
+  if (Status status = FromCuda(kernels_.Load(device_->driver(), device_->handle())); !status.ok()) return status;
   for (kernels::OwnedEvent* event : {&ready_, &packed_}) {
     if (Status status = FromCuda(kernels::MakeEvent(*device_, event)); !status.ok()) return status;
   }

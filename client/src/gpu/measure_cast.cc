@@ -31,7 +31,7 @@ class Rehearsal {
     elements_ = elements;
     if (CudaStatus status = kernels::GpuDevice::Open(ordinal, &device_); !status.ok()) return status;
     const kernels::CurrentDevice current(*device_);
-    if (CudaStatus status = kernels_.Load(device_->driver()); !status.ok()) return status;
+    if (CudaStatus status = kernels_.Load(device_->driver(), device_->handle()); !status.ok()) return status;
     if (CudaStatus status = kernels::MakeStream(*device_, &stream_); !status.ok()) return status;
     const uint64_t chunks = elements / kernels::kChunkElements + 1;
     slot_offset_ = Aligned(elements * kernels::DTypeBytes(dtype));

@@ -31,11 +31,13 @@ using superoffload::kernels::CudaUuid;
 namespace {
 
 constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
+constexpr int kClockKhz = 1'980'000;  // an H100's
 
 int context, module;  // their addresses are handles
 thread_local std::vector<CudaContext> contexts;  // the last one is current
 
 std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
+std::atomic<fakeCudaLaunchHook> on_launch = nullptr;
 
 // What every call does first; and those that do something in a context.
 #define FAIL_IF_TOLD()                                                                               \
@@ -93,7 +95,10 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   const fake::Machine& machine = fake::ThisMachine();
   *value = attribute == superoffload::kernels::kCudaPageableMemoryAccess ? machine.pageable_access
            : attribute == superoffload::kernels::kCudaHostPageTables     ? machine.host_page_tables
-                                                                         : 1;
+           : attribute == superoffload::kernels::kCudaClockKhz           ? kClockKhz
+           : attribute == superoffload::kernels::kCudaMostSharedBytesPerBlock
+               ? static_cast<int>(machine.shared_bytes)
+               : 1;
   return 0;
 }
 int cuDeviceGetUuid_v2(CudaUuid* uuid, int device) {
@@ -139,10 +144,16 @@ int cuModuleGetFunction(CudaFunction* function, CudaModule, const char* name) {
   *function = reinterpret_cast<CudaFunction>(const_cast<void*>(fake::FindKernel(name)));
   return *function == nullptr ? fake::kNotFound : 0;
 }
+int cuFuncSetAttribute(CudaFunction function, int attribute, int value) {
+  FAIL_IF_TOLD();
+  if (attribute != superoffload::kernels::kCudaFunctionDynamicSharedBytes) return fake::kInvalidValue;
+  return fake::AllowShared(function, value);
+}
 int cuLaunchKernel(CudaFunction function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
-                   unsigned, CudaStream stream, void** arguments, void**) {
+                   unsigned shared_bytes, CudaStream stream, void** arguments, void**) {
   IN_CONTEXT();
-  return fake::Launch(function, grid, block, stream, arguments);
+  if (const fakeCudaLaunchHook hook = on_launch; hook != nullptr) hook(fake::NameOf(function), grid, shared_bytes);
+  return fake::Launch(function, grid, block, shared_bytes, stream, arguments);
 }
 
 int cuMemAlloc_v2(CudaPointer* pointer, size_t bytes) {
@@ -290,6 +301,7 @@ int cuGetErrorString(int result, const char** text) {
 }
 
 void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook) { on_copy_to_gpu = hook; }
+void fakeCudaOnLaunch(fakeCudaLaunchHook hook) { on_launch = hook; }
 
 // For fake_nccl.cc and tests.
 int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {

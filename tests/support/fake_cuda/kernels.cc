@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -19,7 +20,7 @@
 // A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
 // are.
 namespace superoffload::kernels {
-inline constexpr unsigned kFakePackThreads = 16;
+inline constexpr unsigned kFakePackThreads = 32;
 }
 #define kPackThreads kFakePackThreads
 // After fake_cuda.h.
@@ -34,6 +35,10 @@ using kernels::PackedTensor;
 using kernels::ResidentArguments;
 
 const char kProduct[] = "superoffload_product";
+constexpr unsigned kProductOwnBytes = 2 * kernels::kProductTile * kernels::kProductTile * sizeof(float);
+
+std::mutex shared_mu;
+std::map<const void*, unsigned> allowed_shared;
 
 struct PackKernel {
   const char* name;
@@ -72,18 +77,19 @@ bool Find(T** pointer, size_t bytes) {
 }
 
 void Pack(const PackKernel& kernel, PackArguments a, unsigned grid) {
+  const uint64_t chunks = (a.elements + kernels::kChunkElements - 1) / kernels::kChunkElements;
   std::vector<PackedTensor> tensors(a.table.count);
   bool found = a.dtype == kernel.from && a.slot.dtype == kernel.to;
   if (a.table.count > 0) {
     found = found && Find(&a.table.tensors, tensors.size() * sizeof(PackedTensor)) &&
-            Find(&a.table.chunk_begins, (grid + 1) * sizeof(uint32_t));
+            Find(&a.table.chunk_begins, (chunks + 1) * sizeof(uint32_t));
     if (found) std::memcpy(tensors.data(), a.table.tensors, tensors.size() * sizeof(PackedTensor));
   }
   for (PackedTensor& tensor : tensors) {
     found = found && Find(&tensor.data, tensor.elements * kernels::DTypeBytes(a.dtype));
   }
   if (!found || !Find(&a.slot.data, a.elements * kernels::DTypeBytes(a.slot.dtype)) ||
-      !Find(&a.chunk_sums, grid * sizeof(double))) {
+      !Find(&a.chunk_sums, chunks * sizeof(double))) {
     SetFault();
     return;
   }
@@ -122,7 +128,27 @@ const void* FindKernel(const char* name) {
   return nullptr;
 }
 
-int Launch(const void* kernel, unsigned grid, unsigned block, void* stream, void** arguments) {
+const char* NameOf(const void* kernel) {
+  for (const PackKernel& known : kPack) {
+    if (kernel == &known) return known.name;
+  }
+  return kernel == kProduct ? kProduct : static_cast<const ResidentKernel*>(kernel)->name;
+}
+
+int AllowShared(const void* kernel, int dynamic_bytes) {
+  const unsigned own = kernel == kProduct ? kProductOwnBytes : 0;
+  if (dynamic_bytes < 0 || own + static_cast<unsigned>(dynamic_bytes) > ThisMachine().shared_bytes) return kInvalidValue;
+  std::lock_guard lock(shared_mu);
+  allowed_shared[kernel] = static_cast<unsigned>(dynamic_bytes);
+  return 0;
+}
+
+int Launch(const void* kernel, unsigned grid, unsigned block, unsigned dynamic_bytes, void* stream, void** arguments) {
+  constexpr unsigned kUnasked = 48 << 10;
+  {
+    std::lock_guard lock(shared_mu);
+    if (grid == 0 || dynamic_bytes > std::max(kUnasked, allowed_shared[kernel])) return kInvalidValue;
+  }
   for (const PackKernel& known : kPack) {
     if (kernel != &known) continue;
     return Issue(stream, [&known, grid, a = *static_cast<PackArguments*>(arguments[0])] { Pack(known, a, grid); });

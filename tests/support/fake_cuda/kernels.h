@@ -6,7 +6,10 @@ namespace superoffload::fake_cuda {
 
 // Null: there is no such kernel.
 const void* FindKernel(const char* name);
-int Launch(const void* kernel, unsigned grid, unsigned block, void* stream, void** arguments);
+const char* NameOf(const void* kernel);
+// As the driver does, which grants more than 48 KiB of shared memory only to a kernel that has asked for it.
+int AllowShared(const void* kernel, int dynamic_bytes);
+int Launch(const void* kernel, unsigned grid, unsigned block, unsigned dynamic_bytes, void* stream, void** arguments);
 
 // The CUresult with which every call ends once a kernel or a copy touched memory that is not there, or 0.
 int Fault();

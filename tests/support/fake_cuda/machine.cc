@@ -13,8 +13,10 @@ namespace superoffload::fake_cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB}, kGh200{"fake GPU", true, true, 8192 * kMiB},
-    kHmm{"fake GPU", true, false, 8192 * kMiB}, kMig{"fake GPU MIG 1g", false, false, 256 * kMiB};
+constexpr unsigned kHopperShared = 227 << 10, kLessShared = 99 << 10;
+constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB, kHopperShared},
+    kGh200{"fake GPU", true, true, 8192 * kMiB, kHopperShared}, kHmm{"fake GPU", true, false, 8192 * kMiB, kLessShared},
+    kMig{"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared};
 
 std::mutex stall_mu;
 std::condition_variable stall_changed;

@@ -1,7 +1,8 @@
 // Which machine the fake driver is, and what goes wrong on it. Read from the environment whenever it matters, so that a
 // test can change its mind; a daemon keeps what it was started with.
 //
-//   FAKE_CUDA_MACHINE  h100-pcie (default), gh200, hmm (the GPU can reach pageable memory, by faults), mig (a small slice)
+//   FAKE_CUDA_MACHINE  h100-pcie (default), gh200, hmm (a smaller GPU, which can reach
+//                     pageable memory, by faults), mig (a small slice)
 //   FAKE_CUDA_UUID     first bytes of the GPUs' UUIDs, "7,3" for two of them; 0 is the default and the only one
 //   FAKE_CUDA_DELAY    microseconds by which each piece of a stream's work is delayed at most, at random
 //   FAKE_CUDA_SLOW     "HtoD=2000": each copy in this direction (or DtoH) takes so many microseconds longer
@@ -32,6 +33,7 @@ struct Machine {
   bool pageable_access;   // attribute 88: kernels can use pageable host memory
   bool host_page_tables;  // attribute 100: and nobody copies or faults for it
   size_t memory_bytes;
+  unsigned shared_bytes;  // attribute 97: of a block, at most
 };
 const Machine& ThisMachine();
 
@@ -62,6 +64,9 @@ void fakeCudaAwaitStalled();
 // Is told of each copy to the GPU as it is issued; null: nobody is.
 typedef void (*fakeCudaCopyHook)(uint64_t device_pointer, size_t bytes);
 void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook);
+// Is told of each kernel as it is launched, with the shared memory that the launch asks for; null: nobody is.
+typedef void (*fakeCudaLaunchHook)(const char* kernel, unsigned blocks, unsigned shared_bytes);
+void fakeCudaOnLaunch(fakeCudaLaunchHook hook);
 // How many allocations, registrations, streams, events, modules and contexts there are.
 int fakeCudaObjects();
 }

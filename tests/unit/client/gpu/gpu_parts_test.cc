@@ -4,6 +4,8 @@
 
 #include <array>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "client/src/gpu/choose_mover.h"
@@ -194,6 +196,80 @@ TEST_F(GpuPartsTest, EveryMoverThatMayBeTakenIsMeasuredBesideMatrixProducts) {
     EXPECT_EQ(report.seconds[SUPEROFFLOAD_MOVER_DIRECT] > 0, coherent) << "stores over PCIe are not to be tried";
     EXPECT_GT(report.seconds[report.mover], 0);
   }
+}
+
+struct Launched {
+  std::string kernel;
+  unsigned blocks, shared_bytes;
+};
+std::vector<Launched>* launched = nullptr;
+
+// Kernels that are launched while it lives.
+class Launches {
+ public:
+  Launches() {
+    launched = &seen;
+    OnLaunch([](const char* kernel, unsigned blocks, unsigned bytes) { launched->push_back({kernel, blocks, bytes}); });
+  }
+  ~Launches() { OnLaunch(nullptr); }
+  size_t Count(const char* prefix) const {
+    return static_cast<size_t>(
+        std::ranges::count_if(seen, [=](const Launched& l) { return l.kernel.starts_with(prefix); }));
+  }
+  std::vector<Launched> seen;
+
+ private:
+  static void OnLaunch(void (*hook)(const char*, unsigned, unsigned)) {
+    test::OfFakeDriver<void(decltype(hook))>("fakeCudaOnLaunch")(hook);
+  }
+};
+
+TEST_F(GpuPartsTest, EachMoverIsChargedThePackingOfItsGradients) {
+  const kernels::CurrentDevice current(*device_);
+  for (const uint32_t mover : {SUPEROFFLOAD_MOVER_TRAINER, SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT}) {
+    Launches launches;
+    ASSERT_TRUE(ProbeRound(Trial(), mover, 0).ok());
+    EXPECT_EQ(launches.Count("superoffload_pack"), 1u) << "mover " << mover;
+    EXPECT_EQ(probes_, mover == SUPEROFFLOAD_MOVER_DAEMON ? 1 : 0);
+    probes_ = 0;
+  }
+}
+
+TEST_F(GpuPartsTest, ProductsTakeTheSharedMemoryOfALibrarys) {
+  const kernels::CurrentDevice current(*device_);
+  for (const auto& [machine, least] : {std::pair("gh200", 198u << 10), std::pair("hmm", 97u << 10)}) {
+    const test::FakeCudaSetting setting("FAKE_CUDA_MACHINE", machine);
+    GradientPacker packer;
+    ASSERT_TRUE(packer.Open(device_, layout_, gpu_->data(), pack_stream_.get()).ok());
+    Launches launches;
+    ASSERT_TRUE(packer.Multiply(1, packer.stream()).ok());
+    ASSERT_TRUE(packer.Synchronize().ok());
+    ASSERT_EQ(launches.seen.size(), 1u);
+    EXPECT_EQ(launches.seen[0].shared_bytes, least) << machine;
+  }
+}
+
+TEST_F(GpuPartsTest, ALargeBucketIsPackedByAsFewBlocksAsOutrunTheLink) {
+  const kernels::CurrentDevice current(*device_);
+  const uint64_t elements = uint64_t{40} << 20;
+  test::GpuBuffer memory(device_, elements * 2 + elements / kernels::kChunkElements * sizeof(double));
+  kernels::CudaKernels kernels;
+  kernels::OwnedStream stream;
+  ASSERT_TRUE(kernels::MakeStream(*device_, &stream).ok());
+  ASSERT_TRUE(kernels.Load(device_->driver(), device_->handle()).ok());
+  for (const uint64_t packed : {elements, 4 * kernels::kChunkElements}) {
+    Launches launches;
+    ASSERT_TRUE(kernels.Pack({.table = {},
+                              .dtype = kernels::DType::kBFloat16,
+                              .slot = {reinterpret_cast<void*>(memory.data()), kernels::DType::kBFloat16},
+                              .elements = packed,
+                              .chunk_sums = reinterpret_cast<double*>(memory.data() + elements * 2)},
+                             stream.get())
+                    .ok());
+    ASSERT_EQ(device_->driver().StreamSynchronize(stream.get()), 0);
+    EXPECT_EQ(launches.seen[0].blocks, packed == elements ? 17u : 1u) << "over PCIe";
+  }
+  kernels.Unload();
 }
 
 TEST(BestMoverTest, TheTrainerCopiesUnlessAnotherCostsItsKernelsLess) {

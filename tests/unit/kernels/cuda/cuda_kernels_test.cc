@@ -52,13 +52,13 @@ class PackedBucket {
     }
   }
 
-  void ExpectPacked() {
+  void ExpectPacked(unsigned blocks = 1) {
     const size_t chunks = (elements_ + kChunkElements - 1) / kChunkElements;
     std::vector<std::byte> slot(elements_ * DTypeBytes(kernel_.to), std::byte{0xff});
     std::vector<double> sums(chunks, -1);
     std::vector<uint32_t> begins(chunks + 1);
     IndexChunks(tensors_, elements_, begins.data());
-    LaunchFake(kernel_.run, static_cast<unsigned>(chunks), kPackThreads,
+    LaunchFake(kernel_.run, blocks, kPackThreads,
                PackArguments{{tensors_.data(), begins.data(), static_cast<uint32_t>(tensors_.size())},
                              kernel_.from,
                              {slot.data(), kernel_.to},
@@ -115,6 +115,27 @@ TEST(CudaPackTest, AChunkOfMoreTensorsThanAreCachedIsPackedAllTheSame) {
   PackedBucket bucket(kPack[0], kChunkElements + 100);
   for (uint64_t first = 0; first < kChunkElements + 64; first += 64) bucket.Add(first, 1 + random() % 64, random);
   bucket.ExpectPacked();
+}
+
+TEST(CudaPackTest, AnyNumberOfBlocksGivesTheSameBits) {
+  std::mt19937 random(10);
+  const uint64_t elements = (2 * kPackRows + 1) * kChunkElements + 4321;
+  for (const unsigned blocks : {1, 2, 3, 5}) {
+    PackedBucket bucket(kPack[0], elements);
+    bucket.Add(0, kChunkElements + 17, random);
+    bucket.Add(2 * kChunkElements + 64, 5 * kChunkElements, random);  // the rows' first tensors differ
+    bucket.Add(elements - 3 * kChunkElements / 2, 3 * kChunkElements / 2, random);
+    bucket.ExpectPacked(blocks);
+  }
+}
+
+TEST(CudaPackTest, BlocksAreEnoughToOutrunTheCopyDownAndNoMore) {
+  constexpr double kLink = 300e9, kClock = 1.98e9;
+  const uint64_t blocks = PackBlocks(kLink, kClock, DType::kBFloat16);
+  EXPECT_EQ(blocks, 76u) << "fewer than an H100's 132 multiprocessors";
+  EXPECT_EQ(PackBlocks(kLink, kClock, DType::kFloat32), (blocks + 1) / 2) << "elements of twice the bytes";
+  EXPECT_EQ(PackBlocks(kLink / 10, kClock, DType::kBFloat16), 8u);
+  EXPECT_GT(PackBlocks(kLink, 0, DType::kBFloat16), uint64_t{1} << 32) << "an unknown clock";
 }
 
 TEST(CudaPackTest, ANonFiniteGradientMakesTheSumNonFinite) {

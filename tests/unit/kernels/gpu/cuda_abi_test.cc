@@ -42,6 +42,9 @@ static_assert(kCudaHostPageTables == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_
 static_assert(kCudaVmmSupported == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kCudaVmmDescriptorSupported == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(kCudaHostNumaId == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+static_assert(kCudaClockKhz == CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+static_assert(kCudaMostSharedBytesPerBlock == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+static_assert(kCudaFunctionDynamicSharedBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 
 // The toolkit's type of one of ours.
 template <typename Ours>
