@@ -87,6 +87,12 @@ std::vector<CudaDevice> GpuDevice::Peers() const {
   return peers;
 }
 
+bool GpuDevice::Uses(CudaDevice device) const {
+  unsigned flags = 0;
+  int active = 0;
+  return driver_.DevicePrimaryCtxGetState(device, &flags, &active) == 0 && active != 0;
+}
+
 std::string UuidText(const CudaUuid& uuid) {
   std::string text = "GPU-";
   for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {

@@ -36,8 +36,11 @@ class GpuDevice {
   // Whether a boolean CUdevice_attribute holds.
   bool Has(int attribute) const;
 
-  // The other GPUs of this process whose kernels and copies can reach this one's memory.
+  // The other GPUs, of those that this process sees, whose kernels and copies can reach this one's memory.
   std::vector<CudaDevice> Peers() const;
+
+  // Whether this process uses the GPU by now: it has its primary context, as frameworks do from their first use of it on.
+  bool Uses(CudaDevice device) const;
 
  private:
   GpuDevice(const CudaDriver& driver, CudaDevice device) : driver_(driver), device_(device) {}

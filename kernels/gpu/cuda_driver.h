@@ -74,6 +74,7 @@ struct CudaDriver {
   int (*DeviceGetAttribute)(int* value, int attribute, CudaDevice device);
   int (*DeviceGetUuid)(CudaUuid* uuid, CudaDevice device);
   int (*DeviceCanAccessPeer)(int* can, CudaDevice device, CudaDevice peer);
+  int (*DevicePrimaryCtxGetState)(CudaDevice device, unsigned* flags, int* active);
   int (*DevicePrimaryCtxRetain)(CudaContext* context, CudaDevice device);
   int (*DevicePrimaryCtxRelease)(CudaDevice device);
   int (*CtxSetCurrent)(CudaContext context);

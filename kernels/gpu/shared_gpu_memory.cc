@@ -66,9 +66,7 @@ CudaStatus SharedGpuMemory::Reserve(std::shared_ptr<const GpuDevice> device, uin
       RoundUp(std::max(kLeastPieceBytes, (bytes + most_pieces - 1) / most_pieces), granularity);
   std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, piece_bytes, exports));
   if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
-  for (const CudaDevice peer : made->device_->Peers()) {
-    made->accesses_.emplace_back().location.id = peer;
-  }
+  made->closed_to_ = made->device_->Peers();
   *memory = std::move(made);
   return {};
 }
@@ -116,6 +114,7 @@ uint64_t SharedGpuMemory::NextPieceBytes() const { return std::min(piece_bytes_,
 
 CudaStatus SharedGpuMemory::Back(uint64_t end) {
   SUPEROFFLOAD_CHECK_LE(end, bytes_);
+  std::lock_guard lock(mu_);
   const CudaDriver& driver = device_->driver();
   const CudaAllocationProperties properties = Properties(*device_, exports_);
   while (backed_bytes_ < end) {
@@ -148,6 +147,33 @@ CudaStatus SharedGpuMemory::MapNext(CudaAllocation allocation, bool imported) {
                        "opening access to GPU memory");
 }
 
+CudaStatus SharedGpuMemory::OpenToPeers() {
+  std::lock_guard lock(mu_);
+  for (size_t i = 0; i < closed_to_.size();) {
+    if (!device_->Uses(closed_to_[i])) {
+      ++i;
+      continue;
+    }
+    if (CudaStatus status = OpenTo(closed_to_[i]); !status.ok()) return status;
+    closed_to_.erase(closed_to_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  return {};
+}
+
+CudaStatus SharedGpuMemory::OpenTo(CudaDevice peer) {
+  const CudaDriver& driver = device_->driver();
+  CudaAccess access;
+  access.location.id = peer;
+  for (uint64_t i = 0; i < pieces_.size(); ++i) {
+    if (pieces_[i] == 0) continue;
+    CudaStatus status = driver.Status(driver.MemSetAccess(AddressOf(i), BytesOf(i), &access, 1),
+                                      "opening the parameters' memory to another GPU of this process");
+    if (!status.ok()) return status;
+  }
+  accesses_.push_back(access);
+  return {};
+}
+
 SharedGpuMemory::~SharedGpuMemory() {
   const CurrentDevice current(*device_);
   const CudaDriver& driver = device_->driver();
@@ -172,8 +198,7 @@ CudaStatus SharedGpuMemory::GiveBack(uint64_t index, CudaStream stream) {
 CudaStatus SharedGpuMemory::Unmap(uint64_t index) {
   if (pieces_[index] == 0) return {};
   const CudaDriver& driver = device_->driver();
-  const uint64_t at = index * piece_bytes_;
-  const int unmapped = driver.MemUnmap(data_ + at, std::min(piece_bytes_, bytes_ - at));
+  const int unmapped = driver.MemUnmap(AddressOf(index), BytesOf(index));
   const int released = driver.MemRelease(std::exchange(pieces_[index], 0));
   return driver.Status(unmapped != 0 ? unmapped : released, "giving GPU memory back");
 }

@@ -13,6 +13,7 @@
 #ifndef SUPEROFFLOAD_KERNELS_GPU_SHARED_GPU_MEMORY_H_
 #define SUPEROFFLOAD_KERNELS_GPU_SHARED_GPU_MEMORY_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -32,8 +33,7 @@ class SharedGpuMemory {
   static CudaStatus Allocate(std::shared_ptr<const GpuDevice> device, uint64_t bytes,
                              std::unique_ptr<SharedGpuMemory>* memory);
 
-  // Addresses for at least `bytes`, with no memory yet, of at most `most_pieces` pieces. The other GPUs of this process
-  // that can reach the memory may: they are not covered by a framework's enabling of peers.
+  // Addresses for at least `bytes`, with no memory yet, of at most `most_pieces` pieces.
   static CudaStatus Reserve(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t most_pieces,
                             Export exports, std::unique_ptr<SharedGpuMemory>* memory);
 
@@ -56,6 +56,10 @@ class SharedGpuMemory {
   // Memory for all addresses before `end`, in whole pieces. RESOURCE_EXHAUSTED: out of HBM; what is backed stays.
   CudaStatus Back(uint64_t end);
 
+  // Opens the memory to those other GPUs that the process uses by now and that can reach it: a framework's enabling of
+  // peers does not cover it. A GPU that the process does not use gets no mapping. Thread-safe.
+  CudaStatus OpenToPeers();
+
   // Piece `index` has no memory any more, if it had any; its addresses stay taken. Waits for what `stream` has been given,
   // which may still use it: the driver does not. Not for the whole context, which would end a capture of any stream of it.
   // FAILED_PRECONDITION: the stream is being captured; once more when it is not. Thread-safe, after everything else.
@@ -69,16 +73,20 @@ class SharedGpuMemory {
   uint64_t NextPieceBytes() const;
   CudaStatus ReserveAddresses();
   CudaStatus MapNext(CudaAllocation allocation, bool imported);
+  CudaStatus OpenTo(CudaDevice peer);
+  CudaPointer AddressOf(uint64_t index) const { return data_ + index * piece_bytes_; }
+  uint64_t BytesOf(uint64_t index) const { return std::min(piece_bytes_, bytes_ - index * piece_bytes_); }
 
   const std::shared_ptr<const GpuDevice> device_;
   const uint64_t bytes_, piece_bytes_;
   const Export exports_;
-  std::vector<CudaAccess> accesses_;
+  std::vector<CudaAccess> accesses_;   // the device itself, and peers
+  std::vector<CudaDevice> closed_to_;  // peers that the process has not used so far
   CudaPointer data_ = 0;
   bool plain_ = false;
   CudaStatus Unmap(uint64_t index);
 
-  std::mutex mu_;                       // of GiveBack
+  std::mutex mu_;                       // of Back, GiveBack and OpenToPeers
   std::vector<CudaAllocation> pieces_;  // in the order of their addresses; 0: given back
   uint64_t backed_bytes_ = 0;
 };

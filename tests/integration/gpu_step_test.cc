@@ -250,6 +250,24 @@ TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
   attachment_.reset();
 }
 
+TEST_P(GpuStepTest, AnotherGpuReachesTheParametersFromTheStepAfterItsFirstUseOn) {
+  ::setenv("FAKE_CUDA_UUID", "0,7", 1);
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  const auto accessors = [this] {
+    return OfDriver<int(uint64_t)>("fakeCudaAccessors")(superoffload_gpu_parameters(handle()));
+  };
+  EXPECT_EQ(accessors(), 1) << "the process only sees the other";
+  std::shared_ptr<const kernels::GpuDevice> other;
+  Tensor::Require(kernels::GpuDevice::Open(1, &other).code);
+  ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
+  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  ASSERT_NO_FATAL_FAILURE(AwaitAll());
+  EXPECT_EQ(accessors(), 2);
+  attachment_.reset();
+  ::unsetenv("FAKE_CUDA_UUID");
+}
+
 std::string NameOf(const ::testing::TestParamInfo<StepCase>& info) {
   constexpr const char* kNames[] = {"", "Daemon", "Trainer", "Direct"};
   return std::string(kNames[info.param.mover]) + (info.param.residents > 0 ? "Resident" : "");

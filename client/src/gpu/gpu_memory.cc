@@ -64,6 +64,7 @@ Status OpenGpuMemory(const GpuMemoryRequest& request, const DaemonPeer& daemon,
     return Error(Code::kInvalidArgument, "the GPU memory is of another optimizer; reserve it with the same options");
   }
   if (Status status = FromCuda((*memory)->Back((*memory)->bytes())); !status.ok()) return status;
+  if (Status status = FromCuda((*memory)->OpenToPeers()); !status.ok()) return status;
   if (!Shares(request)) return {};
   Status shared = (*memory)->exportable()
                       ? Share(request, daemon, **memory)

@@ -49,6 +49,7 @@ void GpuPlane::SubmitArrived(const CudaStatus& done, const superoffload_ring_ent
 Status GpuPlane::Submit(const superoffload_ring_entry& entry) {
   if (ended()) return host_.Submit(entry);
   const CurrentDevice current(*device_);
+  if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = moves_->Submit(entry); !status.ok()) return status;
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) stall_seconds_ = 0;
   return slots_.failure();

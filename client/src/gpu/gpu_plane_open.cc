@@ -157,6 +157,7 @@ Status GpuPlane::Pull() {
   const kernels::CudaDriver& driver = device_->driver();
   const std::span<std::byte> host = Bytes(steps_.parameters());
   const CudaStream stream = moves_->mover().up_stream();
+  if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
   kernels::CudaStatus status = driver.Status(driver.MemcpyHtoDAsync(memory_->data(), host.data(), host.size(), stream),
                                              "copying parameters to the GPU");
@@ -169,6 +170,7 @@ Status GpuPlane::Push(CudaStream stream) {
   const kernels::CudaDriver& driver = device_->driver();
   const std::span<std::byte> host = Bytes(steps_.parameters());
   const CudaStream down = moves_->mover().down_stream();
+  if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
   if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
   kernels::CudaStatus status = driver.Status(driver.MemcpyDtoHAsync(host.data(), memory_->data(), host.size(), down),

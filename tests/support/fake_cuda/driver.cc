@@ -34,6 +34,7 @@ constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 constexpr int kClockKhz = 1'980'000;  // an H100's
 
 int context, module;  // their addresses are handles
+std::atomic<int> primary_contexts[16];  // by device
 thread_local std::vector<CudaContext> contexts;  // the last one is current
 
 std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
@@ -113,9 +114,16 @@ int cuDevicePrimaryCtxRetain(CudaContext* handle, int device) {
   FAIL_IF_TOLD();
   if (fake::Uuids().at(static_cast<size_t>(device)) == kBrokenUuid) return fake::kEccUncorrectable;
   fake::CountObject(1);
+  ++primary_contexts[device];
   return *handle = reinterpret_cast<CudaContext>(&context), 0;
 }
-int cuDevicePrimaryCtxRelease_v2(int) { return fake::CountObject(-1), 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) {
+  --primary_contexts[device];
+  return fake::CountObject(-1), 0;
+}
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  return *flags = 0, *active = primary_contexts[device] > 0, 0;
+}
 int cuCtxSetCurrent(CudaContext handle) {
   if (contexts.empty()) contexts.push_back(nullptr);
   return contexts.back() = handle, 0;

@@ -265,7 +265,10 @@ int SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices) {
   }
   if (!InGranules(pointer, bytes) || !Covered(pointer, bytes)) return kInvalidValue;
   for (auto it = mapped.lower_bound(pointer); it != mapped.end() && it->first < pointer + bytes; ++it) {
-    it->second.accessors = devices;
+    for (const int device : devices) {
+      std::vector<int>& accessors = it->second.accessors;
+      if (std::ranges::find(accessors, device) == accessors.end()) accessors.push_back(device);
+    }
   }
   return ::mprotect(reinterpret_cast<void*>(Alias(pointer)), bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : kInvalidValue;
 }

@@ -146,18 +146,40 @@ TEST_F(SharedGpuMemoryTest, TheImporterFindsThePiecesOneBehindTheOther) {
 }
 
 // A framework that has enabled peers believes that they reach everything; memory of this kind they do not reach by that.
-TEST_F(SharedGpuMemoryTest, OtherGpusOfTheProcessReachItWhereTheyCan) {
-  const auto accessors = [](const SharedGpuMemory& memory) {
-    return OfFakeDriver<int(uint64_t)>("fakeCudaAccessors")(memory.data() + kPieceBytes);
+TEST_F(SharedGpuMemoryTest, OtherGpusReachItFromWhenTheProcessUsesThem) {
+  const auto accessors = [](const SharedGpuMemory& memory, uint64_t piece) {
+    return OfFakeDriver<int(uint64_t)>("fakeCudaAccessors")(memory.data() + piece * kPieceBytes);
   };
   const FakeCudaSetting gpus("FAKE_CUDA_UUID", "0,7,3");
   std::unique_ptr<SharedGpuMemory> memory = Reserve(Export::kNever);
+  ASSERT_TRUE(memory->Back(2 * kPieceBytes).ok());
+  ASSERT_TRUE(memory->OpenToPeers().ok());
+  EXPECT_EQ(accessors(*memory, 1), 1) << "of two GPUs that the process only sees";
+  std::shared_ptr<const GpuDevice> second, third;
+  ASSERT_TRUE(GpuDevice::Open(1, &second).ok());
+  ASSERT_TRUE(memory->GiveBack(0, nullptr).ok());
+  ASSERT_TRUE(memory->OpenToPeers().ok());
+  EXPECT_EQ(accessors(*memory, 1), 2);
   ASSERT_TRUE(memory->Back(kSharedBytes).ok());
-  EXPECT_EQ(accessors(*memory), 3);
+  EXPECT_EQ(accessors(*memory, 2), 2) << "what is backed afterwards";
+  ASSERT_TRUE(GpuDevice::Open(2, &third).ok());
+  {
+    const FakeCudaSetting fails("FAKE_CUDA_FAIL", "cuMemSetAccess=999");
+    EXPECT_FALSE(memory->OpenToPeers().ok());
+  }
+  ASSERT_TRUE(memory->OpenToPeers().ok()) << "once more";
+  for (const uint64_t piece : {1, 2, 3}) EXPECT_EQ(accessors(*memory, piece), 3);
+}
+
+TEST_F(SharedGpuMemoryTest, GpusThatCannotReachItGetNoMapping) {
+  const FakeCudaSetting gpus("FAKE_CUDA_UUID", "0,7");
   const FakeCudaSetting apart("FAKE_CUDA_NO_PEERS", "1");
-  memory = Reserve(Export::kNever);
-  ASSERT_TRUE(memory->Back(kSharedBytes).ok());
-  EXPECT_EQ(accessors(*memory), 1);
+  std::shared_ptr<const GpuDevice> second;
+  ASSERT_TRUE(GpuDevice::Open(1, &second).ok());
+  std::unique_ptr<SharedGpuMemory> memory = Reserve(Export::kNever);
+  ASSERT_TRUE(memory->Back(kPieceBytes).ok());
+  ASSERT_TRUE(memory->OpenToPeers().ok());
+  EXPECT_EQ(OfFakeDriver<int(uint64_t)>("fakeCudaAccessors")(memory->data()), 1);
 }
 
 }  // namespace
