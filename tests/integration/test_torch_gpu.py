@@ -15,12 +15,16 @@ import torch
 from tests.conftest import Daemon
 from tests.integration.test_ctl import ctl
 from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind, cuda
+from superoffload.torch.groups import SentGroups
 from superoffload.torch.residents import ResidentTuner
+from superoffload.torch.submitter import Submitter
 
 STEPS = 8
+aten = torch.ops.aten
 DTYPE = torch.bfloat16
 
 
@@ -290,6 +294,53 @@ def test_as_few_buckets_become_resident_as_make_the_trainer_wait_for_nothing(nee
         tuner.after_step(stall_seconds=0.5 if tuner.count < needed else 0.001, step_seconds=1.0)
         counts.append(tuner.count)
     assert set(counts[100:]) == {expected_count}, "found, and kept: one fewer is known to stall"
+
+
+class Blocking(TorchDispatchMode):
+    """Notes operations after which a GPU's host knows a value, and so has waited for it."""
+
+    def __init__(self, log):
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero):
+            self._log.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_step_goes_through_its_lists_while_the_gpu_compares(gpu_daemon, monkeypatch, overlap):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, overlap=overlap)
+    train(model, optimizer)  # it is watched no longer
+    log = []
+
+    def note(owner, name, event):
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: (call(*arguments), log.append(event))[0])
+
+    def begin_read(flag, call=cuda.begin_read):
+        log.append("asked")
+        read = call(flag)
+        return lambda: (log.append("answered"), read())[1]
+
+    note(Submitter, "finish", "submitted the rest")
+    note(SentGroups, "send", "sent groups")
+    note(optimizer._attachment, "end_step", "ended")
+    monkeypatch.setattr(cuda, "begin_read", begin_read)
+    loss_of(model, 0).backward()
+    loss_of(model, 1).backward()
+    log.clear()
+    with Blocking(log):
+        optimizer.step()
+    asked = ["asked"] * (2 if overlap else 1)  # the tombstones, too
+    answered = ["answered"] * len(asked)
+    first = log.index("submitted the rest")
+    assert log[: len(asked)] == asked and first >= len(asked)
+    assert log[first:] == ["submitted the rest", "sent groups", *answered, "ended"]
+    assert not [event for event in log if event.startswith("aten")]
+    optimizer.close()
 
 
 def test_residents_that_find_no_memory_are_not_tried_again():

@@ -7,6 +7,7 @@ too. Everything but superoffload.torch.cuda, whose functions ask torch's CUDA su
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -36,6 +37,11 @@ def _view(pointer: int, like: torch.Tensor, owner: object, device: object = None
     region.owner = owner
     _viewed.append((alias(pointer), alias(pointer) + ctypes.sizeof(region)))
     return torch.frombuffer(region, dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
+def _begin_read(flag: torch.Tensor) -> Callable[[], bool]:
+    copy = flag.clone()
+    return lambda: bool(copy.numpy())
 
 
 class TorchAllocator:
@@ -100,6 +106,8 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setattr(cuda, "beside", lambda device: contextlib.nullcontext())
     patch.setattr(cuda, "handle", lambda stream: 0)
     patch.setattr(cuda, "view", _view)
+    patch.setattr(cuda, "pinned_like", torch.empty_like)
+    patch.setattr(cuda, "begin_read", _begin_read)
     patch.setattr(cuda, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
     return kept
 

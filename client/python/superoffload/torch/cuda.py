@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -116,6 +117,24 @@ def keep_for_stream(tensor: torch.Tensor, stream: int) -> None:
         tensor.record_stream(other)
     else:
         torch.cuda.current_stream(tensor.device).wait_stream(other)
+
+
+def begin_read(flag: torch.Tensor) -> Callable[[], bool]:
+    """Whether the flag was set when the present stream came to it. The call of what is returned waits for that."""
+    copy = pinned_like(flag).copy_(flag, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(flag.device))
+
+    def read() -> bool:
+        copied.synchronize()
+        return bool(copy)
+
+    return read
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, where copies from and to a GPU need no thread to wait for them."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True)
 
 
 def is_allocators(tensor: torch.Tensor) -> bool:

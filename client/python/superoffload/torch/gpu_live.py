@@ -43,16 +43,26 @@ class _Canaries:
         self._device = cuda.view(attachment.device_parameters(), like, attachment)
         self._host_places = torch.tensor(places)
         self._device_places = self._host_places.to(device)
+        self._published = cuda.pinned_like(self._host_places.to(torch.int16))
 
-    def published(self) -> torch.Tensor:
+    def note_published(self) -> None:
+        """They are those of the last step, until the next one begins."""
         # A daemon that took over maps its memory elsewhere.
         host = torch.frombuffer(self._attachment.parameters(0, self._bytes), dtype=torch.int16)
-        return host[self._host_places]
+        torch.take(host, self._host_places, out=self._published)
 
-    def different(self, published: torch.Tensor) -> list[int]:
-        """Indices of parameters; waits for the GPU."""
-        now = self._device[self._device_places].cpu()
-        return sorted({self._owners[place] for place in (now != published).nonzero().flatten().tolist()})
+    def begin_comparison(self) -> Callable[[], list[int]]:
+        """What is returned gives the indices of parameters that differ now from those noted; it waits for the GPU."""
+        published = self._published.to(self._device_places.device, non_blocking=True)
+        different = self._device[self._device_places] != published
+        any_different = cuda.begin_read(different.any())
+
+        def find() -> list[int]:
+            if not any_different():
+                return []
+            return sorted({self._owners[place] for place in different.nonzero().flatten().tolist()})
+
+        return find
 
 
 class GpuParameters(LiveParameters):
@@ -78,13 +88,14 @@ class GpuParameters(LiveParameters):
         self._versions: dict[int, tuple[int, int]] = {}
         self._addresses = [parameter.theta.data_ptr() for parameter in hosted]
         self._canaries = _Canaries(hosted, attachment)
-        self._published: torch.Tensor | None = None  # canaries of the last step
+        self._noted = False  # canaries of the last step
 
     def before_step(self) -> None:
-        if self._published is None:
+        if not self._noted:
             self._attachment.wait_over()
             self._accept_same_bits()
-            self._published = self._canaries.published()
+            self._canaries.note_published()
+            self._noted = True
 
     def _accept_same_bits(self) -> None:
         """Whoever wrote parameters and has brought them back, as an evaluation of averaged weights does."""
@@ -108,7 +119,7 @@ class GpuParameters(LiveParameters):
                 self._versions[index] = self._version(index)
 
     def on_commit(self) -> None:
-        self._published = None
+        self._noted = False
         if self._replicas is not None and self._replicas.has_any():
             self._synchronize()
             self._share()
@@ -168,14 +179,24 @@ class GpuParameters(LiveParameters):
         self._versions = {index: self._version(index) for index in self._views}
         if self._replicas is not None:
             self._replicas.keep()
-        self._published = None
+        self._noted = False
+
+    def begin_check(self) -> Callable[[], None]:
+        find_different = self._begin_comparison()
+        return lambda: self._check(lambda: self._find_changed(find_different))
 
     def changed(self) -> list[str]:
+        return self._find_changed(self._begin_comparison())
+
+    def _begin_comparison(self) -> Callable[[], list[int]]:
         self.before_step()
+        self._synchronize()
+        return self._canaries.begin_comparison()
+
+    def _find_changed(self, find_different: Callable[[], list[int]]) -> list[str]:
         if written := self._written():
             return [self._hosted[index].name for index in written]
-        self._synchronize()
-        changed = [self._hosted[index].name for index in self._canaries.different(self._published)]
+        changed = [self._hosted[index].name for index in find_different()]
         return changed + ([] if self._replicas is None else self._replicas.changed())
 
     def _version(self, index: int) -> tuple[int, int]:

@@ -195,7 +195,11 @@ class GpuSubmitter(Submitter):
 
     def finish(self, clipped: Callable[[], bool]) -> None:
         self._check_waited()
+        self._check_gone = self._tombstones.begin_check()
         super().finish(clipped)
+
+    def check_gone(self) -> None:
+        self._check_gone()
 
     def _check_waited(self) -> None:
         """Raises Error for a gradient that may be one of parameters that were half new."""
@@ -219,7 +223,6 @@ class GpuSubmitter(Submitter):
         return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._versions) for i in self._taken)
 
     def _find_edited(self) -> str | None:
-        self._tombstones.check()
         for index in self._versions:
             gradient = self._hosted[index].gradient
             assert gradient is not None, "what was taken and has gone since is outdated"

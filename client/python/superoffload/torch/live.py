@@ -4,6 +4,7 @@ Those on a GPU: gpu_live.py.
 """
 
 import abc
+from collections.abc import Callable
 
 import grpc
 import torch
@@ -81,7 +82,15 @@ class LiveParameters(abc.ABC):
     def close(self) -> None:
         """The attachment has ended. The model's parameters are where nothing of it is needed."""
 
+    def begin_check(self) -> Callable[[], None]:
+        """`check()`, as of now: what is returned is to be called, and a GPU compares until then."""
+        return self.check
+
     def check(self) -> None:
+        """Raises Error for parameters that somebody else has written or replaced."""
+        self._check(self.changed)
+
+    def _check(self, find_changed: Callable[[], list[str]]) -> None:
         for parameter in self._hosted:
             tensor, theta = parameter.local, parameter.theta
             if not alike(tensor, theta):
@@ -90,7 +99,7 @@ class LiveParameters(abc.ABC):
                     f"parameter {parameter.name} is {list(tensor.shape)} {tensor.dtype} on {tensor.device}, but was "
                     f"{list(theta.shape)} {theta.dtype} on {theta.device}; build a new optimizer after changing it",
                 )
-        changed = self.changed()
+        changed = find_changed()
         if changed:
             others = f" and {len(changed) - 1} more were" if len(changed) > 1 else " was"
             raise Error(

@@ -1,6 +1,7 @@
 """The open step: from its first gradient to its verdict, and what becomes of it when a call is cut off."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ class Stepping:
         self, param_groups: list[dict[str, Any]], grad_scale: torch.Tensor | None, max_grad_norm: float | None
     ) -> tuple[float, float]:
         """Submits what is left of the gradients. Returns their scale and their norm's threshold; 0 does not clip."""
+        check_parameters = self._live.begin_check()  # a GPU compares while it still has backward to do
         self._submitter.on_grad_scaler(grad_scale is not None)
         self._submitter.finish(self._clip.clipped)
-        self.check_parameters()
         self._groups.send(param_groups)
+        self._check(check_parameters)
+        self._submitter.check_gone()
         unscaling = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         thresholds = [
             t for t in (self._clip.threshold and self._clip.threshold * unscaling, max_grad_norm) if t is not None
@@ -85,8 +88,11 @@ class Stepping:
 
     def check_parameters(self) -> None:
         """Nothing is committed on top of parameters that somebody else has written."""
+        self._check(self._live.check)
+
+    def _check(self, check_parameters: Callable[[], None]) -> None:
         try:
-            self._live.check()
+            check_parameters()
         except Error:
             self._submitter.abandon()
             raise

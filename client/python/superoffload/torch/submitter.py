@@ -269,14 +269,19 @@ class Submitter(abc.ABC):
             if index not in self._arrived:
                 self._arrive(index)
 
+    def check_gone(self) -> None:  # noqa: B027, on the CPU none goes
+        """After finish(): raises Error when a gradient was written whose memory was given back. Waits for the GPU."""
+
     def wait_norm(self, clipped: Callable[[], bool]) -> float:
         """Submits whatever is left and returns the norm of the gradients as they are."""
         self._asked_for_norm = True
         if self._sharding is None:
             self.finish(clipped)
+            self.check_gone()
             return self._attachment.wait_norm(1.0)
         with self.told():
             self.finish(clipped)
+            self.check_gone()
             own = self._attachment.wait_sum()
         return run_step.gather_norm(self._sharding.group, own)
 

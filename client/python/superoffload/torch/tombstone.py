@@ -1,11 +1,13 @@
 """What takes the place of a gradient whose memory was given back before step()."""
 
 import math
+from collections.abc import Callable
 
 import grpc
 import torch
 
 from superoffload._core.error import Error
+from superoffload.torch import cuda
 
 
 class Tombstones:
@@ -30,17 +32,19 @@ class Tombstones:
     def is_one(self, gradient: torch.Tensor | None) -> bool:
         return gradient is not None and bool(self._versions) and gradient.data_ptr() in self._versions
 
-    def check(self) -> None:
-        """Raises Error when somebody has written to one."""
-        bases = self._bases.values()
-        if any(base._version != self._versions[base.data_ptr()] or not torch.isnan(base) for base in bases):
-            self._bases.clear()
-            self._versions.clear()
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "a gradient was written after it had left the GPU; call zero_grad() and compute the gradients again, "
-                "and build the optimizer with overlap=False if gradients are changed between backward and step",
-            )
+    def begin_check(self) -> Callable[[], None]:
+        """What is returned raises Error if somebody had written to one by now; it waits for the GPU."""
+        bases = list(self._bases.values())
+        whole = all(base._version == self._versions[base.data_ptr()] for base in bases)
+        are_nan = [cuda.begin_read(torch.isnan(base)) for base in bases]
+
+        def check() -> None:
+            if not whole or not all(is_nan() for is_nan in are_nan):
+                self._bases.clear()
+                self._versions.clear()
+                raise was_written()
+
+        return check
 
 
 def _error(message: str) -> Error:
@@ -51,6 +55,13 @@ def goes_on(name: str) -> Error:
     return _error(
         f"the gradient of {name} goes on from the step before, but it has left the GPU; call zero_grad() after each "
         "step, or build the optimizer with overlap=False"
+    )
+
+
+def was_written() -> Error:
+    return _error(
+        "a gradient was written after it had left the GPU; call zero_grad() and compute the gradients again, and build "
+        "the optimizer with overlap=False if gradients are changed between backward and step"
     )
 
 
