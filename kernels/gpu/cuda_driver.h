@@ -89,6 +89,7 @@ struct CudaDriver {
                       void** extra);
   int (*MemAlloc)(CudaPointer* pointer, size_t bytes);
   int (*MemFree)(CudaPointer pointer);
+  int (*MemGetInfo)(size_t* free_bytes, size_t* total_bytes);
   int (*MemGetAllocationGranularity)(size_t* bytes, const CudaAllocationProperties* properties, int option);
   int (*MemCreate)(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
                    unsigned long long flags);

@@ -214,6 +214,19 @@ def test_what_is_best_is_measured(gpu_daemon, expected):
     optimizer.close()
 
 
+@pytest.mark.parametrize(("machine", "slots"), [("h100-pcie", 16), ("mig", 8)])
+def test_a_gpu_with_little_memory_has_fewer_slots(gpu_daemon, monkeypatch, machine, slots):
+    monkeypatch.setenv("FAKE_CUDA_MACHINE", machine)
+    layer = torch.nn.Linear(2048, 2048, bias=False, dtype=torch.bfloat16)
+    parameter_bytes = layer.weight.nbytes
+    gpu = GpuOptions(mover="trainer", cast="fused")
+    optimizer = optimizer_of(layer, gpu_daemon, gpu=gpu, bucket_bytes=parameter_bytes)
+    bucket_bytes = 2 * max(bucket.elements for bucket in optimizer._gpu_attachment.optimizer.layout.buckets)
+    # Beside the slots there are sums of squares, and the memory is of whole pieces.
+    assert (optimizer.gpu_report.gpu_bytes - parameter_bytes) // bucket_bytes == slots
+    optimizer.close()
+
+
 @pytest.mark.parametrize("mover", ["auto", "trainer", "daemon"])
 def test_a_daemon_that_copies_nothing_lets_go_of_the_gpu(gpu_daemon, expected, mover):
     def daemon_maps_the_gpu():

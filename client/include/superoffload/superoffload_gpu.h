@@ -55,7 +55,7 @@ typedef struct superoffload_gpu_options {
   int32_t ordinal;             /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
   uint32_t mover;              /* enum superoffload_mover */
   uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
-  uint32_t device_slots;       /* gradients in flight; 0: 8; at most 16 */
+  uint32_t device_slots;       /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
   uint32_t max_bucket_tensors; /* tensors that one superoffload_gpu_gradient_ready names at most */
   uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
   uint32_t bucket_count, group_count, scalar_count, array_count, parameter_count;

@@ -7,9 +7,13 @@
 
 namespace superoffload::client {
 
-uint32_t SlotCount(const superoffload_gpu_options& options) {
-  constexpr uint32_t kDefault = 8;
-  return options.device_slots == 0 ? kDefault : options.device_slots;
+static_assert(kManySlots <= SUPEROFFLOAD_MAX_DEVICE_SLOTS);
+
+// In simulated steps they save at most 1 % of the time: so they may take at most 2 % of what would be left.
+bool ManySlotsPay(uint64_t few_slots_bytes, uint64_t many_slots_bytes, uint64_t free_bytes) {
+  constexpr uint64_t kLeastShare = 50;
+  const uint64_t left = free_bytes - std::min(free_bytes, few_slots_bytes);
+  return many_slots_bytes - few_slots_bytes <= left / kLeastShare;
 }
 
 Status CheckOptions(const superoffload_gpu_options& options) {

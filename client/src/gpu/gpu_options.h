@@ -13,7 +13,12 @@
 
 namespace superoffload::client {
 
-uint32_t SlotCount(const superoffload_gpu_options& options);
+// How many device slots an attachment has that does not say: more leave the trainer less to wait for.
+inline constexpr uint32_t kFewSlots = 8, kManySlots = 16;
+
+// Whether kManySlots leave the trainer nearly as much of the GPU's `free_bytes` as kFewSlots do. The bytes are those of
+// everything that the attachment lays out there (GpuLayout), parameters included, as if they were not there already.
+bool ManySlotsPay(uint64_t few_slots_bytes, uint64_t many_slots_bytes, uint64_t free_bytes);
 
 // INVALID_ARGUMENT: what no attach response says.
 Status CheckOptions(const superoffload_gpu_options& options);

@@ -82,7 +82,8 @@ class GpuPlane final : public MemoryPlane {
   GpuPlane* gpu() override { return this; }
 
  private:
-  GpuPlane(const superoffload_gpu_options& options, StepPlane* steps);
+  GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> device, std::vector<GpuBucket> buckets,
+           const GpuLayout& layout);
 
   // At the attach.
   Status Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory);
@@ -106,12 +107,12 @@ class GpuPlane final : public MemoryPlane {
   StepRings& rings_;
   StepProgress& progress_;
   HostPlane host_;
-  std::vector<GpuBucket> buckets_;
-  GpuLayout layout_;
   superoffload_gpu_report report_{};
   std::atomic<double> stall_seconds_ = 0;
 
-  std::shared_ptr<const kernels::GpuDevice> device_;
+  const std::shared_ptr<const kernels::GpuDevice> device_;
+  const std::vector<GpuBucket> buckets_;
+  const GpuLayout layout_;
   std::shared_ptr<kernels::SharedGpuMemory> memory_;  // a later plane may take it over, and views outlive both
   DeviceSlotPool slots_;
   PackStream pack_stream_;

@@ -18,9 +18,27 @@ std::span<std::byte> Bytes(const Mapping& mapping) {
   return {static_cast<std::byte*>(mapping.data()), mapping.bytes()};
 }
 
+// Where the options leave the slots open. `memory`, which may be null, was laid out by this function.
+Status ChooseSlots(const kernels::GpuDevice& device, const kernels::SharedGpuMemory* memory, const GpuLayout& few,
+                   const GpuLayout& many, GpuLayout* layout) {
+  bool takes_many = memory != nullptr && memory->bytes() >= many.bytes;
+  if (memory == nullptr) {
+    const CurrentDevice current(device);
+    size_t free_bytes = 0, total_bytes = 0;
+    if (Status status = FromCuda(device.driver().Status(device.driver().MemGetInfo(&free_bytes, &total_bytes),
+                                                        "asking for the GPU's free memory"));
+        !status.ok()) {
+      return status;
+    }
+    takes_many = ManySlotsPay(few.bytes, many.bytes, free_bytes);
+  }
+  *layout = takes_many ? many : few;
+  return {};
+}
+
 // What options and the attachment's memory say about the GPU's.
-Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, std::vector<GpuBucket>* buckets,
-            GpuLayout* layout) {
+Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, const kernels::GpuDevice& device,
+            const kernels::SharedGpuMemory* memory, std::vector<GpuBucket>* buckets, GpuLayout* layout) {
   if (options.bucket_count != steps.bucket_count()) {
     return Error(Code::kInvalidArgument, options.bucket_count, " buckets, but the attachment has ",
                  steps.bucket_count());
@@ -30,7 +48,11 @@ Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, std
   if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
     return status;
   }
-  *layout = PlanGpu(*buckets, parameters_bytes, SlotCount(options), options.max_bucket_tensors);
+  const auto plan = [&](uint64_t slots) {
+    return PlanGpu(*buckets, parameters_bytes, slots, options.max_bucket_tensors);
+  };
+  if (options.device_slots == 0) return ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout);
+  *layout = plan(options.device_slots);
   return {};
 }
 
@@ -38,11 +60,12 @@ Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, std
 
 Status GpuPlane::Reserve(const superoffload_gpu_options& options, const StepPlane& steps,
                          std::shared_ptr<kernels::SharedGpuMemory>* memory) {
-  std::vector<GpuBucket> buckets;
-  GpuLayout layout;
-  if (Status status = Plan(options, steps, &buckets, &layout); !status.ok()) return status;
+  if (Status status = CheckOptions(options); !status.ok()) return status;
   std::shared_ptr<const kernels::GpuDevice> device;
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
+  std::vector<GpuBucket> buckets;
+  GpuLayout layout;
+  if (Status status = Plan(options, steps, *device, nullptr, &buckets, &layout); !status.ok()) return status;
   const CurrentDevice current(*device);
   return ReserveGpuMemory({.device = device, .layout = layout, .mover = options.mover, .share = options.share != 0},
                           memory);
@@ -53,22 +76,29 @@ Status GpuPlane::Create(const superoffload_gpu_options& options, StepPlane* step
   if (previous != nullptr) previous->End();
   if (previous != nullptr) memory = previous->memory_;
   if (Status status = CheckOptions(options); !status.ok()) return status;
-  std::unique_ptr<GpuPlane> created(new GpuPlane(options, steps));
+  std::shared_ptr<const kernels::GpuDevice> device;
+  if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
+  std::vector<GpuBucket> buckets;
+  GpuLayout layout;
+  if (Status status = Plan(options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) return status;
+  std::unique_ptr<GpuPlane> created(new GpuPlane(steps, std::move(device), std::move(buckets), layout));
   if (Status status = created->Open(options, std::move(memory)); !status.ok()) return status;
   *plane = std::move(created);
   return {};
 }
 
-GpuPlane::GpuPlane(const superoffload_gpu_options& options, StepPlane* steps)
+GpuPlane::GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> device, std::vector<GpuBucket> buckets,
+                   const GpuLayout& layout)
     : steps_(*steps),
       rings_(steps->rings()),
       progress_(steps->progress()),
       host_(&rings_, &progress_),
-      slots_(SlotCount(options)) {}
+      device_(std::move(device)),
+      buckets_(std::move(buckets)),
+      layout_(layout),
+      slots_(static_cast<uint32_t>(layout.slots.count)) {}
 
 Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory) {
-  if (Status status = Plan(options, steps_, &buckets_, &layout_); !status.ok()) return status;
-  if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device_)); !status.ok()) return status;
   const CurrentDevice current(*device_);
   CopyText(device_->name(), report_.gpu);
   report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
@@ -147,7 +177,6 @@ Status GpuPlane::UnmapDevice() {
 void GpuPlane::End() {
   stop_ = true;
   if (completions_.joinable()) completions_.join();
-  if (device_ == nullptr) return;
   const CurrentDevice current(*device_);
   moves_.reset();
 }

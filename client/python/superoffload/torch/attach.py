@@ -220,7 +220,7 @@ def _map(
         request,
         cuda.ordinal(subject.device),
         subject.gpu.mover,
-        subject.gpu.device_slots,
+        0 if subject.gpu.device_slots == "auto" else subject.gpu.device_slots,
         functools.partial(gpu_pieces.most_pieces, hosted=hosted),
         functools.partial(gpu_move.move_in, _moving(subject)),
         functools.partial(cuda.stream_of, subject.device),

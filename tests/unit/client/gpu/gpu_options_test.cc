@@ -73,10 +73,12 @@ TEST_F(GpuOptionsTest, WhatNoAttachResponseSaysIsRefused) {
   }
 }
 
-TEST_F(GpuOptionsTest, SlotsHaveADefault) {
-  EXPECT_EQ(SlotCount(options_), 8u);
-  options_.device_slots = 2;
-  EXPECT_EQ(SlotCount(options_), 2u);
+TEST_F(GpuOptionsTest, ManySlotsTakeLittleOfWhatIsLeftOrAreNotTaken) {
+  constexpr uint64_t kFew = 100, kMany = 120;
+  EXPECT_TRUE(ManySlotsPay(kFew, kMany, kFew + 20 * 50));
+  EXPECT_FALSE(ManySlotsPay(kFew, kMany, kFew + 20 * 50 - 1));
+  EXPECT_FALSE(ManySlotsPay(kFew, kMany, kMany)) << "they fit, and leave nothing";
+  EXPECT_FALSE(ManySlotsPay(kFew, kMany, 0));
 }
 
 TEST_F(GpuOptionsTest, NotesAddUpAndEndWhereTheFieldDoes) {
