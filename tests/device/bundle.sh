@@ -64,7 +64,7 @@ rm "$staging"/tests/device/{{,needs_of_}bundle.sh,*_of_bundle.py,test_*.py}
 touch "$staging"/tests/{device,support}/__init__.py  # ahead of whatever else is called tests there
 cp tests/device/first_of_bundle.py "$staging/tests/__init__.py"
 # For dry runs.
-cp tests/support/{fake_torch_gpu,fake_jax_gpu,late_torch}.py "$staging/tests/support"
+cp tests/support/{fake_cuda_graphs,fake_torch_gpu,fake_jax_gpu,late_torch}.py "$staging/tests/support"
 cp -L "$build"/tests/support/fake-cuda/libcuda.so.1 "$staging/tests/support/fake-cuda"
 cp -L "$build"/tests/support/libsuperoffload_fake_xla_gpu.so "$staging/tests/support"
 echo "$python" >"$staging/python/VERSION"

@@ -8,6 +8,14 @@ from tests.device.session import Session, Step
 
 DTYPES = ("bfloat16",) if machine.DRY_RUN else ("bfloat16", "float16", "float32")
 ELEMENTS = 1 << 16 if machine.DRY_RUN else 256 << 20
+# Of loops_check.py.
+LOOPS = (
+    "memory nearly full",
+    "memory nearly full, expandable segments",
+    "averages of weights",
+    "make_graphed_callables",
+    "reduce-overhead",
+)
 SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
 MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each
 # Of gpu_test: those that kill are for `kills`, and one of each kind is enough for a dry run.
@@ -125,6 +133,8 @@ def bits(session: Session) -> None:
             session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
         session.call(f"JAX, {dtype}, plain, overlapped and inside of jit", 80, _jax_check, dtype)
     session.call("PyTorch, two ranks on one GPU", 60, _ranks_check)
+    for way in LOOPS:
+        session.call(f"PyTorch, {way}: as the loop that waits", 60, _loops_check, way)
     wanted = DRY_TESTS if machine.DRY_RUN else None
     _gpu_tests(
         session, lambda name: _last_word(name) not in KILLING and (wanted is None or _last_word(name) in wanted), 30
@@ -135,6 +145,12 @@ def _torch_check(dtype: str, mover: str) -> dict[str, int]:
     from tests.device import torch_check
 
     return torch_check.check(dtype, mover)
+
+
+def _loops_check(way: str) -> dict[str, int]:
+    from tests.device import loops_check
+
+    return loops_check.check(way)
 
 
 def _ranks_check() -> dict[str, str]:

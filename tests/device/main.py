@@ -14,11 +14,11 @@ from tests.device.session import Session, stopping_early
 # Seconds: together half an hour, and none more than ten minutes.
 SUBCOMMANDS: dict[str, tuple[float, Callable[[Session], None]]] = {
     "smoke": (180, checks.smoke),
-    "bits": (420, checks.bits),
+    "bits": (480, checks.bits),
     "bench": (540, bench.bench),
     "kills": (180, checks.kills),
     "sanitize": (240, checks.sanitize),
-    "largest": (240, bench.largest),
+    "largest": (180, bench.largest),
 }
 
 

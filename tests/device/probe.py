@@ -73,14 +73,14 @@ def memory_of_attaching() -> list[str]:
 
 
 def memory_by_mover() -> list[str]:
-    """Lines of a table: what an attachment takes of the GPU's memory beyond the parameters, in all processes. Where
-    "auto" has taken the trainer it is to be what "trainer" takes."""
+    """Lines of a table: what an attachment takes of the GPU's memory beyond the parameters, in all processes. "auto"
+    has tried them all, and is to take no more than the mover that it has chosen."""
     machine.use_gpu()
     model = models.build(PARAMETERS)
     lines = []
+    machine.release_cached()
+    before = machine.used_gpu_bytes()  # the parameters, where torch has put them
     for mover in (*machine.MOVERS, "auto"):
-        machine.release_cached()
-        before = machine.used_gpu_bytes()
         with machine.daemon(machine.daemon_budget(models.count(model))):
             try:
                 optimizer = superoffload.torch.AdamW(

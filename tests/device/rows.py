@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import socket
 import statistics
 import time
 import types
@@ -224,7 +225,9 @@ def zero_offload() -> dict[str, object]:
     if machine.DRY_RUN:
         raise machine.Unavailable("DeepSpeed knows no fake GPU")
     machine.use_gpu()
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     model = models.build(models.BILLION)
     config = {
         "train_micro_batch_size_per_gpu": BATCH,

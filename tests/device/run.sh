@@ -2,11 +2,12 @@
 # What needs a GPU, in steps that each fit into a few minutes. Dated tables go to RESULTS.md.
 # Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle ARCHIVE | --build FOLDER] [--budget SECONDS] [--dry-run]
 #   smoke     3 minutes: the GPU's attributes, the machine, and three steps under each mover. First of all
-#   bits      7 minutes: kernels, movers, residents, PyTorch, two ranks of it, and JAX against the host, bit for bit
+#   bits      8 minutes: kernels, movers, residents, PyTorch, two ranks of it, and JAX against the host, bit for bit; captured
+#             and averaged models, and nearly full memory, against loops that wait
 #   bench     9 minutes: a billion parameters at 32 k tokens per step against no optimizer and against peers; a trace
 #   kills     3 minutes: trainers and daemons killed under each mover, bits compared
 #   sanitize  4 minutes: compute-sanitizer on the kernels and the movers
-#   largest   4 minutes: the largest model that trains here
+#   largest   3 minutes: the largest model that trains here
 #   --output   gets NAME.log, NAME.json and NAME.txt of each
 #   --bundle   an archive of bundle.sh, or the folder that it was unpacked into, unless this is in one; its checks run. Without
 #              one everything is built here. An archive is unpacked once, below $TMPDIR

@@ -85,7 +85,7 @@ def modules(folder):
     shutil.copytree(HERE, folder / "tests" / "device", ignore=ignored)
     shutil.copy(HERE / "first_of_bundle.py", folder / "tests" / "__init__.py")
     (folder / "tests" / "support").mkdir()
-    for name in ("fake_torch_gpu.py", "fake_jax_gpu.py", "late_torch.py"):
+    for name in ("fake_cuda_graphs.py", "fake_torch_gpu.py", "fake_jax_gpu.py", "late_torch.py"):
         shutil.copy(HERE.parent / "support" / name, folder / "tests" / "support")
     (folder / "dry").mkdir()
     (folder / "dry" / "pytest.py").touch()

@@ -150,6 +150,12 @@ def test_bits_compares_two_ranks_on_one_gpu(dry):
     assert ranks["result"] == {"sharded": "same bits", "replicated": "same bits"}
 
 
+def test_bits_compares_loops_with_loops_that_wait(dry):
+    steps = {step["title"]: step["outcome"] for step in report_of(dry, "bits")["steps"]}
+    for way in ("memory nearly full", "averages of weights", "make_graphed_callables", "reduce-overhead"):
+        assert steps[f"PyTorch, {way}: as the loop that waits"] == "passed"
+
+
 def test_kills_kill_trainers_and_daemons_under_each_mover(dry):
     kills = {step["title"]: step["result"]["kills"] for step in report_of(dry, "kills")["steps"]}
     assert len(kills) == 6 and all(kills.values())

@@ -66,11 +66,16 @@ def _beside(stream: ctypes.c_void_p):
         yield
 
 
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Until `patch` is undone."""
+    patch.setattr(torch.cuda, "CUDAGraph", Graph)
+    patch.setattr(torch.cuda, "graph", capture)
+    patch.setattr(torch.cuda, "Stream", _make_stream)
+    patch.setattr(torch.cuda, "stream", _beside)
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: None)
+
+
 @pytest.fixture
 def cuda_graphs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr(torch.cuda, "Stream", _make_stream)
-    monkeypatch.setattr(torch.cuda, "stream", _beside)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: None)
+    install(monkeypatch)

@@ -1,0 +1,153 @@
+"""Loops whose memory and graphs only a GPU's own allocator has, against the same loops that wait: every bit.
+
+The same kernels on the same GPU give the same bits. So the reference hands its gradients over in step(), and then waits
+for all parameters; the other run does neither. Its matrix products are large, its buckets 64 MiB.
+"""
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable
+
+import torch
+from tests.device import machine
+from tests.device.checks import LOOPS
+
+import superoffload.torch
+from superoffload.torch import GpuOptions
+
+STEPS = 8  # of which three are watched, without overlap
+WIDTH = 32 if machine.DRY_RUN else 4096
+LAYERS = 3 if machine.DRY_RUN else max(4, machine.parameters_that_fit(16 * WIDTH**2) // WIDTH**2)
+ROWS = 16 if machine.DRY_RUN else 8192
+BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
+SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED = LOOPS
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.nn.functional.gelu(layer(x))
+        return x
+
+
+def _input(step: int) -> torch.Tensor:
+    generator = torch.Generator(machine.DEVICE).manual_seed(step)
+    return torch.randn(ROWS, WIDTH, generator=generator, device=machine.DEVICE).bfloat16().requires_grad_()
+
+
+def _as_called(model: Model, way: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    if way == GRAPHED:
+        return torch.cuda.make_graphed_callables(model, (_input(0),))
+    if way == COMPILED:
+        torch._dynamo.reset()
+        return (
+            torch.compile(model, backend="eager") if machine.DRY_RUN else torch.compile(model, mode="reduce-overhead")
+        )
+    return model
+
+
+def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Tensor], int]:
+    """Losses, parameters and averages, and the GPU memory that steps took. `most_gpu_bytes`: what is left to them; 0:
+    everything."""
+    torch.manual_seed(0)
+    with torch.device(machine.DEVICE):
+        model = Model().bfloat16()
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    averages = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average) if way == AVERAGES else None
+    optimizer = superoffload.torch.AdamW(
+        model.named_parameters(),
+        lr=1e-3,
+        max_grad_norm=1e-3,
+        bucket_bytes=BUCKET_BYTES,
+        overlap=not waits,
+        gpu=GpuOptions(cast="fused"),
+    )
+    with contextlib.closing(optimizer):
+        rest = _leave(most_gpu_bytes)
+        called = _as_called(model, way)
+        before = _reset_peak()
+        losses = []
+        for step in range(STEPS):
+            if way == COMPILED:
+                torch.compiler.cudagraph_mark_step_begin()
+            loss = called(_input(step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            if waits:
+                optimizer.synchronize()
+            if averages is not None:
+                averages.update_parameters(model)
+            losses.append(loss.detach().clone())
+            optimizer.zero_grad()
+        optimizer.synchronize()
+        taken = _peak() - before
+        seen = [*losses, *model.parameters(), *(averages.parameters() if averages is not None else ())]
+        values = [tensor.detach().cpu().clone() for tensor in seen]
+    del rest
+    return values, taken
+
+
+def _leave(gpu_bytes: int) -> torch.Tensor | None:
+    """A tensor that leaves so much of the GPU's memory to others."""
+    if gpu_bytes == 0 or machine.DRY_RUN:
+        return None
+    machine.release_cached()
+    free = torch.cuda.mem_get_info()[0]
+    return torch.empty(max(0, free - gpu_bytes), dtype=torch.uint8, device=machine.DEVICE)
+
+
+def _reset_peak() -> int:
+    if machine.DRY_RUN:
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _peak() -> int:
+    return 0 if machine.DRY_RUN else torch.cuda.max_memory_allocated()
+
+
+def _expand_segments() -> None:
+    if machine.DRY_RUN:
+        return
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    probe = torch.empty(64 << 20, dtype=torch.uint8, device=machine.DEVICE)
+    if not any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
+        raise machine.Unavailable("torch's allocator has no expandable segments here")
+    del probe
+
+
+def compare(expected: list[torch.Tensor], seen: list[torch.Tensor]) -> None:
+    """Raises for other bits."""
+    different = [i for i, (a, b) in enumerate(zip(expected, seen, strict=True)) if not torch.equal(a, b)]
+    if different:
+        a, b = expected[different[0]], seen[different[0]]
+        raise AssertionError(
+            f"{len(different)} of {len(seen)} tensors have other bits than the loop that waits; first tensor "
+            f"{different[0]}, {(a != b).sum()} of {a.numel()} elements"
+        )
+
+
+def check(way: str) -> dict[str, int]:
+    """A step of the session."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise products may choose by what memory is free
+    machine.use_gpu()
+    if way == EXPANDABLE:
+        _expand_segments()
+    if way == GRAPHED and machine.DRY_RUN:
+        import pytest
+        from tests.support import fake_cuda_graphs
+
+        fake_cuda_graphs.install(pytest.MonkeyPatch())
+    with machine.daemon(machine.daemon_budget(LAYERS * WIDTH**2)):
+        expected, taken = train(way, waits=True)
+        gc.collect()
+        seen, _ = train(way, False, taken * 5 // 4 + SPARE_BYTES if way in (FULL, EXPANDABLE) else 0)
+    compare(expected, seen)
+    return {"parameters": LAYERS * WIDTH**2, "bytes_of_steps": taken}
