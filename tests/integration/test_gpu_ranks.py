@@ -198,7 +198,12 @@ def test_state_that_torch_saves_stays_in_the_memory_of_the_cpu(alone):
 def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeypatch):
     model, optimizer = sharded
     waits = []
-    monkeypatch.setattr(optimizer._attachment, "await_parameters", lambda bucket, stream: waits.append(bucket))
+
+    def await_parameters(bucket, stream, call=optimizer._attachment.await_parameters):
+        waits.append(bucket)
+        call(bucket, stream)
+
+    monkeypatch.setattr(optimizer._attachment, "await_parameters", await_parameters)
     for _ in range(2):
         model(torch.ones(1, 64)).sum().backward()
         optimizer.step()

@@ -193,7 +193,7 @@ def test_an_upgrade_keeps_optimizers(service):
     before = service.main_pid()
     service("systemctl", "restart", SERVICE)
     assert service.main_pid() != before
-    assert committed_steps(service) > 10
+    service.wait(lambda: (committed_steps(service) or 0) > 10)
 
 
 def test_a_stop_keeps_named_optimizers_on_disk_and_a_restart_in_memory(service):
