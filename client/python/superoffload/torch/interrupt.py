@@ -20,6 +20,9 @@ class CutOff:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Shown below the error; needs Python 3.11."""
+    """Shown below the error; by Python 3.10, which has no notes, in its text if that is all it was made of."""
+    note = f"superoffload: {note}"
     if hasattr(error, "add_note"):
-        error.add_note(f"superoffload: {note}")
+        error.add_note(note)
+    elif all(isinstance(argument, str) for argument in error.args) and len(error.args) <= 1:
+        error.args = ("\n".join([*error.args, note]),)
