@@ -39,8 +39,6 @@ constexpr double kCyclesPerAddition = 16;
 // Packing has to outrun the copy, also where the clock is lower than its maximum and a few blocks wait for a place.
 constexpr double kPackMargin = 2;
 constexpr double kHzPerKhz = 1000;
-// What the product's code declares.
-constexpr unsigned kProductStaticBytes = 2 * kProductTile * kProductTile * sizeof(float);
 
 size_t Index(DType dtype) { return static_cast<size_t>(dtype); }
 

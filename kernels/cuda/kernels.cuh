@@ -70,6 +70,8 @@ struct ProductArguments {
 };
 
 inline constexpr unsigned kProductTile = 16;
+// Of a block of the product: a tile of each factor, which its code declares.
+inline constexpr unsigned kProductStaticBytes = 2 * kProductTile * kProductTile * sizeof(float);
 inline constexpr unsigned kPackThreads = 256;
 inline constexpr unsigned kPackRows = 4;  // chunks that a block packs at a time
 // Shared memory of a packing block, at most. A multiprocessor of an H100 has 228 KiB and takes 1 KiB more for each block:

@@ -8,6 +8,7 @@ namespace superoffload::kernels {
 // One block per tile of c, one thread per element.
 extern "C" __global__ void __launch_bounds__(kProductTile* kProductTile) superoffload_product(ProductArguments p) {
   __shared__ float a_tile[kProductTile][kProductTile], b_tile[kProductTile][kProductTile];
+  static_assert(sizeof(a_tile) + sizeof(b_tile) == kProductStaticBytes);
   const uint32_t tiles = p.n / kProductTile;
   const uint32_t x = threadIdx.x % kProductTile, y = threadIdx.x / kProductTile;
   const uint64_t row = uint64_t{blockIdx.x / tiles} * kProductTile + y;

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from tests.device.session import Unavailable
 
@@ -99,6 +100,11 @@ def parameters_that_fit(wanted: int) -> int:
 
 # Or fewer. Found out once, and by the process that forks the steps: all rows of a table train the same model.
 BILLION = 20_000 if DRY_RUN else parameters_that_fit(1_000_000_000)
+
+
+def lacks_what_it_needs(error: Any) -> bool:
+    """Whether a superoffload.Error says that a mover does not work on this machine."""
+    return error.code.name in ("FAILED_PRECONDITION", "UNIMPLEMENTED")
 
 
 def daemon_budget(parameters: int) -> int:

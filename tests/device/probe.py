@@ -8,10 +8,9 @@ import threading
 import time
 
 import torch
-from tests.device import machine, models
+from tests.device import machine, models, rows
 from tests.device.bench import MPS
 
-import superoffload
 import superoffload.torch
 from superoffload.torch import GpuOptions, GpuReport
 
@@ -77,30 +76,18 @@ def memory_by_mover() -> list[str]:
     has tried them all, and is to take no more than the mover that it has chosen."""
     machine.use_gpu()
     model = models.build(PARAMETERS)
-    lines = []
     machine.release_cached()
     before = machine.used_gpu_bytes()  # the parameters, where torch has put them
-    for mover in (*machine.MOVERS, "auto"):
-        with machine.daemon(machine.daemon_budget(models.count(model))):
-            try:
-                optimizer = superoffload.torch.AdamW(
-                    model.named_parameters(), gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused")
-                )
-            except superoffload.Error as error:
-                if error.code.name not in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
-                    raise
-                lines.append(f"{mover:8} not here: {error}")
-                continue
-            machine.release_cached()
-            taken = machine.used_gpu_bytes() - before
-            report = optimizer.gpu_report
-            optimizer.close()
-        lines.append(
-            f"{mover:8} {taken / 2**20:9.1f} MiB more than before, {report.gpu_bytes / 2**20:.1f} of them slots and "
-            f"parameters; took {report.mover}"
+
+    def describe(optimizer: superoffload.torch.AdamW) -> str:
+        machine.release_cached()
+        taken, report = machine.used_gpu_bytes() - before, optimizer.gpu_report
+        return (
+            f"{taken / 2**20:9.1f} MiB more than before, {report.gpu_bytes / 2**20:.1f} of them slots and parameters; "
+            f"took {report.mover}"
         )
-    print("\n".join(lines))
-    return lines
+
+    return rows.line_per_mover((*machine.MOVERS, "auto"), model, describe)
 
 
 def both_directions() -> list[str]:

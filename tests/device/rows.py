@@ -5,13 +5,14 @@ All clip on every step, to a norm that every gradient exceeds.
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import pathlib
 import socket
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from tests.device import kernels_beside, machine, models
@@ -102,6 +103,26 @@ def optimizer_of(model: torch.nn.Module, **options) -> superoffload.torch.AdamW:
     )
 
 
+def line_per_mover(
+    movers: Iterable[str], model: torch.nn.Module, describe: Callable[[superoffload.torch.AdamW], str]
+) -> list[str]:
+    """Lines of a table: of an optimizer with each mover that works here."""
+    lines = []
+    for mover in movers:
+        with machine.daemon(machine.daemon_budget(models.count(model))):
+            try:
+                optimizer = optimizer_of(model, gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused"))
+            except superoffload.Error as error:
+                if not machine.lacks_what_it_needs(error):
+                    raise
+                lines.append(f"{mover:8} not here: {error}")
+                continue
+            with contextlib.closing(optimizer):
+                lines.append(f"{mover:8} {describe(optimizer)}")
+    print("\n".join(lines))
+    return lines
+
+
 def measure_attached(model: torch.nn.Module, optimizer: superoffload.torch.AdamW, overlaps: bool = True) -> Measured:
     """Without overlap as in published schedules: all gradients, then the update, then the parameters."""
     kinds, early = [], []
@@ -183,16 +204,21 @@ def fused_adamw() -> dict[str, object]:
     return measure(model, fused_adamw_step(model)).report()
 
 
-def torchao() -> dict[str, object]:
+def _peer(name: str, module: str) -> types.ModuleType:
     try:
-        from torchao.optim import CPUOffloadOptimizer
+        found = importlib.import_module(module)
     except ImportError as error:
-        raise machine.Unavailable(f"torchao is not here: {error}") from error
+        raise machine.Unavailable(f"{name} is not here: {error}") from error
     if machine.DRY_RUN:
-        raise machine.Unavailable("torchao takes no CPU's tensors")
+        raise machine.Unavailable(f"{name} knows no fake GPU")
+    return found
+
+
+def torchao() -> dict[str, object]:
+    peer = _peer("torchao", "torchao.optim")
     machine.use_gpu()
     model = models.build(models.BILLION)
-    optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=LEARNING_RATE, fused=True)
+    optimizer = peer.CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=LEARNING_RATE, fused=True)
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -218,12 +244,7 @@ class _UnderDeepSpeed(torch.nn.Module):
 
 def zero_offload() -> dict[str, object]:
     """DeepSpeed's, with its CPUAdam, which it compiles here."""
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise machine.Unavailable(f"DeepSpeed is not here: {error}") from error
-    if machine.DRY_RUN:
-        raise machine.Unavailable("DeepSpeed knows no fake GPU")
+    peer = _peer("DeepSpeed", "deepspeed")
     machine.use_gpu()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -236,7 +257,7 @@ def zero_offload() -> dict[str, object]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
     }
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine, *_ = peer.initialize(model=model, model_parameters=model.parameters(), config=config)
     return measure(_UnderDeepSpeed(engine), engine.step).report()
 
 

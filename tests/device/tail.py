@@ -6,8 +6,7 @@ import time
 import torch
 from tests.device import machine, models, rows
 
-import superoffload
-from superoffload.torch import GpuOptions
+import superoffload.torch
 
 STEPS = 2 if machine.DRY_RUN else 10
 PARAMETERS = min(machine.BILLION, 500_000_000)
@@ -17,23 +16,12 @@ def tails() -> list[str]:
     """Lines of a table, one per mover."""
     machine.use_gpu()
     model = models.build(PARAMETERS)
-    lines = []
-    for mover in machine.MOVERS:
-        with machine.daemon(machine.daemon_budget(models.count(model))):
-            try:
-                optimizer = rows.optimizer_of(model, gpu=GpuOptions(mover=mover, resident_buckets=0, cast="fused"))
-            except superoffload.Error as error:
-                if error.code.name not in ("FAILED_PRECONDITION", "UNIMPLEMENTED"):
-                    raise
-                lines.append(f"{mover:8} not here: {error}")
-                continue
-            try:
-                verdict, forward = _tail(model, optimizer)
-            finally:
-                optimizer.close()
-        lines.append(f"{mover:8} {verdict:8.3f} ms until step() has the verdict, {forward:8.3f} until forward computes")
-    print("\n".join(lines))
-    return lines
+
+    def describe(optimizer: superoffload.torch.AdamW) -> str:
+        verdict, forward = _tail(model, optimizer)
+        return f"{verdict:8.3f} ms until step() has the verdict, {forward:8.3f} until forward computes"
+
+    return rows.line_per_mover(machine.MOVERS, model, describe)
 
 
 def _tail(model: torch.nn.Module, optimizer: superoffload.torch.AdamW) -> tuple[float, float]:

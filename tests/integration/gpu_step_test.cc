@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "superoffload/v1/step_ring.h"
+#include "tests/support/gpu_buffer.h"
 #include "tests/support/gpu_trainer.h"
 
 namespace superoffload {
@@ -251,7 +252,7 @@ TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
 }
 
 TEST_P(GpuStepTest, AnotherGpuReachesTheParametersFromTheStepAfterItsFirstUseOn) {
-  ::setenv("FAKE_CUDA_UUID", "0,7", 1);
+  const test::FakeCudaSetting gpus("FAKE_CUDA_UUID", "0,7");
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const auto accessors = [this] {
@@ -265,7 +266,6 @@ TEST_P(GpuStepTest, AnotherGpuReachesTheParametersFromTheStepAfterItsFirstUseOn)
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   EXPECT_EQ(accessors(), 2);
   attachment_.reset();
-  ::unsetenv("FAKE_CUDA_UUID");
 }
 
 std::string NameOf(const ::testing::TestParamInfo<StepCase>& info) {

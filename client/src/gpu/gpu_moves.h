@@ -49,7 +49,8 @@ class GpuMoves {
   // current. `make_queue`: see kernels::Mover.
   static Status Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
                      const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
-                     kernels::CudaStream pack_stream, Events events, kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves);
+                     kernels::CudaStream pack_stream, Events events, kernels::MakeQueue make_queue,
+                     std::unique_ptr<GpuMoves>* moves);
 
   // Waits for what it has issued; callbacks run. Nobody may call it any more.
   ~GpuMoves();

@@ -49,9 +49,12 @@ void GpuPlane::SubmitArrived(const CudaStatus& done, const superoffload_ring_ent
 Status GpuPlane::Submit(const superoffload_ring_entry& entry) {
   if (ended()) return host_.Submit(entry);
   const CurrentDevice current(*device_);
-  if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
+  const bool ends_step = entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP;
+  if (ends_step) {  // the parameters that follow may be used from GPUs that this process uses since the last step
+    if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
+  }
   if (Status status = moves_->Submit(entry); !status.ok()) return status;
-  if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) stall_seconds_ = 0;
+  if (ends_step) stall_seconds_ = 0;
   return slots_.failure();
 }
 

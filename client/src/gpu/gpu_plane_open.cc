@@ -36,14 +36,13 @@ Status ChooseSlots(const kernels::GpuDevice& device, const kernels::SharedGpuMem
   return {};
 }
 
-// What options and the attachment's memory say about the GPU's.
+// What options, which were checked, and the attachment's memory say about the GPU's.
 Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, const kernels::GpuDevice& device,
             const kernels::SharedGpuMemory* memory, std::vector<GpuBucket>* buckets, GpuLayout* layout) {
   if (options.bucket_count != steps.bucket_count()) {
     return Error(Code::kInvalidArgument, options.bucket_count, " buckets, but the attachment has ",
                  steps.bucket_count());
   }
-  if (Status status = CheckOptions(options); !status.ok()) return status;
   const size_t parameters_bytes = steps.parameters().bytes();
   if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
     return status;
@@ -140,8 +139,8 @@ Status GpuPlane::OpenMoves(const superoffload_gpu_options& options) {
                         const superoffload_ring_entry& entry) { SubmitArrived(done, entry); },
       .slot_free = [this](uint32_t slot) { SUPEROFFLOAD_CHECK(slots_.Free(slot), "device slot ", slot); }};
   if (Status status = pack_stream_.Take(device_); !status.ok()) return status;
-  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, pack_stream_.get(), std::move(events),
-                                     /*make_queue=*/{}, &moves_);
+  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, pack_stream_.get(),
+                                     std::move(events), /*make_queue=*/{}, &moves_);
       !status.ok()) {
     return status;
   }

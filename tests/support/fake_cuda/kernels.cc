@@ -35,7 +35,6 @@ using kernels::PackedTensor;
 using kernels::ResidentArguments;
 
 const char kProduct[] = "superoffload_product";
-constexpr unsigned kProductOwnBytes = 2 * kernels::kProductTile * kernels::kProductTile * sizeof(float);
 
 std::mutex shared_mu;
 std::map<const void*, unsigned> allowed_shared;
@@ -136,7 +135,7 @@ const char* NameOf(const void* kernel) {
 }
 
 int AllowShared(const void* kernel, int dynamic_bytes) {
-  const unsigned own = kernel == kProduct ? kProductOwnBytes : 0;
+  const unsigned own = kernel == kProduct ? kernels::kProductStaticBytes : 0;
   if (dynamic_bytes < 0 || own + static_cast<unsigned>(dynamic_bytes) > ThisMachine().shared_bytes) return kInvalidValue;
   std::lock_guard lock(shared_mu);
   allowed_shared[kernel] = static_cast<unsigned>(dynamic_bytes);

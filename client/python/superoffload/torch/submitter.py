@@ -275,13 +275,11 @@ class Submitter(abc.ABC):
     def wait_norm(self, clipped: Callable[[], bool]) -> float:
         """Submits whatever is left and returns the norm of the gradients as they are."""
         self._asked_for_norm = True
-        if self._sharding is None:
-            self.finish(clipped)
-            self.check_gone()
-            return self._attachment.wait_norm(1.0)
         with self.told():
             self.finish(clipped)
             self.check_gone()
+            if self._sharding is None:
+                return self._attachment.wait_norm(1.0)
             own = self._attachment.wait_sum()
         return run_step.gather_norm(self._sharding.group, own)
 
