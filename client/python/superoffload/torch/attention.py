@@ -53,7 +53,7 @@ class Attention:
         blocks = [torch.nn.functional.pad(each, (0, 0, 0, missing)) for each in (query, key, value)]
         own = _fold(blocks[0][:, :, window:], window, window)
         keys, values = (_fold(each, 2 * window, window) for each in blocks[1:])
-        places = torch.arange(2 * window, device=query.device)
+        places = torch.arange(2 * window, dtype=torch.int64, device=query.device)
         distance = window + places[:window, None] - places[None, :]
         others = self._of_kernel(own, keys, values, (distance >= 0) & (distance < window))
         others = others.unflatten(0, (query.shape[0], -1)).transpose(1, 2).flatten(2, 3)
@@ -93,7 +93,8 @@ def _add_sinks(
     """
     size = query.shape[3]
     query, key, value = (torch.nn.functional.pad(each, (0, _ALIGNED, 1, 0)) for each in (query, key, value))
-    place = torch.nn.functional.one_hot(torch.tensor(size, device=query.device), size + _ALIGNED).to(query.dtype)
+    last = torch.tensor(size, dtype=torch.int64, device=query.device)
+    place = torch.nn.functional.one_hot(last, size + _ALIGNED).to(query.dtype)
     first = torch.zeros(key.shape[2], 1, dtype=key.dtype, device=key.device)
     first[0] = 1
     if mask is not None:

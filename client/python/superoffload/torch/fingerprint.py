@@ -12,7 +12,7 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """One int64: the sum, modulo 2^64, of all elements' bits times odd random numbers of their places."""
     weights = _weights.get(tensor.device)
     if weights is None:
-        numbers = torch.empty(_CHUNK, dtype=torch.int64)
+        numbers = torch.empty(_CHUNK, dtype=torch.int64, device="cpu")
         numbers.random_(generator=torch.Generator().manual_seed(2**31 - 1))
         weights = _weights[tensor.device] = (2 * numbers + 1).to(tensor.device)
     bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])

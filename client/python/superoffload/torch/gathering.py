@@ -68,8 +68,8 @@ class Gatherings:
     def gather_objects(self, message: Any) -> list[Any]:
         """Anything that can be pickled."""
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
-        lengths = self.gather(torch.tensor([content.numel()]))
-        own = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
+        lengths = self.gather(torch.tensor([content.numel()], dtype=torch.int64, device="cpu"))
+        own = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8, device="cpu")
         own[: content.numel()] = content
         everybody = self.gather(own)
         return [

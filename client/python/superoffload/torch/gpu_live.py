@@ -41,7 +41,7 @@ class _Canaries:
         self._bytes = total * _CANARY_BYTES
         like = torch.empty(1, dtype=torch.int16, device=device).expand(total)
         self._device = cuda.view(attachment.device_parameters(), like, attachment)
-        self._host_places = torch.tensor(places)
+        self._host_places = torch.tensor(places, dtype=torch.int64, device="cpu")
         self._device_places = self._host_places.to(device)
         self._published = cuda.pinned_like(self._host_places.to(torch.int16))
 

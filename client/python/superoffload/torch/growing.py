@@ -93,7 +93,8 @@ class Growing(StateOwner):
             for parameter in added:
                 master = parameter.tensor.detach().float()
                 moments = {moment: torch.zeros_like(master) for moment in self.algorithm.moments}
-                tensors[parameter.name] = {STEP: torch.tensor(0.0), MASTER: master, **moments}
+                never = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+                tensors[parameter.name] = {STEP: never, MASTER: master, **moments}
             path = os.path.join(directory, "added.safetensors")
             source.files.append(tensor_file.write(path, tensors, committed_steps))
             yield source

@@ -19,6 +19,7 @@ from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attaching import Attaching
 from superoffload.torch.forward import ForwardWaits
 from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.grad_scale import GradScale
 from superoffload.torch.overlap import Overlap
 from superoffload.torch.residents import Residents
 from superoffload.torch.submitter import Submitter
@@ -73,6 +74,7 @@ class Optimizer(Attaching):
         options.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         options.check_groups(self.param_groups, self.algorithm)
         self.max_grad_norm = max_grad_norm
+        self._grad_scale = GradScale()
         self._anonymous = name is None
         self._forward_waits: ForwardWaits | None = None
         self._residents: Residents | None = None
@@ -130,12 +132,14 @@ class Optimizer(Attaching):
                 with self._submitter.told():
                     parameters.check_unfrozen(self.param_groups, self.hosted_parameters())
                 stall_seconds = 0.0 if self._residents is None else self._residents.stall_seconds()
-                grad_scale = getattr(self, "grad_scale", None)  # set by GradScaler
+                grad_scale = self._grad_scale.take(self, self.hosted_parameters())
                 ended = self._stepping.step(self.param_groups, grad_scale, self.max_grad_norm)
+            self._grad_scale.forget()
             if ended and self._residents is not None:
                 self._residents.after_step(stall_seconds, self._quiesce)
                 self._reporter.report()
         except BaseException as error:
+            self._grad_scale.on_error(self, self.hosted_parameters())
             if self._attached:
                 self._stepping.settle_for(error, committed_steps)
             raise
@@ -156,6 +160,7 @@ class Optimizer(Attaching):
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
         if self._attached:
             self._stepping.zero_grad()
+        self._grad_scale.forget()
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -164,7 +169,7 @@ class Optimizer(Attaching):
         torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
         """
         self._check_attached()
-        return torch.tensor(self._stepping.clip_grad_norm(max_norm))
+        return torch.tensor(self._stepping.clip_grad_norm(max_norm), dtype=torch.float32, device="cpu")
 
     def clips_as_torch(self) -> bool:
         """Whether torch.nn.utils.clip_grad_norm_ scales ``.grad``; nothing has been submitted then."""

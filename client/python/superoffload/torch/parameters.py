@@ -125,7 +125,7 @@ def _check_own_memory(hosted: list[HostedParameter]) -> None:
 def _overlap(spans: list[tuple[int, int, HostedParameter]], end: int) -> bool:
     """Whether two have an element in common: rows and columns of one matrix may lie between each other."""
     begin = min(span[0] for span in spans)
-    used = torch.zeros(end - begin, dtype=torch.uint8)
+    used = torch.zeros(end - begin, dtype=torch.uint8, device="cpu")
     for address, _, parameter in spans:
         tensor = parameter.local
         strides = [stride * tensor.element_size() for stride in tensor.stride()]

@@ -32,7 +32,7 @@ class Replicas:
             for rank in share.ranks
             if (on_gpu or rank != sharding.group.rank) and len(share.rows(rank)) > 0
         ]
-        self._digests = torch.empty(0, dtype=torch.int64)
+        self._digests = torch.empty(0, dtype=torch.int64, device="cpu")
         self._sets: list[tuple[object, list[list[Share]]]] = []  # process groups, and what they gather in which batches
         by_ranks: dict[tuple[int, ...], list[Share]] = {}
         for share in sharding.shares.values():
@@ -147,8 +147,10 @@ def gather_state(sharding: Sharding, by_tensor: dict[int, dict[str, torch.Tensor
                 whole[key] = torch.cat([row[key].reshape(row[key].shape or 1) for row in theirs])
         for key in keys:
             shape = shards.local(tensor).shape
-            whole[key] = whole[key].reshape(shape) if key in whole and key != "step" else torch.empty(shape)
-        whole["step"] = torch.tensor(max(known))
+            known_here = key in whole and key != "step"
+            empty = torch.empty(shape, dtype=torch.float32, device="cpu")
+            whole[key] = whole[key].reshape(shape) if known_here else empty
+        whole["step"] = torch.tensor(max(known), dtype=torch.float32, device="cpu")
         by_tensor[id(tensor)] = whole
 
 
@@ -191,13 +193,13 @@ def _digests(tensors: list[torch.Tensor | None]) -> torch.Tensor:
     """Of each one int64, where it is; 0 of None."""
     some = {index: tensor.contiguous() for index, tensor in enumerate(tensors) if tensor is not None}
     if not some:
-        return torch.zeros(len(tensors), dtype=torch.int64)
+        return torch.zeros(len(tensors), dtype=torch.int64, device="cpu")
     if all(map(cuda.is_on_gpu, some.values())):
         found = torch.stack([fingerprint(tensor) for tensor in some.values()])
     else:
         ranges = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in some.values()]
         unsigned = memory.copy_and_digest(ranges, torch.get_num_threads())
-        found = torch.tensor([digest - (digest >> 63 << 64) for digest in unsigned])
+        found = torch.tensor([digest - (digest >> 63 << 64) for digest in unsigned], dtype=torch.int64, device="cpu")
     result = torch.zeros(len(tensors), dtype=torch.int64, device=found.device)
-    result[torch.tensor(list(some), device=found.device)] = found
+    result[torch.tensor(list(some), dtype=torch.int64, device=found.device)] = found
     return result

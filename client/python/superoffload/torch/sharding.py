@@ -33,7 +33,7 @@ class TorchGroup:
         return self._gatherings.gather_objects(message)
 
     def gather_doubles(self, values: list[float]) -> list[list[float]]:
-        own = torch.tensor(values, dtype=torch.float64)
+        own = torch.tensor(values, dtype=torch.float64, device="cpu")
         return [theirs.tolist() for theirs in self._gatherings.gather(own)]
 
 

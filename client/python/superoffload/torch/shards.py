@@ -78,7 +78,7 @@ def _distributed(parameter: Any, mine: torch.Tensor, mesh: Any) -> torch.Tensor:
         parameter.placements,
         run_check=False,
         shape=parameter.shape,
-        stride=torch.empty(parameter.shape, device="meta").stride(),
+        stride=torch.empty(parameter.shape, dtype=parameter.dtype, device="meta").stride(),
     )
 
 

@@ -114,7 +114,7 @@ class StateOwner(CheckpointOwner):
             result[index] = {}
             for key in keys:
                 if key == STEP:
-                    result[index][key] = torch.tensor(float(steps[index]))
+                    result[index][key] = torch.tensor(steps[index], dtype=torch.float32, device="cpu")
                     continue
                 offset = offsets[array_name(key)] + 4 * placement.state_offset
                 buffer = self._attachment.state(offset, 4 * shape.numel())

@@ -52,7 +52,7 @@ def from_torch(
                     f"{array} of {name} is {list(tensor.shape)} in the state_dict but {list(masters[name].shape)} in "
                     "the model",
                 )
-        tensors[name][STEP] = saved.get(STEP, torch.tensor(0.0))
+        tensors[name][STEP] = saved.get(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
     return tensors, max(int(arrays[STEP]) for arrays in tensors.values())
 
 
@@ -70,7 +70,7 @@ def write(
     }
     for name, arrays in tensors.items():
         if STEP in arrays and (steps := int(arrays[STEP])) != committed_steps:
-            saved[f"steps.{name}"] = torch.tensor(steps)
+            saved[f"steps.{name}"] = torch.tensor(steps, dtype=torch.int64, device="cpu")
     path = os.path.abspath(path)
     save_file(saved, path)
     return optimizer_pb2.TensorFile(path=path, committed_steps=committed_steps)

@@ -129,7 +129,7 @@ class SequenceParallel:
         labels = batch.get("labels", tokens)
         positions = batch.get("position_ids")
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            positions = torch.arange(tokens.shape[1], dtype=torch.int64, device=tokens.device)
         positions = positions.expand_as(tokens)
         if not self._packs and bool(((positions == 0).sum(dim=1) > 1).any()):
             raise _refused("DeepSpeed drops the masks of packed rows; use a flash kernel, or leave attention= out")
@@ -139,7 +139,7 @@ class SequenceParallel:
         # The first token of the next sequence is nobody's target.
         targets = targets.masked_fill(torch.nn.functional.pad(positions[:, 1:] == 0, (0, 1)), _IGNORED)
         missing = -tokens.shape[1] % self.ranks
-        more = positions[:, -1:] + torch.arange(1, missing + 1, device=tokens.device)
+        more = positions[:, -1:] + torch.arange(1, missing + 1, dtype=torch.int64, device=tokens.device)
         positions = torch.cat([positions, more], dim=1)
         tokens = torch.nn.functional.pad(tokens, (0, missing))
         targets = torch.nn.functional.pad(targets, (0, missing), value=_IGNORED)
