@@ -7,6 +7,9 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
+import textwrap
 import threading
 
 import grpc
@@ -118,6 +121,40 @@ def test_an_optimizer_with_a_name_goes_back_too(daemon, tmp_path, name):
     resumed, _, _ = run(5, 10, saved, endpoint=daemon.endpoint, name=name, sync="pull_params")
     whole, *_ = run(0, 10)
     assert identical(weights(resumed), weights(whole))
+
+
+def test_a_loop_goes_on_at_the_committed_steps(daemon, tmp_path):
+    code = """
+        import os, sys
+        from tests.conformance.test_resume import build, optimizer_of, train
+        model = build()
+        optimizer = optimizer_of(model, endpoint=sys.argv[1], name="killed")
+        train(model, optimizer, 0, 4)
+        optimizer.save_checkpoint(sys.argv[2])
+        train(model, optimizer, 4, 7)
+        os._exit(1)
+    """
+    words = [daemon.endpoint, str(tmp_path / "4")]
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code), *words]).returncode == 1
+    whole = build()
+    train(whole, optimizer_of(whole), 0, 10)
+    model = build(seed=2)
+    optimizer = optimizer_of(model, endpoint=daemon.endpoint, name="killed", sync="pull_params")
+    assert (optimizer.last_result, optimizer.committed_steps) == (None, 7)
+    train(model, optimizer, optimizer.committed_steps, 10)
+    assert identical(weights(model), weights(whole)) and optimizer.committed_steps == 10
+    optimizer.restore_checkpoint(tmp_path / "4")
+    assert (optimizer.last_result, optimizer.committed_steps) == (None, 4)
+    train(model, optimizer, optimizer.committed_steps, 10)
+    assert identical(weights(model), weights(whole))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    optimizer.step()
+    assert optimizer.last_result.kind.skipped and optimizer.committed_steps == 10
+    optimizer.close()
+    copied = build(seed=3)
+    optimizer = optimizer_of(copied, endpoint=daemon.endpoint, restore=tmp_path / "4")
+    assert optimizer.committed_steps == 4
 
 
 def test_state_dict_and_loading_the_present_moment_are_free(daemon, monkeypatch):

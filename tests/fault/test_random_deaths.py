@@ -46,13 +46,11 @@ while True:
         elif error.code.name not in ("UNAVAILABLE", "UNAUTHENTICATED", "FAILED_PRECONDITION", "NOT_FOUND"):
             raise
         time.sleep(0.02)
-committed = optimizer._attachment.optimizer.committed_steps
-while committed < steps:
-    batch = torch.randn(8, 32, generator=torch.Generator().manual_seed(committed)).to(torch.bfloat16)
+while (step := optimizer.committed_steps) < steps:
+    batch = torch.randn(8, 32, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
     model(batch).float().square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()  # what accumulates would die with the trainer
-    committed = optimizer.last_result.committed_steps
     time.sleep(pause)
 torch.save(optimizer.state_tensors(), path)
 """

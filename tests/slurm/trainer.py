@@ -34,7 +34,7 @@ def main() -> None:
     optimizer = superoffload.torch.AdamW(
         model.named_parameters(), lr=1e-2, max_grad_norm=0.5, name=name, sync="pull_params"
     )
-    done = optimizer._committed_steps()
+    done = optimizer.committed_steps
     with told.open("a") as lines:
         print("begun", done, socket.gethostname(), file=lines, flush=True)
         for step in range(done, steps):

@@ -65,7 +65,7 @@ def train(
         model_state, optimizer_state = get_state_dict(model, optimizer)
         dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=dcp_load)
         set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-    begun = optimizer._committed_steps()
+    begun = optimizer.committed_steps
     result = {"begun": begun, "losses": {}, "states": {begun: full_state(model, optimizer)}}
     for step in range(begun, steps):
         generator = torch.Generator().manual_seed(step)

@@ -253,7 +253,7 @@ def train(
         ddp._all_reduce = _all_reduced
         ddp.register(parallel.called, optimizer)
     early = 0
-    begun = 0 if plain else optimizer._attachment.committed_steps
+    begun = 0 if plain else optimizer.committed_steps
     norms, skips, refusals = [], 0, []
     step = begun
     while step < steps:

@@ -181,6 +181,12 @@ class Optimizer(Attaching):
         return self._stepping.last_result
 
     @property
+    def committed_steps(self) -> int:
+        """Steps that changed the parameters, those before a restart or a restore too: from where a loop goes on."""
+        self._stepping.settle()  # a step that was cut off counts once it is known to be committed
+        return self._stepping.committed_steps()
+
+    @property
     def skipped_steps(self) -> dict[VerdictKind, int]:
         """How many steps were skipped, by reason."""
         return self._stepping.skipped_steps
