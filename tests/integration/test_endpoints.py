@@ -5,10 +5,13 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 
 import pytest
 
-from superoffload._core import daemon
+from superoffload._core import control
+from superoffload._core import daemon as endpoints
+from superoffload._core.error import Error
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
 
@@ -25,7 +28,7 @@ def ctl(*words: str, **variables: str) -> subprocess.CompletedProcess:
 def python_directories(monkeypatch, **variables: str) -> list[str]:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return [os.path.dirname(endpoint.removeprefix("unix:")) for endpoint in daemon.default_endpoints()]
+    return [os.path.dirname(endpoint.removeprefix("unix:")) for endpoint in endpoints.default_endpoints()]
 
 
 @pytest.mark.parametrize("with_user_directory", [True, False])
@@ -36,6 +39,34 @@ def test_clients_look_in_the_same_places(monkeypatch, tmp_path, with_user_direct
     if looked is None:
         pytest.skip("a daemon runs at one of the usual places")
     assert looked.group(1).split(", ") == python_directories(monkeypatch, **variables)
+
+
+@pytest.fixture
+def standing(daemon, monkeypatch, tmp_path):
+    """A daemon at a usual place that accepts connections and answers nothing."""
+    monkeypatch.delenv("SUPEROFFLOAD_ENDPOINT", raising=False)
+    os.symlink(daemon.directory.name, tmp_path / "superoffloadd")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    daemon.process.send_signal(signal.SIGSTOP)
+    yield daemon
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_a_daemon_that_stands_still_for_a_while_is_waited_for(standing):
+    later = threading.Timer(22, standing.process.send_signal, [signal.SIGCONT])  # gRPC by itself gives up after 20
+    later.start()
+    endpoint = endpoints.resolve_endpoint(None)
+    later.join()
+    assert endpoint == endpoints.default_endpoints()[0]
+
+
+def test_no_other_daemon_is_started_beside_one_that_stands_still(standing, monkeypatch):
+    monkeypatch.setenv("SUPEROFFLOAD_CONNECT_SECONDS", "0.5")
+    endpoint = endpoints.default_endpoints()[0]
+    for look in (endpoints.resolve_endpoint, control.Connection):
+        with pytest.raises(Error, match=r"SUPEROFFLOAD_CONNECT_SECONDS.*DEADLINE_EXCEEDED") as raised:
+            look(None if look is endpoints.resolve_endpoint else endpoint)
+        assert endpoint in str(raised.value)
 
 
 def test_a_daemon_that_was_told_nothing_is_found(monkeypatch, tmp_path):
@@ -54,7 +85,7 @@ def test_a_daemon_that_was_told_nothing_is_found(monkeypatch, tmp_path):
             assert line, log
             log += line
         assert ctl("info", XDG_RUNTIME_DIR=str(tmp_path)).returncode == 0
-        assert daemon.resolve_endpoint(None) == f"unix:{directories[0]}/control.sock"
+        assert endpoints.resolve_endpoint(None) == f"unix:{directories[0]}/control.sock"
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
@@ -70,7 +101,7 @@ def test_a_daemon_that_was_told_nothing_is_found(monkeypatch, tmp_path):
     ],
 )
 def test_a_path_is_taken_as_one_by_both(given, used):
-    assert daemon.resolve_endpoint(given) == used
+    assert endpoints.resolve_endpoint(given) == used
     shown = ctl("kept", f"--endpoint={given}").stderr
     if used.startswith("unix:"):
         assert os.path.dirname(used.removeprefix("unix:")) + "/keeper.sock" in shown

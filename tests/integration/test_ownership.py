@@ -202,6 +202,45 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(base):
     assert not directories(base)
 
 
+CRASHED = FIND + "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_rank_that_still_removes_a_crashed_launch_joins_the_daemon_that_others_started_meanwhile(base):
+    start_rank(0, base, script=CRASHED).communicate(timeout=100)
+    slow = """
+import os, sys
+unlink = os.unlink
+def wait_at_door(path, **arguments):
+    unlink(path, **arguments)
+    if os.path.basename(path) == "door":
+        os.unlink = unlink
+        print("removed", flush=True)
+        sys.stdin.readline()
+os.unlink = wait_at_door
+"""
+    started = "print(daemon._private._process is not None, flush=True)\nsys.stdin.readline()"
+    first = start_rank(0, base, script=slow + FIND + started)
+    assert first.stdout.readline() == "removed\n"
+    second = start_rank(1, base, script=FIND + started)
+    assert second.stdout.readline() == "True\n"
+    first.stdin.write("go\n")
+    first.stdin.flush()
+    assert first.stdout.readline() == "False\n"
+    end(first)
+    end(second)
+    assert not directories(base)
+
+
+def test_a_launch_does_not_join_the_daemon_that_a_crashed_one_has_not_ended_yet(base):
+    stopped = FIND + "os.kill(daemon._private._process.pid, signal.SIGSTOP)\nprint(daemon._private._process.pid)\n"
+    out, _ = start_rank(0, base, script=stopped + "sys.stdout.flush()\n" + CRASHED).communicate(timeout=100)
+    found = "from superoffload._core import private_daemon\nprivate_daemon.remove_leftovers = lambda base: None\n"
+    try:
+        assert end(start_rank(0, base, script=found + RANK)).endswith("True")
+    finally:
+        os.kill(int(out), signal.SIGCONT)
+
+
 def test_a_long_TMPDIR_is_no_obstacle(base):
     long = os.path.join(base, "x" * 100)
     os.mkdir(long)

@@ -8,28 +8,11 @@ from typing import Any
 
 import grpc
 
-from superoffload._core import library
+from superoffload._core import library, patience
 from superoffload._core.daemon import death_of
 from superoffload._core.error import Error, from_rpc
 from superoffload._core.paging import pages
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
-
-
-def _seconds(variable: str, default: float) -> float:
-    """How long the environment wants a client to wait."""
-    text = os.environ.get(variable) or str(default)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _LONGEST_SECONDS:
-        raise ValueError(f"${variable} is {text!r}, but must be seconds, 0 to {_LONGEST_SECONDS}")
-    return seconds
-
-
-_LONGEST_SECONDS = 86400
-_SOCKET = ("SUPEROFFLOAD_SOCKET_SECONDS", 10)
-_RECONNECT = ("SUPEROFFLOAD_RECONNECT_SECONDS", 300)
 
 # What calls of a daemon that died meet: nobody, or a successor that does not know their token.
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
@@ -44,11 +27,11 @@ class Connection:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._old_handles: list[ctypes.c_void_p | None] = []
-        self._open_first(_seconds("SUPEROFFLOAD_CONNECT_SECONDS", 30))
+        self._open_first(patience.seconds(*patience.CONNECT))
 
     def _open_first(self, timeout_seconds: float) -> None:
         """A daemon that has just died leaves its socket to its successor."""
-        deadline = time.monotonic() + _seconds(*_SOCKET)
+        deadline = time.monotonic() + patience.seconds(*patience.SOCKET)
         while True:
             try:
                 return self._open(timeout_seconds)
@@ -58,7 +41,7 @@ class Connection:
             time.sleep(_RETRY_SECONDS)
 
     def _open(self, timeout_seconds: float) -> None:
-        channel = grpc.insecure_channel(self.endpoint)
+        channel = patience.open_channel(self.endpoint)
         handle = ctypes.c_void_p()
         try:
             self.server_info = optimizer_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
@@ -67,6 +50,8 @@ class Connection:
             library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
         except grpc.RpcError as error:
             channel.close()
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise patience.no_answer(self.endpoint, timeout_seconds) from None
             raise from_rpc(error) from None
         except Error:
             channel.close()
@@ -83,8 +68,8 @@ class Connection:
         daemon that was stopped on purpose takes its socket away; without one, the client waits for
         $SUPEROFFLOAD_SOCKET_SECONDS (10).
         """
-        socket_seconds = _seconds(*_SOCKET)
-        deadline = time.monotonic() + _seconds(*_RECONNECT)
+        socket_seconds = patience.seconds(*patience.SOCKET)
+        deadline = time.monotonic() + patience.seconds(*patience.RECONNECT)
         socket_deadline = time.monotonic() + socket_seconds
         old_channel, old_handle = self._channel, self.handle
         while True:
@@ -137,7 +122,7 @@ class Connection:
         """The same from the daemon of now; raises Error when it dies."""
         whole = optimizer_pb2.Optimizer()
         request = optimizer_pb2.GetOptimizerRequest(name=name, view=optimizer_pb2.OPTIMIZER_VIEW_FULL)
-        deadline = time.monotonic() + _seconds(*_RECONNECT)
+        deadline = time.monotonic() + patience.seconds(*patience.RECONNECT)
         while True:
             try:
                 page = self.call("GetOptimizer", request)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import grpc
 
-from superoffload._core import superchips
+from superoffload._core import patience, superchips
 from superoffload._core.private_daemon import CONTROL_SOCKET, PrivateDaemon
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
@@ -86,12 +86,16 @@ def _stranger(path: str) -> int | None:
 
 
 def _answers(endpoint: str) -> bool:
-    with grpc.insecure_channel(endpoint) as channel:
+    """Raises Error where one accepts connections and does not answer: it may have this process's optimizers."""
+    seconds = patience.seconds(*patience.CONNECT)
+    with patience.open_channel(endpoint) as channel:
         stub = optimizer_pb2_grpc.ServerServiceStub(channel)
         try:
-            stub.GetServerInfo(optimizer_pb2.GetServerInfoRequest(), timeout=5)
-        except grpc.RpcError:
-            return False
+            stub.GetServerInfo(optimizer_pb2.GetServerInfoRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                return False
+            raise patience.no_answer(endpoint, seconds) from None
     return True
 
 

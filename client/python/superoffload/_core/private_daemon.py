@@ -7,6 +7,9 @@ Its runtime directory has, beside its sockets and log:
 - ``users``, locked shared by every user. Who can lock it exclusively may remove the directory.
 - ``door``, locked while somebody joins, leaves or removes.
 - ``pid``, the daemon's.
+
+Who removes it renames it first, so that its name leads to a whole directory or to none. Who comes meanwhile makes
+another.
 """
 
 import atexit
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -34,6 +38,7 @@ _START_TIMEOUT_SECONDS = 60
 _STOP_TIMEOUT_SECONDS = 30
 _POLL_SECONDS = 0.005
 _PREFIX = "superoffloadd-"
+_REMOVED = ".removed-"
 _STARTED = (
     "superoffload: started a private superoffloadd (pid {pid}, on {cores} cores); it ends with the "
     "last process that uses it, and its optimizers with it: to keep them, run `superoffloadd --keeper` or "
@@ -112,11 +117,11 @@ def _check_mine(directory: str) -> None:
 def _locked(directory: str, wait: bool = True) -> Iterator[None]:
     """Holds the directory's lock; makes the directory if it has been removed meanwhile."""
     while True:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-        _check_mine(directory)
         path = os.path.join(directory, "door")
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            _check_mine(directory)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue
@@ -130,28 +135,35 @@ def _locked(directory: str, wait: bool = True) -> Iterator[None]:
 
 
 def _lock_users(directory: str, operation: int) -> int | None:
-    """A descriptor that holds the lock of the users' file; None when somebody else's does not allow it."""
+    """A descriptor that holds the lock of the users' file; None when somebody else's does not allow LOCK_NB."""
     users = os.open(os.path.join(directory, "users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(users, operation | fcntl.LOCK_NB)
+        fcntl.flock(users, operation)
     except BlockingIOError:
         os.close(users)
         return None
     return users
 
 
+def _remove(directory: str) -> None:
+    """To be called with both locks. A daemon that is still stopping has its directory open."""
+    aside = f"{directory}{_REMOVED}{uuid.uuid4().hex}"
+    os.rename(directory, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def remove_leftovers(base: str) -> None:
     """Removes runtime directories whose users were all killed."""
     for name in os.listdir(base):
         directory = os.path.join(base, name)
-        if not name.startswith(_PREFIX) or not os.path.exists(os.path.join(directory, "users")):
+        if not name.startswith(_PREFIX) or not os.path.exists(os.path.join(directory, "door")):
             continue
         with contextlib.suppress(OSError, Error):
             _check_mine(directory)
             with _locked(directory, wait=False):
-                users = _lock_users(directory, fcntl.LOCK_EX)
+                users = _lock_users(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if users is not None:
-                    shutil.rmtree(directory, ignore_errors=True)
+                    _remove(directory)
                     os.close(users)
 
 
@@ -168,16 +180,31 @@ class PrivateDaemon:
         self._process: subprocess.Popen | None = None
         self._users: int | None = None
         self._stdin: int | None = None
+        while not self._enter(binary):
+            pass
+        owner.own(self)
+        atexit.register(self.leave)
+
+    def _enter(self, binary: str) -> bool:
+        """False when the directory was that of a launch whose processes were all killed; it is gone then."""
         with _locked(self.directory):
-            self._users = _lock_users(self.directory, fcntl.LOCK_SH)
+            users = _lock_users(self.directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if users is None:  # others use it
+                users = _lock_users(self.directory, fcntl.LOCK_SH)
+            elif os.path.exists(self._path("stdin")):
+                _remove(self.directory)
+                os.close(users)
+                return False
+            else:
+                fcntl.flock(users, fcntl.LOCK_SH)
+            self._users = users
             try:
                 if not self._join():
                     self._start(binary)
             except BaseException:
                 self._leave()
                 raise
-        owner.own(self)
-        atexit.register(self.leave)
+        return True
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
@@ -264,10 +291,10 @@ class PrivateDaemon:
             fcntl.flock(self._users, fcntl.LOCK_UN)  # a forked child has the same lock open
             os.close(self._users)
             self._users = None
-        users = _lock_users(self.directory, fcntl.LOCK_EX)
+        users = _lock_users(self.directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if users is not None:
             self._stop()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            _remove(self.directory)
             os.close(users)
         if self._stdin is not None:
             os.close(self._stdin)
