@@ -76,7 +76,7 @@ def main():
         places = random.integers(0, len(text) - LENGTH - 1, BATCH)
         tokens = jnp.asarray(np.stack([text[place : place + LENGTH + 1] for place in places]), jnp.int32)
         loss, gradients = backward(params, tokens)
-        params, report = optimizer.finish(gradients)
+        params, report = optimizer.finish(gradients, params=params)
         if step % 10 == 0 or step == options.steps:
             print(f"step {step}: loss {loss:.3f}, {report.kind.name.lower()}, gradient norm {report.global_norm:.2f}")
     nnx.update(model, params)

@@ -159,6 +159,20 @@ def test_a_parameter_without_a_gradient_and_a_skipped_step_leave_parameters_alon
     assert same_bits(params, {"a": jnp.ones(2000), "b": jnp.ones(3)})  # what a trainer keeps does not change
 
 
+def test_changed_parameters_are_an_error_and_equal_ones_are_taken(gpu, expected):
+    """Also while the daemon has gradients of the step already."""
+    optimizer, params = gpu(speculation="always")
+    backward = jax_model.offloaded_backward(optimizer)
+    for number, batch in enumerate(jax_model.batches(STEPS)):
+        if number == 2:
+            changed = {**params, "head": params["head"] + 1}
+            with pytest.raises(Error, match="parameter head was changed.*push_params"):
+                optimizer.finish(backward(params, batch)[1], params=changed)
+        rest = backward(params, batch)[1]
+        params, _ = optimizer.finish(rest, params=jax.tree.map(jnp.copy, params) if number % 2 else params)
+    assert same_bits((params, optimizer.state_tensors()), expected[jnp.float32])
+
+
 def test_state_leaves_and_comes_back(gpu, tmp_path):
     """By a checkpoint, by another trainer under the same name, and by parameters of the trainer's own."""
     optimizer, params = gpu(name="kept")

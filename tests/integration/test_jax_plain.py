@@ -189,16 +189,6 @@ def test_saved_state_restores_in_a_fresh_process(build, tmp_path):
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], check=True)
 
 
-def test_orbax_saves_the_handle(build, tmp_path):
-    checkpoint = pytest.importorskip("orbax.checkpoint")
-    optimizer, _ = build()
-    params, _ = optimizer.step(gradients(0))
-    with checkpoint.PyTreeCheckpointer() as saver:
-        saver.save(tmp_path / "orbax", {"epoch": 3, "optimizer": optimizer.save(tmp_path / "state")})
-        optimizer.step(gradients(1))
-        assert same_bits(optimizer.restore(saver.restore(tmp_path / "orbax")["optimizer"]), params)
-
-
 def test_a_name_is_attached_to_again(build, recwarn):
     first, _ = build(name="jax-run")
     params, _ = first.step(gradients())

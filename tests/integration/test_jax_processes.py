@@ -77,9 +77,9 @@ def test_processes_reach_one_verdict_and_the_same_bits(trained):
 
 def test_what_one_process_refuses_is_refused_by_all_and_the_step_can_be_ended_again(trained):
     told, asked = (results[8]["refusals"] for results in trained)
-    assert len(told) == 1
-    assert "no gradient of" in asked[0]
-    assert told[0] == f"rank 1 refuses the step, and so do all ranks: {asked[0]}"
+    assert len(told) == 2
+    assert "no gradient of" in asked[0] and "changed by somebody else than the optimizer" in asked[1]
+    assert told == [f"rank 1 refuses the step, and so do all ranks: {sentence}" for sentence in asked]
 
 
 def test_each_element_is_counted_once_however_it_is_replicated(trained):

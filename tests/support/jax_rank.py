@@ -130,8 +130,8 @@ def train(
         if way != "overlapped":  # whose gradients are with the daemon
             whole_norms.append(float(whole_norm(gradients)))
         if refuses_at == step:
-            refusals.append(refusal(optimizer, gradients))
-        params, report = optimizer.step(gradients) if way != "overlapped" else optimizer.finish(gradients)
+            refusals += two_refusals(optimizer, gradients, params)
+        params, report = optimizer.finish(gradients, params=params)
         norms.append(report.global_norm)
         skips += report.kind == VerdictKind.SKIP_NON_FINITE
         if save is not None and optimizer.committed_steps == restore_at:
@@ -155,12 +155,20 @@ def train(
     }
 
 
-def refusal(optimizer, gradients):
-    """What a step says for which process 1 has no gradients."""
-    try:
-        optimizer.finish(gradients if jax.process_index() == 0 else None)
-    except superoffload.Error as error:
-        return str(error)
+def two_refusals(optimizer, gradients, params):
+    """What steps say for which process 1 has no gradients, or has changed parameters."""
+
+    def doubled(leaf):
+        shards = [2 * shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+    right = gradients, params
+    for wrong in ((None, params), (gradients, jax.tree.map(doubled, params))):
+        own, present = right if jax.process_index() == 0 else wrong
+        try:
+            optimizer.finish(own, params=present)
+        except superoffload.Error as error:
+            yield str(error)
 
 
 def refusals():

@@ -142,8 +142,8 @@ class PieceAttachment(Attachment):
         absent = [("parameters_absent", parameter, 1) for parameter in self._absent]
         ready = [("gradient_ready", bucket) for bucket in buckets[: step.bucket_count]]
         self.adopt([*groups, ("begin_step", step.gradient_scale), *absent, *ready], bool(step.gone))
-        if self._outdated:
-            for group, values in enumerate(scalars):
+        for group, values in enumerate(scalars):
+            if self._outdated or list(values) != list(self._scalars[group]):  # a schedule says something else by now
                 self.set_group(group, values)
 
     def drop(self) -> StepResult | None:

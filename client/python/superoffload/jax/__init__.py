@@ -5,7 +5,7 @@ The plain way::
     optimizer = superoffload.jax.adamw(3e-4, max_norm=1.0)
     params = optimizer.init(params)
     loss, gradients = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
-    params, report = optimizer.step(gradients)
+    params, report = optimizer.step(gradients, params=params)
 
 The overlapped way: gradients of a layer leave while the backward of the layers below it runs::
 
@@ -17,7 +17,7 @@ The overlapped way: gradients of a layer leave while the backward of the layers 
         return loss, optimizer.remaining(gradients)
 
     loss, rest = backward(params, batch)
-    params, report = optimizer.finish(rest)
+    params, report = optimizer.finish(rest, params=params)
 
 Leaves are bfloat16, float16 or float32 arrays on the CPU or on one NVIDIA GPU; fp32 masters and moments never leave the
 daemon. Both ways give the same bits, with whatever speculation.

@@ -30,6 +30,12 @@ def pieces_of(leaf: Any, dtype: np.dtype, part: Box) -> list[tuple[int, np.ndarr
     return pieces
 
 
+def part_of(leaf: Any, dtype: np.dtype, part: Box) -> np.ndarray:
+    """The elements of ``part``, which this process has, as row-major memory."""
+    pieces = pieces_of(leaf, dtype, part)
+    return pieces[0][1] if len(pieces) == 1 else _assembled(leaf, dtype, part)
+
+
 def sharded_as(leaf: Any, sharding: jax.sharding.Sharding) -> Any:
     """With several processes: ``leaf`` where its parameter is. All processes call it."""
     if leaf.sharding.is_equivalent_to(sharding, leaf.ndim) or leaf.is_fully_replicated:

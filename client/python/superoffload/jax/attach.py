@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from superoffload._core import hosting, memory, policies, run
+from superoffload._core import hosting, policies, run
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_piece_attachment import GpuPieceAttachment
@@ -127,17 +127,3 @@ def refresh(attachment: PieceAttachment) -> None:
     """The daemon has published parameters that no step has brought: the GPU gets them, if there is one."""
     if isinstance(attachment, GpuPieceAttachment):
         attachment.pull()
-
-
-def published(attachment: PieceAttachment, hosted: Sequence[HostedLeaf], threads: int) -> list[np.ndarray]:
-    """Copies of what this process hosts of the parameters of the last step."""
-    targets = [arrays.empty(leaf.part.shape, leaf.dtype) for leaf in hosted]
-    views = [
-        np.frombuffer(attachment.parameters(place.parameters_offset, leaf.nbytes), np.uint8)
-        for leaf, place in zip(hosted, attachment.optimizer.layout.placements, strict=True)
-    ]
-    ranges = [
-        (view.ctypes.data, target.ctypes.data, target.nbytes) for view, target in zip(views, targets, strict=True)
-    ]
-    memory.copy_and_digest(ranges, threads)
-    return targets

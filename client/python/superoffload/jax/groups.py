@@ -66,8 +66,16 @@ class Groups:
         ]
 
     def _at(self, schedule: Any, committed_steps: int) -> float:
+        """As compiled, with the bits of steps inside of jit, unless that cannot be or is no longer what it says."""
+        count = jnp.asarray(committed_steps, jnp.int32)
+        now = float(schedule(count))
         compiled = self._compiled.setdefault(id(schedule), jax.jit(lambda count: jnp.asarray(schedule(count))))
-        return float(compiled(jnp.asarray(committed_steps, jnp.int32)))
+        try:
+            value = float(compiled(count))
+        except TypeError:  # Python branches on the count
+            return now
+        same = math.isclose(value, now, rel_tol=1e-4, abs_tol=1e-9)  # else it reads what the loop has changed
+        return value if same else now
 
     def schedules(self, names: Sequence[str]) -> dict[int, Any]:
         """Schedules by the place of their scalar among those of all groups."""

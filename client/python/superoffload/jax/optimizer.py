@@ -2,10 +2,12 @@
 
 import atexit
 import contextlib
+import functools
 import os
+import sys
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import jax
@@ -22,9 +24,18 @@ from superoffload.jax.algorithm import Algorithm
 from superoffload.jax.attach import Subject, attach
 from superoffload.jax.groups import Groups
 from superoffload.jax.hosted_tree import HostedTree
+from superoffload.jax.live import LiveParameters
 from superoffload.jax.state import State
 from superoffload.jax.stepping import Stepping
 from superoffload.v1 import optimizer_pb2
+
+_TAKE_TRANSFORMATIONS = ("optax", "flax")  # packages that call init() of what they take for one
+_NO_TRANSFORMATION = (
+    "an optimizer of superoffload.jax makes new parameters, not updates that are added to them, so it cannot be a "
+    "transformation inside of optax.chain, optax.MultiSteps, TrainState or nnx.Optimizer: call params = "
+    "optimizer.init(params) yourself, and params, report = optimizer.step(gradients, params=params) in place of "
+    "update() and apply_updates(); transform or accumulate gradients before, and clip with max_norm="
+)
 
 
 class Optimizer(State):
@@ -77,6 +88,8 @@ class Optimizer(State):
         (``restore=``). INVALID_ARGUMENT, UNIMPLEMENTED: a leaf that cannot be hosted; the sentence names it.
         FAILED_PRECONDITION: the optimizer of that name is of other parameters, or theirs differ.
         """
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _TAKE_TRANSFORMATIONS:
+            raise Error(grpc.StatusCode.UNIMPLEMENTED, _NO_TRANSFORMATION)
         if self._finalizer is not None:
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, "init() was called before; build another optimizer")
         hosted = HostedTree(params, self._trainable, self._groups.assign(params))
@@ -101,7 +114,10 @@ class Optimizer(State):
         if self._warns_of_private_name and attachment.optimizer.step == 0:
             names.warn_of_private_name(self.name, self._connection.endpoint)
         self._own(hosted, attachment)
-        return self._read() if others else params
+        if others:
+            return self._read()
+        self._live.keep(own)
+        return params
 
     def _checkpoints(self) -> optimizer_pb2.RestoreOptimizerRequest | None:
         return None if self._source is None else hosting.checkpoints(self._source)
@@ -117,6 +133,8 @@ class Optimizer(State):
         self._owner_pid = os.getpid()
         owner.own(self)
         self._stepping = Stepping(attachment, hosted, self._groups, self._group)
+        on_gpu = None if hosted.gpu is None else self._stepping.published_on_gpu
+        self._live = LiveParameters(attachment, hosted.hosted, on_gpu)
 
     def _subject(self, hosted: HostedTree) -> Subject:
         return Subject(
@@ -141,7 +159,8 @@ class Optimizer(State):
             gradients: a pytree as that of ``init()``. A leaf that is None has no gradient: its parameter, its moments
                 and its own step count stay. Gradients of frozen leaves are ignored.
             gradient_scale: what gradients are multiplied by, the inverse of a loss scale.
-            params: the present parameters; inside of jit frozen leaves are taken from there.
+            params: the present parameters. Frozen leaves are taken from there. Outside of jit, changed ones of the
+                others are an error, as for ``finish()``.
 
         Non-finite gradients skip the step, which ``report.kind`` says. Inside of jit the report's fields are arrays.
         Call it once in a jitted function, or in a loop there. Outside of it, this is ``finish(gradients)``.
@@ -163,13 +182,22 @@ class Optimizer(State):
         ignored; see ``remaining()``. ``gradient_scale``: as for ``step()``. The parameters of a skipped step are those
         before it. After an error no step is open.
 
-        FAILED_PRECONDITION: a parameter has no gradient, or had two; nothing was committed.
+        ``params``: the present parameters; frozen leaves are taken from there. Without them it is not seen that the
+        loop has changed some since the last step, and the daemon goes on from its own.
+
+        FAILED_PRECONDITION: a parameter has no gradient, or had two, or was changed; nothing was committed.
         """
         self._check_attached()
         given = None if gradients is None else self.hosted_tree.match(gradients, "gradients")
         frozen = self.hosted_tree.frozen(params)
-        result = self._stepping.finish(given, float(gradient_scale), self.max_norm or 0.0)
+        live = None if params is None else self.hosted_tree.match(params, "params")
+        check = None if live is None else functools.partial(self._live.check, live)
+        result = self._stepping.finish(given, float(gradient_scale), self.max_norm or 0.0, check)
         return self._read(frozen), result
+
+    def update(self, *_: Any, **__: Any) -> NoReturn:
+        """What code calls that takes this for a transformation of Optax; raises Error that says what to do."""
+        raise Error(grpc.StatusCode.UNIMPLEMENTED, _NO_TRANSFORMATION)
 
     def abandon(self) -> None:
         """Drops what was handed over since the last step, as after an exception in backward."""

@@ -12,8 +12,9 @@ from superoffload._core import hosting, run, run_checkpoint
 from superoffload._core.hosting import Directories
 from superoffload._core.layout import array_offsets
 from superoffload._core.piece_attachment import PieceAttachment
-from superoffload.jax.attach import Subject, published, push, refresh
+from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
+from superoffload.jax.live import LiveParameters
 from superoffload.jax.stepping import Stepping
 from superoffload.v1 import optimizer_pb2
 
@@ -27,6 +28,7 @@ class State:
     _attachment: PieceAttachment
     _group: run.Group | None
     _member: run.Member | None
+    _live: LiveParameters
     _stepping: Stepping
     _check_attached: Callable[[], None]
     _subject: Callable[[HostedTree], Subject]
@@ -77,7 +79,10 @@ class State:
         """The trainer wins: masters become these parameters; moments stay."""
         self._check_attached()
         self._stepping.quiesce()
-        push(self._attachment, self.hosted_tree.hosted, self.hosted_tree.match(params, "params"))
+        leaves = self.hosted_tree.match(params, "params")
+        push(self._attachment, self.hosted_tree.hosted, leaves)
+        self._live.forget()
+        self._live.keep(leaves)
         self._stepping.prepare()
 
     def pull_params(self) -> Any:
@@ -93,9 +98,11 @@ class State:
     def _read(self, frozen: Mapping[int, Any] | None = None) -> Any:
         """The parameters of the last step."""
         if self.hosted_tree.gpu is not None:
-            return self.hosted_tree.assemble(self._stepping.published_on_gpu(), frozen)
-        threads = len(os.sched_getaffinity(0))
-        return self.hosted_tree.assemble_parts(published(self._attachment, self.hosted_tree.hosted, threads), frozen)
+            params = self.hosted_tree.assemble(self._stepping.published_on_gpu(), frozen)
+        else:
+            params = self.hosted_tree.assemble_parts(self._live.published(), frozen)
+        self._live.keep(self.hosted_tree.match(params, "params"))
+        return params
 
     def state_tensors(self) -> dict[str, dict[str, np.ndarray]]:
         """Copies of ``master`` and of the moments by parameter name: fp32, in the shape of what is hosted here."""

@@ -60,12 +60,20 @@ class Stepping:
         if step.lost:
             self.prepare()
 
-    def finish(self, given: Sequence[Any] | None, gradient_scale: float, max_norm: float) -> StepResult:
+    def finish(
+        self,
+        given: Sequence[Any] | None,
+        gradient_scale: float,
+        max_norm: float,
+        check_parameters: Callable[[], None] | None,
+    ) -> StepResult:
         """``given``: gradients of the leaves; those that have come before are ignored."""
         with self._settled(self._attachment.committed_steps):
             with contextlib.suppress(Exception):  # of a program that failed: of ours arrived() tells
                 jax.effects_barrier()
             with run_step.told(self._group, self._attachment):
+                if check_parameters is not None:
+                    check_parameters()
                 self._hand_over_rest(given)
             result = self._attachment.end_pieces(self._scalars(), gradient_scale, max_norm, self._group)
             self._count(result)
