@@ -124,6 +124,17 @@ def write_config(directory: pathlib.Path, config: dict) -> pathlib.Path:
     return directory
 
 
+@pytest.mark.parametrize("missing", ["transformers", "torch"])
+def test_without_the_modules_that_read_a_configuration_plan_says_what_to_install(tmp_path, missing):
+    config = write_config(tmp_path / "model", CONFIGS["gpt2-1b"])
+    code = f"import sys; sys.modules[{missing!r}] = None; from superoffload.__main__ import main; sys.exit(main())"
+    words = ["plan", f"--model={config}", "--machine=gh200-96-480", "--batch=1", "--sequence=64"]
+    asked = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert asked.returncode == 1
+    (line,) = asked.stderr.splitlines()
+    assert line.startswith(f"superoffload: {missing} ") and "pip install 'superoffload[hf]'" in line
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_known_model_is_the_one_that_transformers_makes(tmp_path, name):
     described = plan.describe_config(write_config(tmp_path / name, CONFIGS[name]))

@@ -1,10 +1,16 @@
 """The package's types hold, and a user's script is checked against them."""
 
+import inspect
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from superoffload.jax import keywords as jax_keywords
+from superoffload.jax import optimizer as jax_optimizer
+from superoffload.torch import keywords as torch_keywords
+from superoffload.torch import optimizer as torch_optimizer
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "client/python"
 
@@ -22,6 +28,17 @@ import superoffload.torch
 
 superoffload.torch.CheckpointSchedule(every_steps="often", directory="/ckpt")
 superoffload.torch.AdamW([], lr="small")
+"""
+MISSPELT = """
+import superoffload.jax
+import superoffload.torch
+
+superoffload.torch.AdamW([], max_gradient_norm=1.0)
+superoffload.torch.Adam([], bucket_byte=1)
+superoffload.torch.Lion([], names="run")
+superoffload.jax.adamw(1e-3, max_grad_norm=1.0)
+superoffload.jax.adam(1e-3, mask=None)
+superoffload.jax.lion(1e-3, leases=1.0)
 """
 
 
@@ -51,3 +68,17 @@ def test_a_users_script_is_checked(cache, tmp_path):
     assert right.returncode == 0, right.stdout
     wrong = mypy(tmp_path / "wrong.py", cache=cache).stdout
     assert 'incompatible type "str"; expected "int"' in wrong and 'expected "float"' in wrong, wrong
+
+
+def test_a_misspelt_keyword_is_found(cache, tmp_path):
+    (tmp_path / "misspelt.py").write_text(MISSPELT)
+    checked = mypy(tmp_path / "misspelt.py", cache=cache).stdout
+    for word in ("max_gradient_norm", "bucket_byte", "names", "max_grad_norm", "mask", "leases"):
+        assert f'Unexpected keyword argument "{word}"' in checked, checked
+
+
+@pytest.mark.parametrize(("optimizer", "keywords"), [(torch_optimizer, torch_keywords), (jax_optimizer, jax_keywords)])
+def test_type_checkers_know_every_keyword(optimizer, keywords):
+    parameters = inspect.signature(optimizer.Optimizer.__init__).parameters.values()
+    taken = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    assert taken == set(keywords.Keywords.__annotations__)

@@ -10,8 +10,16 @@ def main() -> int:
         from superoffload import plan
 
         return plan.main(words[1:])
+    if words == ["--version"]:
+        from importlib import metadata
+
+        print(f"superoffload {metadata.version('superoffload')}")
+        return 0
     asked = words[:1] in (["--help"], ["-h"])
-    usage = "superoffload plan --help   what training a model on a machine would take"
+    usage = (
+        "superoffload plan --help   what training a model on a machine would take\n"
+        "superoffload --version     the version of this package"
+    )
     print(usage, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

@@ -121,8 +121,15 @@ def describe_config(path: str | os.PathLike, dtype: str = "") -> plan_pb2.ModelD
 
     ``dtype``: of its parameters, as torch names it; default: the configuration's, else bfloat16.
     """
-    import torch
-    import transformers
+    try:
+        import torch
+        import transformers
+    except ModuleNotFoundError as error:
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"{error.name} reads a Hugging Face configuration and is not installed: pip install 'superoffload[hf]', or "
+            "describe the model as plan.proto's ModelDescription in a .textproto file",
+        ) from None
 
     path = pathlib.Path(path)
     path = path / "config.json" if path.is_dir() else path

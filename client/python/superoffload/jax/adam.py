@@ -1,9 +1,13 @@
 """AdamW and Adam: names of scalars, and defaults. What optimizers have in common: optimizer.py."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superoffload.jax.algorithm import Algorithm, Schedule
+from superoffload.jax.keywords import Keywords
 from superoffload.jax.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 _SCALARS = {"lr": "learning_rate", "beta1": "b1", "beta2": "b2", "eps": "eps", "weight_decay": "weight_decay"}
 _ADAMW = Algorithm("adamw", _SCALARS, "weight_decay")
@@ -17,7 +21,7 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 1e-4,
     mask: Any = None,
-    **options: Any,
+    **options: "Unpack[Keywords]",
 ) -> Optimizer:
     """AdamW as optax.adamw defines it, in the daemon, on fp32 masters.
 
@@ -48,7 +52,11 @@ def adamw(
 
 
 def adam(
-    learning_rate: float | Schedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, **options: Any
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    **options: "Unpack[Keywords]",
 ) -> Optimizer:
     """Adam as optax.adam defines it; arguments as for `adamw`."""
     defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "weight_decay": 0.0}

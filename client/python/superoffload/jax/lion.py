@@ -1,9 +1,13 @@
 """Lion: names of scalars, and defaults. What optimizers have in common: optimizer.py."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superoffload.jax.algorithm import Algorithm, Schedule
+from superoffload.jax.keywords import Keywords
 from superoffload.jax.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 _SCALARS = {"lr": "learning_rate", "beta1": "b1", "beta2": "b2", "weight_decay": "weight_decay"}
 _LION = Algorithm("lion", _SCALARS, "weight_decay")
@@ -15,7 +19,7 @@ def lion(
     b2: float = 0.99,
     weight_decay: float = 1e-3,
     mask: Any = None,
-    **options: Any,
+    **options: "Unpack[Keywords]",
 ) -> Optimizer:
     """Lion as optax.lion defines it; arguments as for `adamw`."""
     defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "weight_decay": weight_decay}

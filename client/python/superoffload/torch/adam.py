@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superoffload.torch.algorithm import Algorithm
+from superoffload.torch.keywords import Keywords
 from superoffload.torch.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 
 def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
@@ -89,7 +93,7 @@ class AdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        **options: "Unpack[Keywords]",
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, {"amsgrad": amsgrad}, **options)
@@ -108,7 +112,7 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        **options: Any,
+        **options: "Unpack[Keywords]",
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, {"amsgrad": amsgrad}, **options)

@@ -1,10 +1,14 @@
 """Lion: names of scalars and state, and defaults. What optimizers have in common: optimizer.py."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superoffload.torch.algorithm import Algorithm
+from superoffload.torch.keywords import Keywords
 from superoffload.torch.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 
 def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
@@ -35,6 +39,6 @@ class Lion(Optimizer):
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: "Unpack[Keywords]",
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, {}, **options)

@@ -1,0 +1,22 @@
+"""The keyword arguments that all optimizers take, for type checkers; those who build them describe them."""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from superoffload._core import policies
+from superoffload._core.hosting import Directories
+
+
+class Keywords(TypedDict, total=False):
+    labels: Any
+    groups: Mapping[str, Mapping[str, Any]] | None
+    trainable: Any
+    max_norm: float | None
+    endpoint: str | None
+    name: str | None
+    sync: policies.Sync
+    speculation: policies.Speculation
+    restore: Directories | None
+    checkpoint: policies.CheckpointSchedule | None
+    lease_seconds: float | None
+    bucket_bytes: int

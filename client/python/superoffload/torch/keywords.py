@@ -1,0 +1,30 @@
+"""The keyword arguments that all optimizers take, for type checkers; those who build them describe them."""
+
+import os
+from typing import Any, TypedDict
+
+from superoffload._core import policies
+from superoffload._core.hosting import Directories
+from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.overlap import Overlap
+
+
+class Keywords(TypedDict, total=False):
+    maximize: bool
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+    max_grad_norm: float | None
+    endpoint: str | None
+    name: str | None
+    sync: policies.Sync
+    speculation: policies.Speculation
+    restore: Directories | None
+    checkpoint: policies.CheckpointSchedule | None
+    state_directory: str | os.PathLike[str] | None
+    lease_seconds: float | None
+    bucket_bytes: int
+    overlap: Overlap
+    gpu: GpuOptions
+    replicas: Any
