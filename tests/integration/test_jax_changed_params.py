@@ -113,6 +113,24 @@ def test_after_steps_inside_of_jit(build):
     assert optimizer.step(ones(params), params=after)[1].committed_steps == 2
 
 
+def test_inside_of_jit(build):
+    optimizer, params = build()
+    gradients = ones(params)
+
+    def step(params):
+        params, report = optimizer.step(gradients, params=params)
+        return params, report.committed_steps
+
+    run = jax.jit(lambda params: jax.lax.scan(lambda params, _: step(params), params, length=3))
+    params, committed = run(params)
+    assert committed.tolist() == [1, 2, 3]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="parameter head was " + CHANGED):
+        jax.block_until_ready(run(clipped(params)))
+    assert optimizer.committed_steps == 3
+    optimizer.push_params(clipped(params))
+    assert run(clipped(params))[1].tolist() == [4, 5, 6]
+
+
 def test_after_a_restored_checkpoint(build, tmp_path):
     optimizer, params = build()
     handle = optimizer.save(tmp_path / "state")

@@ -1,5 +1,9 @@
 """What JAX loops put around an optimizer: Optax's and Flax's containers, schedules in Python, Orbax."""
 
+import subprocess
+import sys
+import textwrap
+
 import grpc
 import jax
 import jax.numpy as jnp
@@ -132,6 +136,36 @@ def test_a_schedule_may_read_what_the_loop_changes():
         params, _ = optimizer.step(gradients(step))
     optimizer.close()
     assert same_bits(params, trained(4, lambda count: jnp.where(count < 2, RATE, RATE / 2)))
+
+
+def test_a_program_on_more_devices_than_init_had_is_refused_before_it_runs():
+    code = """
+        import os
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        import jax, jax.numpy as jnp, superoffload.jax
+        from superoffload import Error
+        from superoffload.jax import offloaded
+        optimizer = superoffload.jax.adamw(1e-2)
+        params = optimizer.init({"a": jnp.ones(8)})
+        layer = jax.jit(jax.grad(offloaded(lambda own, x: (x * own["a"]).sum(), optimizer)))
+        for axis in jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit:
+            mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,))
+            for spec in jax.P("x"), jax.P():
+                spread = jax.device_put(params, jax.NamedSharding(mesh, spec))
+                for program in jax.jit(optimizer.step), lambda own: layer(own, jnp.ones(8)):
+                    try:
+                        program(spread)
+                    except Error as error:
+                        assert "runs on 2 devices, but inside of jit" in str(error), error
+                        assert error.code.name == "UNIMPLEMENTED"
+                    else:
+                        raise AssertionError
+        params, report = jax.jit(optimizer.step)(params)
+        assert report.committed_steps == 1
+        layer(params, jnp.ones(8))
+        assert optimizer.finish()[1].committed_steps == 2
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 def composite(checkpoint, directory, handle):

@@ -1,6 +1,7 @@
 """Layers that hand their gradients over inside of compiled programs: nothing is lost, doubled or late, and no bit
 differs from the plain way."""
 
+import contextlib
 import functools
 import re
 import time
@@ -130,6 +131,48 @@ def test_in_the_optimized_program_a_layer_comes_after_the_hand_over_of_the_one_a
     assert ranks == list(range(LAYERS))  # each but the last layer's needs those above
 
 
+def swapped(params):
+    return {**params, "layers": params["layers"][::-1]}
+
+
+@pytest.mark.parametrize(
+    "change", [swapped, lambda params: jax.tree.map(lambda leaf: leaf * 2, params)], ids=["names", "values"]
+)
+def test_a_layer_that_is_called_with_other_parameters_than_its_own_is_found(change):
+    optimizer, params = build()
+    backward = offloaded = jax_model.offloaded_backward(optimizer)
+    mistaken = jax.jit(lambda params, batch: offloaded(change(params), batch))
+    batch = jax_model.batches(1)[0]
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the program, whose error finish() has with the remedy
+        jax.block_until_ready(mistaken(params, batch))
+    with pytest.raises(
+        Error, match=r"layer of layers.[01].w was called with other values.* offloaded\(layer_fn, optimizer, name\)"
+    ):
+        optimizer.finish()
+    assert optimizer.committed_steps == 0
+    assert optimizer.finish(backward(params, batch)[1])[1].committed_steps == 1
+    optimizer.close()
+
+
+def test_in_a_scan_a_layer_that_is_called_with_another_slice_is_found():
+    optimizer = superoffload.jax.adamw(RATE, bucket_bytes=4096)
+    params = optimizer.init({"w": jnp.stack([jnp.full((8, 8), 0.1), jnp.full((8, 8), 0.2)])})
+    layer = superoffload.jax.offloaded(lambda own, x: jnp.tanh(x @ own["w"]), optimizer)
+
+    def loss(params, numbers):
+        body = lambda x, inputs: (layer(inputs[0], x, index=inputs[1]), None)  # noqa: E731
+        return jax.lax.scan(body, jnp.ones((2, 8)), (params, numbers))[0].sum()
+
+    backward = jax.jit(lambda params, numbers: jax.value_and_grad(loss)(params, numbers)[0])
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(backward(params, jnp.arange(2)[::-1]))
+    with pytest.raises(Error, match="layer of w was called with other values"):
+        optimizer.finish()
+    backward(params, jnp.arange(2))
+    assert optimizer.finish()[1].committed_steps == 1
+    optimizer.close()
+
+
 def test_gradients_that_xla_could_drop_arrive():
     """The layer has no input to differentiate, and nobody uses what autodiff makes of its parameters."""
     optimizer = superoffload.jax.adamw(RATE)
@@ -180,6 +223,7 @@ def check_commits(trainer):
     before = optimizer.committed_steps
     _, rest = backward(params, jax_model.batches(1)[0])
     assert optimizer.finish(rest)[1].committed_steps == before + 1
+    optimizer.push_params(params)  # with which the next test begins
 
 
 def test_two_backward_passes_in_a_step(trainer):

@@ -101,8 +101,8 @@ SUPEROFFLOAD_API int superoffload_xla_look(int64_t submitter, superoffload_xla_o
  * filled in all the same. */
 SUPEROFFLOAD_API int superoffload_xla_take(int64_t submitter, superoffload_xla_open_step* step, uint32_t* buckets);
 
-/* The FFI handler for a platform: "hand_over", "step" and "count" for "cpu" and "cuda", and "publish" for "cuda";
- * superoffload/jax/ffi.py has their operands. UNIMPLEMENTED: this library was built without XLA's headers, or there is
+/* The FFI handler for a platform: "hand_over", "step" and "count" for "cpu" and "cuda", "compare" for "cpu",
+ * and "publish" for "cuda"; superoffload/jax/ffi.py has their operands. UNIMPLEMENTED: this library was built without XLA's headers, or there is
  * none for the platform. */
 SUPEROFFLOAD_API int superoffload_xla_handler(const char* name, const char* platform, void** handler);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace superoffload::client {
 namespace {
 
 namespace ffi = xla::ffi;
+
+constexpr uint64_t kSampleEveryBytes = 4096;
 
 // Operands: the number of the slice that the gradients are of their parameters, unless they are `whole`; what passes
 // through unchanged (a result each); gradients of `parameters`.
@@ -32,6 +35,36 @@ ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::
       std::memcpy(to, from, bytes);
       return Status{};
     });
+  });
+}
+
+// Operands: the number of the slice that the values are of their parameters, unless they are `whole`; values of
+// `parameters`, those of an offloaded `layer` or of a whole step. Result: that number. FAILED_PRECONDITION: a value is
+// another than the step that was ended last has left; of a layer's a sample is compared, of a step's every byte.
+ffi::Error Compare(int64_t number, CallNumbers parameters, int64_t whole, int64_t layer, ffi::RemainingArgs operands,
+                   ffi::Result<ffi::Buffer<ffi::DataType::S32>> passed) {
+  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+    const HandOverCall call{parameters, operands, 0};
+    const int32_t* index = nullptr;
+    std::vector<GradientPiece> values;
+    Status status = call.Index(&index);
+    if (status.ok()) status = call.Pieces(submitter, whole != 0 ? -1 : *index, &values);
+    if (!status.ok()) return status;
+    passed->typed_data()[0] = *index;
+    const std::optional<uint32_t> changed = submitter.FindChanged(values, layer != 0 ? kSampleEveryBytes : 0);
+    if (!changed.has_value()) return {};
+    const std::string& name = submitter.name(*changed);
+    if (layer == 0) {
+      return Error(Code::kFailedPrecondition, "parameter ", name,
+                   " was changed by somebody else than the optimizer, and nothing was committed; call "
+                   "push_params(params) to make these the masters, or params = pull_params() to undo the change, and "
+                   "then do the step again");
+    }
+    return submitter.Fail(Error(
+        Code::kFailedPrecondition, "the offloaded layer of ", name,
+        " was called with other values than the optimizer has for it: in offloaded(layer_fn, optimizer, name) give the "
+        "name of the parameters that the layer is called with, change them inside of layer_fn only, and call "
+        "push_params(params) after the loop has changed them; gradients at other values go to finish(gradients)"));
   });
 }
 
@@ -70,6 +103,14 @@ XLA_FFI_DEFINE_HANDLER(kHandOver, HandOver,
                            .Attr<int64_t>("whole")
                            .RemainingArgs()
                            .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kCompare, Compare,
+                       ffi::Ffi::Bind()
+                           .Attr<int64_t>("submitter")
+                           .Attr<CallNumbers>("parameters")
+                           .Attr<int64_t>("whole")
+                           .Attr<int64_t>("layer")
+                           .RemainingArgs()
+                           .Ret<ffi::Buffer<ffi::DataType::S32>>());
 XLA_FFI_DEFINE_HANDLER(kStep, StepOnHost, BindStep(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(kCount, Count, BindCount(ffi::Ffi::Bind()));
 
@@ -79,6 +120,7 @@ void* FindHandler(const char* name, const char* platform) {
   if (std::string_view(platform) == "cuda") return FindCudaHandler(name);
   if (std::string_view(platform) != "cpu") return nullptr;
   if (std::string_view(name) == "hand_over") return reinterpret_cast<void*>(kHandOver);
+  if (std::string_view(name) == "compare") return reinterpret_cast<void*>(kCompare);
   if (std::string_view(name) == "step") return reinterpret_cast<void*>(kStep);
   if (std::string_view(name) == "count") return reinterpret_cast<void*>(kCount);
   return nullptr;

@@ -135,6 +135,26 @@ Status PieceSubmitter::HandOver(std::span<const GradientPiece> pieces, std::opti
   return status;
 }
 
+std::optional<uint32_t> PieceSubmitter::FindChanged(std::span<const GradientPiece> values,
+                                                    uint64_t every_bytes) const {
+  const std::lock_guard lock(mutex_);
+  if (!CheckTaking().ok() || gpu_ || gone_ || lost_) return std::nullopt;
+  const char* published = static_cast<const char*>(plane_->parameters().data());
+  std::vector<superoffload_range> ranges;
+  std::vector<uint32_t> parameters;
+  for (const GradientPiece& piece : values) {
+    if (!CheckPiece(piece).ok()) continue;  // the call that hands it over tells
+    const superoffload_xla_parameter& parameter = parameters_[piece.parameter];
+    const uint64_t bytes = ElementBytes(parameter.dtype);
+    const char* there = published + parameter.parameters_offset + piece.first * bytes;
+    ranges.push_back({piece.data, const_cast<char*>(there), piece.elements * bytes});
+    parameters.push_back(piece.parameter);
+  }
+  const size_t found = FindDifference(ranges, threads_, every_bytes, committed_steps_);
+  if (found == ranges.size()) return std::nullopt;
+  return parameters[found];
+}
+
 Status PieceSubmitter::Absent(uint32_t parameter) {
   const std::lock_guard lock(mutex_);
   if (Status status = CheckTaking(); !status.ok()) return status;

@@ -60,6 +60,10 @@ class PieceSubmitter {
   // `stream`: at which point of it the pieces are there, and to which they belong again; none: on the host, now.
   Status HandOver(std::span<const GradientPiece> pieces, std::optional<kernels::CudaStream> stream = std::nullopt);
   Status Absent(uint32_t parameter);
+  // A parameter, on the host, of which a piece of `values` has other bytes than the step that was ended last has left,
+  // if any; of every so many bytes a sample, or all (0). Pieces whose gradient has come are not compared: the daemon may
+  // be changing those parameters.
+  std::optional<uint32_t> FindChanged(std::span<const GradientPiece> values, uint64_t every_bytes) const;
   Status Arrived(std::span<uint64_t> elements) const;
   void Look(superoffload_xla_open_step* step) const;
   Status Take(superoffload_xla_open_step* step, std::span<uint32_t> buckets);

@@ -12,8 +12,10 @@ from typing import Any
 
 import grpc
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
 
 from superoffload._core import library
 from superoffload._core.error import Error
@@ -21,7 +23,7 @@ from superoffload._core.step_result import StepResult
 
 _PREFIX = "superoffload_"
 _TARGETS = {  # by XLA's platform
-    "cpu": ("hand_over", "step", "count"),
+    "cpu": ("hand_over", "compare", "step", "count"),
     "CUDA": ("hand_over", "step", "count", "publish"),
 }
 
@@ -59,9 +61,33 @@ def _handler(name: str, platform: str) -> int:
 _WHOLE = -1
 
 
+def check_devices(devices: int) -> None:
+    """Of a program; raises Error for several: each would make the call. In a shard_map that is meant."""
+    if devices > 1:
+        raise Error(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"a program that hands gradients over runs on {devices} devices, but inside of jit gradients are handed "
+            "over from one device only, yet: give it arrays of the one that the parameters of init() are on, or call "
+            "step(gradients) outside of jit; offloaded layers also run in jax.shard_map, with one device per process",
+        )
+
+
+def _lower_operands(context: Any, *operands: Any) -> Sequence[Any]:
+    check_devices(getattr(context.module_context.axis_context, "num_devices", 1))  # only programs without shard_map say
+    return operands
+
+
+_operands = jax.extend.core.Primitive("superoffload_operands")  # as they are, in programs for one device
+_operands.multiple_results = True
+_operands.def_impl(lambda *operands: operands)
+_operands.def_abstract_eval(lambda *operands: operands)
+mlir.register_lowering(_operands, _lower_operands)
+
+
 def _call(name: str, results: Any, **options: Any) -> Any:
     _register()
-    return jax.ffi.ffi_call(_PREFIX + name, results, has_side_effect=True, **options)
+    call = jax.ffi.ffi_call(_PREFIX + name, results, has_side_effect=True, **options)
+    return lambda *operands, **attributes: call(*_operands.bind(*operands), **attributes)
 
 
 def _numbers(values: Sequence[int]) -> np.ndarray:
@@ -72,12 +98,24 @@ def _like(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
+def _compare(submitter: int, parameters: Sequence[int], values: Sequence[Any], number: Any, **kind: np.int64) -> Any:
+    """Returns ``number``, once ``values`` are known to be those that the last step has left of ``parameters``."""
+    call = _call("compare", jax.ShapeDtypeStruct((), jnp.int32))
+    return call(number, *values, submitter=np.int64(submitter), parameters=_numbers(parameters), **kind)
+
+
 def hand_over(
-    submitter: int, parameters: Sequence[int], gradients: Sequence[Any], index: Any, passing: Sequence[Any]
+    submitter: int,
+    parameters: Sequence[int],
+    gradients: Sequence[Any],
+    index: Any,
+    passing: Sequence[Any],
+    values: Sequence[Any] = (),
 ) -> list[Any]:
     """Hands gradients over; returns ``passing``, unchanged. Whoever uses those comes after the call.
 
-    ``index``: which slices the gradients are of the parameters; None: they are whole.
+    ``index``: which slices the gradients are of the parameters; None: they are whole. ``values``: those slices, at
+    which the gradients are; none: they are not compared with what the optimizer has.
     """
     whole = np.int64(index is None)
     number = jnp.int32(_WHOLE) if index is None else index
@@ -85,8 +123,10 @@ def hand_over(
     call = _call("hand_over", [_like(array) for array in passing], input_output_aliases=aliases)
 
     @jax.custom_batching.custom_vmap
-    def passed(*operands: Any) -> Any:
-        return call(*operands, submitter=np.int64(submitter), parameters=_numbers(parameters), whole=whole)
+    def passed(number: Any, values: Sequence[Any], *operands: Any) -> Any:
+        if values:
+            number = _compare(submitter, parameters, values, number, whole=whole, layer=np.int64(True))
+        return call(number, *operands, submitter=np.int64(submitter), parameters=_numbers(parameters), whole=whole)
 
     @passed.def_vmap
     def _(*_: Any) -> Any:
@@ -96,7 +136,7 @@ def hand_over(
             "input: map inside of layer_fn instead, offloaded(lambda own, x: jax.vmap(...)(x), ...)",
         )
 
-    return list(passed(number, *passing, *gradients))
+    return list(passed(number, list(values), *passing, *gradients))
 
 
 def publish(submitter: int, published: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
@@ -113,14 +153,21 @@ def count(submitter: int, after: Sequence[Any]) -> Any:
 def step(
     submitter: int,
     gradients: Mapping[int, Any],
+    present: Mapping[int, Any],
     published: Sequence[jax.ShapeDtypeStruct],
     schedules: Mapping[int, Any],
     gradient_scale: Any,
     max_grad_norm: float,
 ) -> tuple[list[Any], StepResult]:
-    """A whole step; returns all parameters. ``gradients`` by parameter; those of others are absent."""
+    """A whole step; returns all parameters.
+
+    ``gradients`` by parameter; those of others are absent. ``present``: the loop's parameters, of those to compare.
+    """
     first = next(iter(gradients.values()))
     committed = count(submitter, [first.reshape(-1)[:1]])
+    if present:
+        whole, layer = np.int64(True), np.int64(False)
+        committed = _compare(submitter, list(present), list(present.values()), committed, whole=whole, layer=layer)
     scalars = [jnp.asarray(schedule(committed), jnp.float32).reshape(()) for schedule in schedules.values()]
     results = [jax.ShapeDtypeStruct((6,), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.float32), *published]
     aliases = {3 + place: 2 + parameter for place, parameter in enumerate(gradients)}

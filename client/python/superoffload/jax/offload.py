@@ -81,19 +81,23 @@ def offloaded(layer_fn: Callable[..., Any], optimizer: Optimizer, name: str = ""
 
     def forward(params: Any, index: Any, *inputs: Any) -> Any:
         output, backward = jax.vjp(layer_fn, params, *inputs)
-        return output, (backward, index)
+        return output, (backward, index, params)
 
     def hand_over(residuals: Any, cotangent: Any) -> Any:
-        backward, index = residuals
+        backward, index, params = residuals
         gradients, *inputs = backward(cotangent)
         leaves = [leaf for _, leaf in tree.named_leaves(gradients)[0]]
         stacked = index is not None
         hosted = _slices(optimizer, name, gradients, stacked)
         own = {parameter: leaf for parameter, leaf in zip(hosted, leaves, strict=True) if parameter is not None}
+        values: list[Any] = []
+        if optimizer.hosted_tree.gpu is None:
+            given = [leaf for _, leaf in tree.named_leaves(params)[0]]
+            values = [leaf for parameter, leaf in zip(hosted, given, strict=True) if parameter is not None]
         flat, structure = jax.tree.flatten(inputs)
         passing = [place for place, leaf in enumerate(flat) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         passed = ffi.hand_over(
-            optimizer.submitter, list(own), list(own.values()), index, [flat[place] for place in passing]
+            optimizer.submitter, list(own), list(own.values()), index, [flat[place] for place in passing], values
         )
         for place, leaf in zip(passing, passed, strict=True):
             flat[place] = leaf

@@ -159,18 +159,19 @@ class Optimizer(State):
             gradients: a pytree as that of ``init()``. A leaf that is None has no gradient: its parameter, its moments
                 and its own step count stay. Gradients of frozen leaves are ignored.
             gradient_scale: what gradients are multiplied by, the inverse of a loss scale.
-            params: the present parameters. Frozen leaves are taken from there. Outside of jit, changed ones of the
-                others are an error, as for ``finish()``.
+            params: the present parameters. Frozen leaves are taken from there; changed ones of the others are an
+                error, as for ``finish()`` (on a GPU only outside of jit).
 
         Non-finite gradients skip the step, which ``report.kind`` says. Inside of jit the report's fields are arrays.
         Call it once in a jitted function, or in a loop there. Outside of it, this is ``finish(gradients)``.
         """
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(gradients)):
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((gradients, params))):
             return self.finish(gradients, gradient_scale=gradient_scale, params=params)
         self.check_open()
         frozen = self.hosted_tree.frozen(params, traced=True)
         found = self.hosted_tree.match(gradients, "gradients")
-        leaves, report = self._stepping.traced(found, gradient_scale, self.max_norm or 0.0)
+        live = None if params is None else self.hosted_tree.match(params, "params")
+        leaves, report = self._stepping.traced(found, gradient_scale, self.max_norm or 0.0, live)
         return self.hosted_tree.assemble(leaves, frozen), report
 
     def finish(

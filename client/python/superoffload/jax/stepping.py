@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import jax
+import jax.numpy as jnp
 
 from superoffload._core import run, run_step, skips
 from superoffload._core.error import Error
@@ -133,16 +134,24 @@ class Stepping:
         )
         return Error(grpc.StatusCode.FAILED_PRECONDITION, f"{part} of {leaf.name} came since the last step: {remedy}")
 
-    def traced(self, found: Sequence[Any], gradient_scale: Any, max_norm: float) -> tuple[list[Any], StepResult]:
-        """A step inside of jit; returns the parameters. ``found``: gradients of the leaves, or None."""
+    def traced(
+        self, found: Sequence[Any], gradient_scale: Any, max_norm: float, live: Sequence[Any] | None
+    ) -> tuple[list[Any], StepResult]:
+        """A step inside of jit; returns the parameters.
+
+        ``found``: gradients of the leaves, or None. ``live``: what the loop has of the leaves.
+        """
         tree.check_one_device(self._hosted)
+        ffi.check_devices(max((jax.typeof(leaf).sharding.mesh.size for leaf in found if leaf is not None), default=1))
         own = {
-            index: gradient.astype(leaf.dtype)
+            index: jnp.asarray(gradient, leaf.dtype)
             for index, (leaf, gradient) in enumerate(zip(self._hosted, found, strict=True))
             if gradient is not None
         }
         schedules = self._groups.schedules(self._attachment.scalar_names)
-        return ffi.step(self._attachment.number, own, self._shapes(), schedules, gradient_scale, max_norm)
+        compared = live is not None and self._gpu is None  # a GPU's are not on the host
+        present = dict(enumerate(live)) if compared else {}
+        return ffi.step(self._attachment.number, own, present, self._shapes(), schedules, gradient_scale, max_norm)
 
     @contextlib.contextmanager
     def _settled(self, committed_steps: int) -> Iterator[None]:
