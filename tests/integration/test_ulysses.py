@@ -16,7 +16,20 @@ REFUSED = {
     "ranks": ({"ranks": 3}, "not divisible by 3"),
 }
 SINKS = {"model": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1}
+NTK = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "rope_theta": 10000.0}
+ROPES = {  # 16 tokens are more than a rank's part of a sequence, and fewer than the whole
+    "dynamic rope": {"max_position_embeddings": 16, "rope_parameters": NTK, "length": 23},
+    "long rope": {
+        "model": "phi3",
+        "heads": 6,
+        "max_position_embeddings": 64,
+        "original_max_position_embeddings": 16,
+        "rope_parameters": LONG,
+    },
+}
 TRAINED = {
+    **ROPES,
     "grouped heads": {},
     "one key": {"keys": 1},
     "a window": {"model": "mistral", "sliding_window": 5},
@@ -34,6 +47,7 @@ def trained(tmp_path_factory):
         scenarios |= {f"{name} {ranks}": {**options, "ranks": ranks} for ranks in (1, 2)}
     if DEEPSPEED:  # it serves one model of a process
         scenarios["deepspeed 2"] = {"attention": "deepspeed", "ranks": 2}
+    scenarios["refused arguments"] = {"kind": "refused"}
     scenarios |= {f"packed {ranks}": {"kind": "packed", "ranks": ranks} for ranks in (1, 2)}
     run = Run(daemons, tmp_path_factory.mktemp("runs") / "run", *scenarios.values(), trainer="ulysses_trainer")
     results = run.results()
@@ -69,6 +83,33 @@ def test_deepspeed_s_attention_computes_the_same_and_what_it_would_get_wrong_is_
 def test_what_cannot_be_divided_is_refused_by_name(trained, name):
     for result in trained[name]:
         assert REFUSED[name][1] in result["error"]
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_that_depends_on_the_length_has_the_bits_of_whole_sequences(trained, name):
+    alone = trained[f"{name} 1"][0]["ropes"]
+    of_ranks = [result["ropes"] for result in trained[f"{name} 2"]]
+    for step, whole in enumerate(alone):
+        parts = torch.cat([ropes[step] for ropes in of_ranks], dim=2)
+        assert torch.equal(parts[:, :1, : whole.shape[2]], whole[:, :1]), step
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "mask": "an attention_mask, cu_seq_lens_q",
+        "positional mask": "an attention_mask, cu_seq_lens_q",
+        "documents": "an attention_mask, cu_seq_lens_q",
+        "jump": "neither go on by 1 nor begin again at 0",
+        "batch's documents": "a batch has cu_seq_lens_q",
+        "batch's embeddings": "a batch has inputs_embeds",
+        "implementation": "model.layers.0 (LlamaDecoderLayer) did not call the attention of SequenceParallel",
+    }.items(),
+)
+def test_all_ranks_refuse_what_would_be_ignored_on_one(trained, name, said):
+    for result in trained["refused arguments"]:
+        assert said in result[name]
+        assert result["whole"] is None
 
 
 def others_positions(everybody: list[torch.Tensor], own: torch.Tensor, group: object = None) -> None:

@@ -15,9 +15,11 @@ from superoffload.torch import ulysses
 MODELS = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
 }
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
+SIZES["pad_token_id"] = 0  # Phi-3's own is beyond the vocabulary
 
 
 def build(kind: str, heads: int, keys: int, **options) -> torch.nn.Module:
@@ -55,7 +57,8 @@ def train(
         trained.set_attn_implementation("eager")
     called = torch.nn.parallel.DistributedDataParallel(trained)
     optimizer = superoffload.torch.AdamW(trained.parameters(), lr=1e-2, max_grad_norm=1.0, replicas=True)
-    losses, gradients = [], []
+    losses, gradients, ropes = [], [], []
+    trained.model.rotary_emb.register_forward_hook(lambda *call: ropes.append(torch.stack(call[2])))
     mine = torch.distributed.get_rank() // ranks
     loader = [{name: tensor[mine :: world // ranks] for name, tensor in b.items()} for b in batches(kind, 2, length)]
     if kind == "packed":
@@ -73,7 +76,29 @@ def train(
     optimizer.close()
     bad = [batches("packed", 1, 24)[0], batches("whole", 4, 24)[0]] if theirs else []
     refusals = [_refusal(parallel.part, batch) for batch in bad]
-    return {"losses": losses, "gradients": gradients, "weights": weights, "refusals": refusals}
+    return {"losses": losses, "gradients": gradients, "weights": weights, "refusals": refusals, "ropes": ropes}
+
+
+def refuse() -> dict:
+    """What two ranks of a sequence say to arguments that only one of them gets wrong, or both."""
+    model = build("llama", 4, 2)
+    parallel = ulysses.SequenceParallel(model, 2)
+    batch = batches("whole", 1, 24)[0]
+    inputs = parallel.part(batch).inputs
+    rank = torch.distributed.get_rank()
+    padded = torch.ones_like(inputs["input_ids"])
+    padded[:, -1] = rank  # only the first rank's has padding
+    said = {"whole": _refusal(lambda: model(**inputs, attention_mask=torch.ones_like(padded)))}
+    said["mask"] = _refusal(lambda: model(**inputs, attention_mask=padded))
+    said["positional mask"] = _refusal(lambda: model(inputs["input_ids"], padded, inputs["position_ids"]))
+    documents = torch.tensor([0, 5, 12], dtype=torch.int32)
+    said["documents"] = _refusal(lambda: model(**inputs, cu_seq_lens_q=documents, cu_seq_lens_k=documents))
+    said["jump"] = _refusal(lambda: model(inputs["input_ids"], position_ids=inputs["position_ids"] + 3 * rank))
+    said["batch's documents"] = _refusal(parallel.part, {**batch, "cu_seq_lens_q": documents})
+    said["batch's embeddings"] = _refusal(parallel.part, {**batch, "inputs_embeds": torch.zeros(1, 24, 48)})
+    model.set_attn_implementation("eager")
+    said["implementation"] = _refusal(lambda: model(**inputs))
+    return said
 
 
 def _refusal(call, *arguments) -> str | None:
@@ -86,7 +111,7 @@ def _refusal(call, *arguments) -> str | None:
 
 def _try(scenario: dict) -> dict:
     try:
-        return train(**scenario)
+        return refuse() if scenario.get("kind") == "refused" else train(**scenario)
     except superoffload.Error as error:
         return {"error": str(error)}
 

@@ -62,7 +62,7 @@ class Attention:
     def _of_kernel(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        size = query.shape[3]
+        size = value.shape[3]
         if self.sinks is not None:
             query, key, value, mask = _add_sinks(query, key, value, mask, self.sinks / self.scale)
         output = torch.nn.functional.scaled_dot_product_attention(
