@@ -17,6 +17,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/checkpoint/command.h"
 #include "server/engine/record.h"
@@ -28,6 +29,7 @@
 #include "server/host/seat.h"
 #include "server/partition/partition.h"
 #include "server/plan/command.h"
+#include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
 ABSL_FLAG(std::string, runtime_directory, "", "directory of the daemon's sockets");
@@ -151,7 +153,11 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("owns optimizer state in host memory and runs optimizer steps for trainers");
   absl::FlagsUsageConfig usage;
   usage.version_string = [] { return std::string("superoffloadd " SUPEROFFLOAD_VERSION "\n"); };
+  usage.contains_helpshort_flags = usage.contains_help_flags = [](absl::string_view file) {
+    return absl::StrContains(file, "server/");
+  };
   absl::SetFlagsUsageConfig(usage);
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   if (const std::vector<char*> rest = absl::ParseCommandLine(argc, argv); rest.size() > 1) {
     std::fprintf(stderr, "superoffloadd takes flags only, not \"%s\"; see --help\n", rest[1]);
     return 2;

@@ -23,6 +23,7 @@
 #include "client/ctl/service.h"
 #include "client/ctl/version.h"
 #include "superoffload/client.hpp"
+#include "superoffload/v1/exit_status.h"
 #include "superoffload/v1/printable.h"
 
 ABSL_FLAG(std::string, endpoint, "",
@@ -189,6 +190,7 @@ int main(int argc, char** argv) {
   usage.contains_helpshort_flags =
       usage.contains_help_flags = [](absl::string_view file) { return absl::StrContains(file, "client/ctl/"); };
   absl::SetFlagsUsageConfig(usage);
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
   return superoffload::ctl::Run({words.begin() + 1, words.end()});
 }

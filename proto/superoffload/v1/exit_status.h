@@ -1,0 +1,26 @@
+// Exit statuses of our programs that Abseil would choose otherwise.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string_view>
+
+namespace superoffload {
+
+// To be called before absl::ParseCommandLine(), which ends with 1 where it has printed the help that was asked for.
+inline void EndWithZeroAfterHelp(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with("--help") && word != "-help") continue;
+    // Whoever exits from here on is Abseil.
+    std::atexit([] {
+      std::cout.flush();
+      std::fflush(nullptr);
+      std::_Exit(0);
+    });
+    return;
+  }
+}
+
+}  // namespace superoffload
