@@ -149,8 +149,7 @@ class Stepping:
             if gradient is not None
         }
         schedules = self._groups.schedules(self._attachment.scalar_names)
-        compared = live is not None and self._gpu is None  # a GPU's are not on the host
-        present = dict(enumerate(live)) if compared else {}
+        present = {} if live is None or self._gpu is not None else dict(enumerate(live))  # a GPU's are not compared
         return ffi.step(self._attachment.number, own, present, self._shapes(), schedules, gradient_scale, max_norm)
 
     @contextlib.contextmanager
