@@ -31,6 +31,11 @@ ROPES = {  # 16 tokens are more than a rank's part of a sequence, and fewer than
 TRAINED = {
     **ROPES,
     "grouped heads": {},
+    "activations that are computed again": {"recompute": True},
+    "Qwen3": {"model": "qwen3"},
+    "Qwen3-MoE": {"model": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "Seed-OSS": {"model": "seed_oss", "attention_dropout": 0.0, "residual_dropout": 0.0},
+    "Phi-4": {"model": "phi3", "heads": 6},
     "one key": {"keys": 1},
     "a window": {"model": "mistral", "sliding_window": 5},
     "a length that does not divide": {"length": 23},

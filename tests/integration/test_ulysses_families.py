@@ -24,20 +24,20 @@ SERVED = {
 }
 LAYERS = "did not call the attention of SequenceParallel"
 REFUSED = {
-    "Qwen3Next": ({}, f"model.layers.0 (Qwen3NextDecoderLayer) {LAYERS}"),
-    "Qwen3_5": ({}, f"model.layers.0 (Qwen3_5DecoderLayer) {LAYERS}"),
+    "Qwen3Next": ({}, f"model.layers.0 (Qwen3NextDecoderLayer, linear_attention) {LAYERS}"),
+    "Qwen3_5": ({}, f"model.layers.0 (Qwen3_5DecoderLayer, linear_attention) {LAYERS}"),
     "Lfm2": (
         {"layer_types": ["full_attention", "conv"], "num_hidden_layers": 2},
-        f"model.layers.1 (Lfm2DecoderLayer) {LAYERS}",
+        f"model.layers.1 (Lfm2DecoderLayer, conv) {LAYERS}",
     ),
-    "Mamba2": ({}, f"backbone.layers.0 (Mamba2Block) {LAYERS}"),
-    "Jamba": ({}, f"model.layers.0 (JambaMambaDecoderLayer) {LAYERS}"),
-    "GraniteMoeHybrid": ({}, f"model.layers.0 (GraniteMoeHybridDecoderLayer) {LAYERS}"),
+    "Mamba2": ({}, f"backbone.layers.0 (Mamba2Block, linear_attention) {LAYERS}"),
+    "Jamba": ({}, f"model.layers.0 (JambaMambaDecoderLayer, linear_attention) {LAYERS}"),
+    "GraniteMoeHybrid": ({}, f"model.layers.0 (GraniteMoeHybridDecoderLayer, linear_attention) {LAYERS}"),
     "FalconH1": ({"mamba_d_head": 64, "mamba_n_heads": 16}, "model.layers.0.mamba (FalconH1Mixer) needs other ranks'"),
-    "Bamba": ({}, f"model.layers.0 (BambaDecoderLayer) {LAYERS}"),
-    "NemotronH": ({}, f"model.layers.0 (NemotronHBlock) {LAYERS}"),
-    "MiniMax": ({}, f"(MiniMaxDecoderLayer) {LAYERS}"),
-    "RecurrentGemma": ({}, f"model.layers.0 (RecurrentGemmaDecoderLayer) {LAYERS}"),
+    "Bamba": ({}, f"model.layers.0 (BambaDecoderLayer, linear_attention) {LAYERS}"),
+    "NemotronH": ({}, f"model.layers.0 (NemotronHBlock, linear_attention) {LAYERS}"),
+    "MiniMax": ({}, f"(MiniMaxDecoderLayer, linear_attention) {LAYERS}"),
+    "RecurrentGemma": ({}, f"model.layers.0 (RecurrentGemmaDecoderLayer, linear_attention) {LAYERS}"),
     "Falcon": (
         {"hidden_size": 4096, "num_attention_heads": 64, "alibi": True},
         f"transformer.h.0 (FalconDecoderLayer) {LAYERS}",

@@ -16,6 +16,9 @@ MODELS = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
 }
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
@@ -41,7 +44,15 @@ def batches(kind: str, rows: int, length: int) -> list[dict[str, torch.Tensor]]:
 
 
 def train(
-    *, ranks: int, model: str = "llama", heads: int = 4, keys: int = 2, kind: str = "whole", length: int = 24, **options
+    *,
+    ranks: int,
+    model: str = "llama",
+    heads: int = 4,
+    keys: int = 2,
+    kind: str = "whole",
+    length: int = 24,
+    recompute: bool = False,
+    **options,
 ) -> dict:
     """Gradients, losses and, after three steps, weights; ``ranks``: of a sequence; with 1, transformers' attention."""
     world = torch.distributed.get_world_size()
@@ -55,6 +66,8 @@ def train(
     parallel = ulysses.SequenceParallel(trained, ranks, **theirs)
     if ranks == 1:
         trained.set_attn_implementation("eager")
+    if recompute:
+        trained.gradient_checkpointing_enable({"use_reentrant": False})
     called = torch.nn.parallel.DistributedDataParallel(trained)
     optimizer = superoffload.torch.AdamW(trained.parameters(), lr=1e-2, max_grad_norm=1.0, replicas=True)
     losses, gradients, ropes = [], [], []

@@ -75,20 +75,23 @@ class DividedAttention:
         watched = layers(model)
         if not watched:
             raise refused(f"{type(model).__name__} has no list of layers whose attention could be followed; {REMEDY}")
+        types = getattr(model.config.get_text_config(), "layer_types", None) or []
         for name, layer in watched.items():
-            self._watch(name, layer)
+            of_type = types[int(name.rpartition(".")[2]) :][:1]
+            self._watch(f"{name} ({', '.join([type(layer).__name__, *of_type])})", layer)
 
     def _watch(self, name: str, layer: Any) -> None:
-        before: list[int] = []  # calls until the layer began; an error may leave one behind
+        before = 0  # calls until the layer began
 
         def enter(module: Any, args: Any) -> None:
-            before.append(self._calls)
+            nonlocal before
+            before = self._calls
 
         def leave(module: Any, args: Any, output: Any) -> None:
-            if before.pop() == self._calls:
+            if before == self._calls:
                 raise refused(
-                    f"{name} ({type(module).__name__}) did not call the attention of SequenceParallel, so that its "
-                    f"tokens see none of other ranks; {REMEDY}, and leave set_attn_implementation() to SequenceParallel"
+                    f"{name} did not call the attention of SequenceParallel, so that its tokens see none of other "
+                    f"ranks; {REMEDY}, or take out a later set_attn_implementation()"
                 )
 
         layer.register_forward_pre_hook(enter)
