@@ -14,6 +14,10 @@ DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 REFUSED = {
     "heads": ({"ranks": 2, "heads": 3, "keys": 3}, "cannot be divided among 2 ranks"),
     "ranks": ({"ranks": 3}, "not divisible by 3"),
+    "convolutions": (
+        {"ranks": 2, "model": "lfm2", "layer_types": ["full_attention", "conv"]},
+        "in Lfm2ForCausalLM, model.layers.1 (Lfm2DecoderLayer, conv) did not call the attention",
+    ),
 }
 SINKS = {"model": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1}
 NTK = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
