@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <string_view>
 
 namespace superoffload {
@@ -15,8 +14,7 @@ inline void EndWithZeroAfterHelp(int argc, char** argv) {
     if (!word.starts_with("--help") && word != "-help") continue;
     // Whoever exits from here on is Abseil.
     std::atexit([] {
-      std::cout.flush();
-      std::fflush(nullptr);
+      std::fflush(nullptr);  // std::cout has no buffer of its own
       std::_Exit(0);
     });
     return;
