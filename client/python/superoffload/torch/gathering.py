@@ -53,6 +53,23 @@ class Gatherings:
         self._rank, self._ranks, self._group = rank, ranks, host_group(group)
         self._prefix = f"superoffload/{next(_number)}"
         self._count = 0
+        self._meeting = ("", 0)
+
+    def absent(self, purpose: str, seconds: float) -> list[int]:
+        """The ranks that have not called this for the same purpose within so long; then it can be repeated."""
+        number = self._meeting[1] + 1 if self._meeting[0] == purpose else 1
+        keys = [f"{self._prefix}/{purpose}/{number}/{rank}" for rank in range(self._ranks)]
+        store = torch.distributed.distributed_c10d._get_default_store()
+        store.set(keys[self._rank], "here")
+        deadline = time.monotonic() + seconds
+        while not store.check(keys) and time.monotonic() < deadline:  # wait() would keep others from the store
+            time.sleep(0.01)
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        if missing:
+            store.delete_key(keys[self._rank])
+        else:
+            self._meeting = purpose, number
+        return missing
 
     def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks, in rank order; all have the shape of ``own``."""

@@ -32,6 +32,9 @@ class TorchGroup:
     def gather_objects(self, message: Any) -> list[Any]:
         return self._gatherings.gather_objects(message)
 
+    def absent(self, purpose: str, seconds: float) -> list[int]:
+        return self._gatherings.absent(purpose, seconds)
+
     def gather_doubles(self, values: list[float]) -> list[list[float]]:
         own = torch.tensor(values, dtype=torch.float64, device="cpu")
         return [theirs.tolist() for theirs in self._gatherings.gather(own)]

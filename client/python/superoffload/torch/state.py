@@ -10,16 +10,20 @@ from typing import Any, ClassVar
 import grpc
 import torch
 
+from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.layout import array_offsets
 from superoffload.torch import options, replicas, shards, tensor_file
 from superoffload.torch.algorithm import MASTER, STEP, Algorithm, array_name
 from superoffload.torch.checkpoints import CheckpointOwner, drop_others
 from superoffload.torch.moment import FORMAT, Moment, callers, find_directory, module_of
+from superoffload.torch.sharding import TorchGroup
 from superoffload.v1 import optimizer_pb2
 
 _KEY = "superoffload"  # of the moment in a state_dict
 _STATE_DICT_CALLERS = ("torch.distributed.checkpoint.state_dict",)  # they take tensors out of state_dict()
+_SAVE_SECONDS = 60  # that ranks may save after one another
+_SLOW_SECONDS = 10  # until a rank that waits for others says so
 
 # (endpoint, name) -> lineage and committed steps of an optimizer that this process has closed.
 _closed: dict[tuple[str, str], tuple[str, int]] = {}
@@ -155,6 +159,7 @@ class StateOwner(CheckpointOwner):
         views = self.state_of(range(len(self._hosted)), keys)
         by_tensor = {id(parameter.tensor): views[index] for index, parameter in enumerate(self._hosted)}
         if self._sharding is not None:
+            self._warn_of_absent_ranks(self._sharding.group)
             replicas.gather_state(self._sharding, by_tensor, keys)
         state["state"] = {
             index: {
@@ -166,6 +171,27 @@ class StateOwner(CheckpointOwner):
         }
         return state
 
+    def _warn_of_absent_ranks(self, group: TorchGroup) -> None:
+        absent = group.absent(f"state {self._committed_steps()}", _SLOW_SECONDS)
+        if absent:
+            warn.warn(
+                f"rank {group.rank} completes the optimizer's state with what other ranks have, and waits for rank "
+                f"{', '.join(map(str, absent))} until the process group's time-out: all ranks call torch_state_dict(), "
+                "and one may save what it returns"
+            )
+
+    def _check_all_save(self, group: TorchGroup) -> None:
+        absent = group.absent(f"save {self._committed_steps()}", _SAVE_SECONDS)
+        if absent:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"rank {group.rank} has its part of the optimizer's state only, and rank {', '.join(map(str, absent))} "
+                f"did not save its own within {_SAVE_SECONDS:g} seconds, so that what is saved here could not be "
+                "loaded. Have all ranks call torch_state_dict() and save that on one; or have all ranks call "
+                "save_checkpoint(), which any number of them restores; or save state_dict() on all ranks, each into a "
+                "file of its own",
+            )
+
     def save_state(self, beside: str | None) -> dict[str, Any]:
         """Where the state of this moment is: a checkpoint's ``directory``, or ``state``, the tensors themselves.
 
@@ -173,6 +199,8 @@ class StateOwner(CheckpointOwner):
         """
         if beside is not None and self._ranks() > 1:
             return {"directory": self.saved_beside(beside), "run": True}
+        if self._sharding is not None:
+            self._check_all_save(self._sharding.group)
         if beside is not None:
             prefix = beside
         elif self._state_directory is not None:
