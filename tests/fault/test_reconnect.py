@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import pytest
 import torch
 from tests.conftest import Daemon
 
@@ -17,16 +18,26 @@ STEPS = 150
 MAX_KILLS = 30  # on a busy machine the daemon needs longer to come back than the next kill waits
 
 
-def train(endpoint: str, name: str) -> tuple[list[torch.Tensor], list]:
+def train(endpoint: str, name: str, clips: bool) -> tuple[list[torch.Tensor], list]:
+    """``clips``: the loop does, and looks at some of what it has clipped."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).to(torch.bfloat16)
     optimizer = superoffload.torch.AdamW(
-        model.parameters(), lr=1e-2, max_grad_norm=0.05, endpoint=endpoint, name=name, bucket_bytes=16384
+        model.parameters(),
+        lr=1e-2,
+        max_grad_norm=None if clips else 0.05,
+        endpoint=endpoint,
+        name=name,
+        bucket_bytes=16384,
     )
     results = []
     for step in range(STEPS):
         batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         model(batch).float().square().mean().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            if step % 2:
+                model[0].weight.grad.norm()
         optimizer.step()
         optimizer.zero_grad()
         if step % 25 == 24:
@@ -37,8 +48,9 @@ def train(endpoint: str, name: str) -> tuple[list[torch.Tensor], list]:
     return weights, results
 
 
-def test_a_training_loop_outlives_its_daemon(daemon):
-    expected, undisturbed = train(daemon.endpoint, "undisturbed")
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_training_loop_outlives_its_daemon(daemon, clips):
+    expected, undisturbed = train(daemon.endpoint, f"undisturbed-{clips}", clips)
     seed = int.from_bytes(os.urandom(4), "little")
     print("seed", seed)
     dice = random.Random(seed)
@@ -57,7 +69,7 @@ def test_a_training_loop_outlives_its_daemon(daemon):
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()
     try:
-        actual, results = train(kept.endpoint, "killed")
+        actual, results = train(kept.endpoint, "killed", clips)
     finally:
         stop.set()
         killer.join()

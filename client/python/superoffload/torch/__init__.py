@@ -10,10 +10,9 @@ as it has them, speculating on the verdict about the step; the result is bit for
 
 Parameters change in ``step()`` and nowhere else; a gradient belongs to the loop until ``step()``. What a loop can see:
 
-- A gradient that was submitted during backward is compared with what the daemon got before the step is committed: in
-  the first steps, and whenever the loop's pattern of calls has changed, nothing leaves early and every bit is compared;
-  later 64 bytes of every 4 KiB, at a place chosen anew each step. If the loop has changed one, all are submitted
-  again, and from then on in ``step()``. ``overlap=False`` is exact always.
+- A gradient that was submitted during backward is compared with what the daemon got before the step is committed. In
+  the first steps, and whenever the loop's pattern of calls has changed, nothing leaves early. If the loop has changed
+  one, all are submitted again, and from then on in ``step()``.
 - Parameters that somebody else has written are an error in ``step()``, before anything is committed. On a GPU
   writes that bump no version (``.data``, collectives) are looked for in two bytes of every 16 KiB.
 - A parameter without a gradient in a step is left alone, as in torch: its weights, moments and step count stay.

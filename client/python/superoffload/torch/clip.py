@@ -2,8 +2,8 @@
 
 Trainers (Hugging Face Trainer, accelerate, hand-written loops) clip between backward and step. By then the daemon has
 the gradients and their norm, so for the parameters of a superoffload optimizer the call returns the daemon's norm and
-leaves the threshold for the verdict; gradients themselves are not touched. All other calls go to torch unchanged, those
-on an optimizer with overlap=False as well, whose gradients are still the loop's.
+leaves the threshold for the verdict; gradients themselves are scaled later (clip_calls.py). All other calls go to torch
+unchanged, those on an optimizer that submits in step() as well, whose gradients are still the loop's.
 """
 
 import functools
@@ -43,6 +43,11 @@ def unregister(parameters: Iterable[torch.Tensor]) -> None:
         _owners.pop(id(parameter), None)
 
 
+def _with_gradients(parameters: Iterable[torch.Tensor]) -> set[int]:
+    """The ids of those that have one, of elements of this rank."""
+    return {id(p) for p in parameters if p.grad is not None and shards.local(p).numel() > 0}
+
+
 @functools.cache
 def _install() -> None:
     original = torch.nn.utils.clip_grad_norm_
@@ -60,8 +65,7 @@ def _install() -> None:
         if all(owner.clips_as_torch() for owner in owners.values()):
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         (optimizer, *others) = owners.values()
-        theirs = {id(p) for p in optimizer.hosted_parameters()}
-        clipped = {id(p) for p in parameters if id(p) in theirs or (p.grad is not None and shards.local(p).numel() > 0)}
+        theirs, clipped = _with_gradients(optimizer.hosted_parameters()), _with_gradients(parameters)
         if others or clipped != theirs or float(norm_type) != 2.0:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,

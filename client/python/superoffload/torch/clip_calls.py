@@ -1,48 +1,59 @@
 """What the clip_grad_norm_ calls of a loop do to its gradients.
 
-torch scales ``.grad`` in place. The daemon scales what it was given, and ``.grad`` stays as it is, which saves a pass
-over all gradients. A loop that goes on with gradients that were clipped, in the open step or after it, has them scaled
-first.
+torch scales ``.grad`` in place. The daemon scales what it was given, which saves a pass over all gradients before the
+verdict. ``.grad`` is scaled when somebody uses it first, at the latest when the step is over.
 """
 
 import contextlib
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import torch
 
 from superoffload._core.error import Error
 from superoffload.torch import shards
+from superoffload.torch.gradient_watch import GradientWatch
 
 _EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
 
 
 class ClipCalls:
-    """Each call scales the gradients that those before it have left."""
+    """Each call scales the gradients that those before it have left.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    ``scale`` multiplies all of ``.grad``, and returns whether what was submitted stands for them still.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], scale: Callable[[float], bool]) -> None:
         self._tensors = tensors
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._scale = weakref.WeakMethod(scale)
+        self._watch = GradientWatch(tensors, self._on_use)
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self.drop()
 
     def drop(self) -> None:
-        """The gradients are no longer there."""
-        self.threshold: float | None = None  # of the norm of the gradients as they are; None does not clip
-        self._coefficient = 1.0
-        self._unscaled: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # and their versions
+        """The gradients are as they are, or no longer there."""
+        self._watch.end()
+        self.threshold: float | None = None  # of the norm of what was submitted; None does not clip
+        self._coefficient = 1.0  # of the gradients, to the loop
+        self._scaled_by = 1.0  # of that, what ``.grad`` has had
+        self._is_changed = False  # in a way that nobody can tell what the loop meant
 
     def close(self) -> None:
         """Gradients that are still there are scaled: whoever has them next may use them."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
-        with contextlib.suppress(Error):
-            self._scale()
+        self.on_step_end()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether ``.grad`` is not what the loop takes it for."""
+        return self._coefficient != self._scaled_by
 
     def add(self, max_norm: float, norm: float) -> float:
-        """One more; ``norm``: of the gradients as they are. Returns the norm that the call before has left."""
+        """One more; ``norm``: of what was submitted. Returns the norm that the call before has left."""
         max_norm = float(max_norm)
         if math.isnan(max_norm) or max_norm < 0:
             raise ValueError(f"max_norm is {max_norm} but must be at least 0; math.inf does not clip")
@@ -55,76 +66,76 @@ class ClipCalls:
             # To the daemon 0 means not to clip. This rounds gradients to zero.
             self.threshold = max(self.threshold, sys.float_info.min)
             self._coefficient = self.threshold / (norm + _EPSILON)
-            self._remember()
+            if self._scaled_by != 1:
+                self._on_use()
+            self._hook()
         return left
 
-    def on_step_end(self) -> None:
-        self.threshold = None
-        if self._unscaled:
-            self._remember()
+    @contextlib.contextmanager
+    def in_own_hands(self) -> Iterator[None]:
+        """Inside, nobody else uses the gradients."""
+        self._watch.end()
+        try:
+            yield
+        finally:
+            if self._is_due and self._watch.is_late():
+                self._on_use()
+            elif self._is_due:
+                self._watch.begin()
 
-    def clipped(self) -> bool:
-        """Whether the gradients that are about to be submitted were clipped in this step and are not scaled."""
-        if self.threshold is None:
-            self._scale()  # what the step before has left
-        return self.threshold is not None
-
-    def _remember(self) -> None:
-        self._unscaled = {
-            index: (weakref.ref(tensor.grad), tensor.grad._version)
-            for index, tensor in enumerate(self._tensors)
-            if tensor.grad is not None
-        }
-        if not self._hooks:
-            calls = weakref.ref(self)
-            for index, tensor in enumerate(self._tensors):
-                if shards.is_sharded(tensor):  # FSDP adds to .grad itself
-                    self._hooks.append(tensor.register_post_accumulate_grad_hook(_after(calls, index)))
-                else:
-                    self._hooks.append(tensor.register_hook(_before(calls)))
-
-    def _is_left(self, index: int) -> bool:
-        gradient = self._tensors[index].grad
-        return gradient is not None and index in self._unscaled and self._unscaled[index][0]() is gradient
-
-    @torch.no_grad()
-    def _scale(self) -> None:
-        """The gradients that are still there are about to be used again."""
-        unscaled, coefficient = self._unscaled, self._coefficient
-        left = list(filter(self._is_left, unscaled))
+    def on_step_end(self, unscaling: float = 1.0) -> None:
+        """What is left of the gradients becomes what torch leaves. ``unscaling``: of a GradScaler's step."""
+        factor = unscaling * self._coefficient / self._scaled_by
         self.drop()
-        for index in left:
-            gradient = self._tensors[index].grad
-            assert gradient is not None, "is left"
-            if gradient._version == unscaled[index][1]:
-                gradient.mul_(coefficient)
-            elif bool(gradient.any()):  # not zeroed
-                raise changed()
+        scale = self._scale()
+        if factor != 1 and scale is not None:
+            scale(factor)
 
-    def on_accumulation(self) -> None:
-        """Backward is about to add to a gradient."""
-        if not self._unscaled:
-            return
-        replaced = [self._tensors[index].grad for index in self._unscaled if not self._is_left(index)]
-        if any(gradient is not None and bool(gradient.any()) for gradient in replaced):
+    def on_abandoned(self) -> None:
+        """What was submitted is dropped, and ``.grad`` is submitted next."""
+        if not self._is_due:
             self.drop()
-            raise changed()
-        self._scale()
 
-    def on_accumulated(self, index: int) -> None:
-        """A gradient has been added, to nothing if all is well."""
-        is_left = self._is_left(index)
-        self.drop()
-        if is_left:
-            raise changed()
+    def check(self) -> None:
+        """Raises Error for gradients that were changed when they were not what the loop took them for."""
+        if self._is_changed and any(tensor.grad is not None for tensor in self._tensors):
+            raise _changed()
+
+    def on_edited(self) -> None:
+        """Gradients that were submitted have been changed unseen: raises Error if they were not scaled by then."""
+        if self._is_due:
+            self._is_changed = True
+            raise _changed()
+
+    def _on_use(self) -> None:
+        """Somebody is about to use gradients."""
+        if not self._is_due:
+            return
+        self._watch.end()
+        factor, self._scaled_by = self._coefficient / self._scaled_by, self._coefficient
+        scale = self._scale()
+        if scale is not None and not scale(factor):
+            self.drop()
+
+    def _hook(self) -> None:
+        """Has backward passes that add to the gradients use them."""
+        calls = weakref.ref(self)
+        for index, tensor in enumerate(self._tensors):
+            if index in self._hooks or not tensor.requires_grad:
+                continue
+            if shards.is_sharded(tensor):  # FSDP adds to .grad itself
+                self._hooks[index] = tensor.register_post_accumulate_grad_hook(_after(calls))
+            else:
+                self._hooks[index] = tensor.register_hook(_before(calls))
 
 
-def changed() -> Error:
+def _changed() -> Error:
     return Error(
         grpc.StatusCode.FAILED_PRECONDITION,
-        "gradients that clip_grad_norm_ had clipped were changed; the daemon clips, and .grad is as it was before. "
-        "Nothing was committed: call the optimizer's zero_grad(), compute the gradients again, and clip after the last "
-        "change (overlap=False has clip_grad_norm_ scale .grad itself, where no rank has only a part of the model)",
+        "gradients that clip_grad_norm_ had clipped were changed where nobody could see it, through memory that was "
+        "taken from .grad before; the daemon clips, and .grad was as before. Nothing was committed: call the "
+        "optimizer's zero_grad(), compute the gradients again, and clip after the last change (overlap=False has "
+        "clip_grad_norm_ scale .grad at once, where no rank has only a part of the model)",
     )
 
 
@@ -132,15 +143,15 @@ def _before(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
     def hook(_: torch.Tensor) -> None:
         alive = calls()
         if alive is not None:
-            alive.on_accumulation()
+            alive._on_use()
 
     return hook
 
 
-def _after(calls: "weakref.ref[ClipCalls]", index: int) -> Callable[[torch.Tensor], None]:
+def _after(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
     def hook(_: torch.Tensor) -> None:
         alive = calls()
         if alive is not None:
-            alive.on_accumulated(index)
+            alive.on_edited()
 
     return hook

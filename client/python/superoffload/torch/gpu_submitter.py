@@ -97,7 +97,7 @@ class GpuSubmitter(Submitter):
         self._accumulated: set[int] = set()  # ids of sharded parameters that have a gradient
         self._gone: set[int] = set()  # of these, those that a tombstone stands for
         self._fingerprints: dict[int, torch.Tensor] = {}  # of those that must be the same in step(), to the bit
-        self._held: list[torch.Tensor] = []  # what may be submitted again, or be read still
+        self._held: list[torch.Tensor] = []  # whose memory may be submitted again, or be read still
         self._averaged: dict[int, torch.Tensor] = {}  # of those that were taken, what .grad is after backward
         self._late = False
 
@@ -193,10 +193,10 @@ class GpuSubmitter(Submitter):
         stays = self._finishing or self._keeps_gradients or index in self._goes_on
         return self._policy.early and not stays and self._hosted[index].tensor.numel() > 1
 
-    def finish(self, clipped: Callable[[], bool]) -> None:
+    def finish(self) -> None:
         self._check_waited()
         self._check_gone = self._tombstones.begin_check()
-        super().finish(clipped)
+        super().finish()
 
     def check_gone(self) -> None:
         self._check_gone()
@@ -237,6 +237,17 @@ class GpuSubmitter(Submitter):
         now = [fingerprint(self._hosted[index].gradient) for index in self._fingerprints]
         found = first_difference(list(self._fingerprints.values()), now)
         return None if found is None else self._hosted[list(self._fingerprints)[found]].name
+
+    def scale(self, factor: float) -> bool:
+        """What was submitted can come from nowhere else than ``.grad``, if the daemon dies: it is dropped."""
+        if self._begun:
+            self._policy.on_use(gone=bool(self._gone))
+        if self._gone:
+            return True
+        gradients = [grad for tensor in self.trained() if (grad := shards.gradient(tensor)) is not None]
+        self._multiply([grad for grad in gradients if not self._tombstones.is_one(grad)], factor)
+        self.abandon()
+        return False
 
     def abandon(self) -> None:
         if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
@@ -294,7 +305,7 @@ class GpuSubmitter(Submitter):
         self._submitted.add(bucket)
         if self._sharding is not None:
             gradients = [self._gradient(index) for index, *_ in self._pieces[bucket]]
-            self._held += [gradient for gradient in gradients if gradient is not None]
+            self._held += [gradient.detach() for gradient in gradients if gradient is not None]
             return
         for index, *_ in self._pieces[bucket]:
             tensor = self._hosted[index].tensor
@@ -309,6 +320,6 @@ class GpuSubmitter(Submitter):
         self._forget_grown()
         # They stay the loop's: nobody frees them before they are packed.
         gradients = [parameter.gradient for parameter in self._hosted]
-        self._held += [gradient for gradient in gradients if gradient is not None]
+        self._held += [gradient.detach() for gradient in gradients if gradient is not None]
         self._room.between_steps()
         return self._attachment.wait_verdict()

@@ -1,14 +1,11 @@
 """Submits gradients that are on the CPU."""
 
-import os
-
 import torch
 
 from superoffload._core import memory
 from superoffload._core.step_result import StepResult
+from superoffload.torch import shards
 from superoffload.torch.submitter import Submitter
-
-_SAMPLE_EVERY_BYTES = 4096
 
 
 class HostSubmitter(Submitter):
@@ -17,7 +14,8 @@ class HostSubmitter(Submitter):
     def _reset(self) -> None:
         super()._reset()
         self._late = False
-        self._versions: dict[int, tuple[int, int, int]] = {}  # address and versions of gradients that were taken
+        self._submitted: set[int] = set()  # indices of gradients that were taken
+        self._scaled: dict[int, int] = {}  # digests of those that are now another than what was taken
 
     def _slot(self, index: int) -> torch.Tensor:
         return self._hosted[index].slots[self._attachment.next_slot]
@@ -31,34 +29,40 @@ class HostSubmitter(Submitter):
         if gradient is None:
             return
         self._slot(index).copy_(gradient)
-        self._versions[index] = self._version(index, gradient)
-
-    def _version(self, index: int, gradient: torch.Tensor) -> tuple[int, int, int]:
-        """What is written to a DTensor counts on the DTensor, and not on the part of this rank."""
-        return gradient.data_ptr(), gradient._version, self._hosted[index].tensor.grad._version
+        self._submitted.add(index)
 
     def _outdated(self) -> bool:
-        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._versions) for i in self._taken)
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._submitted) for i in self._taken)
 
     def _find_edited(self) -> str | None:
-        samples: list[tuple[int, torch.Tensor]] = []
-        whole: list[tuple[int, torch.Tensor]] = []
-        for index, taken in self._versions.items():
-            gradient, slot = self._hosted[index].gradient, self._slot(index)
+        if self._scaled:
+            different = [index for index, digest in self._digests().items() if digest != self._scaled[index]]
+            return self._hosted[different[0]].name if different else None
+        gradients = self._gradients()
+        ranges = [(gradient.data_ptr(), self._slot(i).data_ptr(), gradient.nbytes) for i, gradient in gradients.items()]
+        found = memory.find_difference(ranges, torch.get_num_threads())
+        return None if found is None else self._hosted[list(gradients)[found]].name
+
+    def _gradients(self) -> dict[int, torch.Tensor]:
+        """As they are now, of those that were taken, row-major and in the dtype of their slots."""
+        result = {}
+        for index in self._submitted:
+            gradient = self._hosted[index].gradient
             assert gradient is not None, "what was taken and has gone since is outdated"
-            if gradient.dtype != slot.dtype or not gradient.is_contiguous():
-                whole.append((index, gradient.to(slot.dtype).contiguous()))
-            elif self._policy.early and taken == self._version(index, gradient):
-                samples.append((index, gradient))
-            else:
-                whole.append((index, gradient))
-        for group, every in ((samples, _SAMPLE_EVERY_BYTES), (whole, 0)):
-            ranges = [(gradient.data_ptr(), self._slot(index).data_ptr(), gradient.nbytes) for index, gradient in group]
-            random = int.from_bytes(os.urandom(4), "little")
-            found = memory.find_difference(ranges, torch.get_num_threads(), every, random)
-            if found is not None:
-                return self._hosted[group[found][0]].name
-        return None
+            result[index] = gradient.to(self._slot(index).dtype).contiguous()
+        return result
+
+    def _digests(self) -> dict[int, int]:
+        gradients = self._gradients()
+        ranges = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients.values()]
+        return dict(zip(gradients, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
+
+    def scale(self, factor: float) -> bool:
+        """The slots keep what was submitted, for the daemon and its successors."""
+        self._multiply([grad for tensor in self.trained() if (grad := shards.gradient(tensor)) is not None], factor)
+        if self._submitted:
+            self._scaled = self._digests()
+        return bool(self._submitted)
 
     def _submit(self, bucket: int) -> None:
         self._attachment.gradient_ready(bucket)

@@ -173,7 +173,7 @@ class Optimizer(Attaching):
 
     def clips_as_torch(self) -> bool:
         """Whether torch.nn.utils.clip_grad_norm_ scales ``.grad``; nothing has been submitted then."""
-        return self._overlap is False and self._sharding is None
+        return not self._submitter.overlaps and self._sharding is None
 
     @property
     def last_result(self) -> StepResult | None:

@@ -2,9 +2,9 @@
 
 Submitting early is a bet that a gradient is complete and that nobody changes it before ``step()``. How often autograd
 accumulates into each parameter in a step, and where ``zero_grad()`` is called between, is the pattern of a loop. A
-pattern that is new is watched for some steps: nothing is submitted early, and every gradient is compared bit by bit,
-in ``step()``, with what it was when autograd was done with it. If that shows an edit, overlap stays off. In the steps
-that follow, a sample of every gradient is compared.
+pattern that is new is watched for some steps: nothing is submitted early. In each step every gradient that is still
+there is compared, in ``step()``, with what it was when autograd was done with it. If that shows an edit, overlap stays
+off.
 
 Where a GPU's memory does not hold the gradients of a watched step, it is not watched, and they leave early.
 """
@@ -99,6 +99,17 @@ class OverlapPolicy:
 
     def turn_off(self) -> None:
         self._overlap = self.early = self.watched = False
+
+    def on_use(self, gone: bool) -> None:
+        """The loop uses gradients between clip_grad_norm_ and step(); ``gone``: some of them are no longer there."""
+        if self.on:
+            self.turn_off()
+            now = "; of this step some have left the GPU and read as NaN, and others are not scaled" if gone else ""
+            warn.warn(
+                f"gradients were used between clip_grad_norm_ and step(){now}: from now on they are submitted in "
+                "step(), without overlap with backward (use them before, or clip with max_grad_norm=, to keep it; "
+                "overlap=False says that this is meant)"
+            )
 
     def on_edit(self, name: str) -> None:
         """The loop has changed the gradient of that parameter after backward."""

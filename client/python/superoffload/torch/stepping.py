@@ -11,7 +11,6 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import interrupt, options
-from superoffload.torch.clip_calls import ClipCalls
 from superoffload.torch.forward import ForwardWaits
 from superoffload.torch.groups import SentGroups
 from superoffload.torch.live import LiveParameters
@@ -34,7 +33,7 @@ class Stepping:
         self._submitter = submitter
         self._groups = groups
         self._forward_waits = forward_waits
-        self._clip = ClipCalls(submitter.trained())
+        self._clip = submitter.clip
         self._warned_of_empty_step = False
         self.last_result: StepResult | None = None
         self.skipped_steps: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
@@ -47,21 +46,25 @@ class Stepping:
         if not self._submitter.has_gradients():
             self._on_empty_step()
             return False
-        with self._submitter.told():
-            scale, threshold = self._finish_backward(param_groups, grad_scale, max_grad_norm)
-        watched = self._submitter.watched
-        result = self._submitter.end(scale, threshold)
-        self._clip.on_step_end()
+        with self._clip.in_own_hands():
+            with self._submitter.told():
+                unscaling, threshold = self._finish_backward(param_groups, grad_scale, max_grad_norm)
+            watched = self._submitter.watched
+            result = self._submitter.end(options.sign(param_groups) * unscaling, threshold)
+            self._clip.on_step_end(unscaling)
         self._on_result(result, watched)
         return True
 
     def _finish_backward(
         self, param_groups: list[dict[str, Any]], grad_scale: torch.Tensor | None, max_grad_norm: float | None
     ) -> tuple[float, float]:
-        """Submits what is left of the gradients. Returns their scale and their norm's threshold; 0 does not clip."""
+        """Submits what is left of the gradients.
+
+        Returns what they are to be multiplied with, and their norm's threshold after that; 0 does not clip.
+        """
         check_parameters = self._live.begin_check()  # a GPU compares while it still has backward to do
         self._submitter.on_grad_scaler(grad_scale is not None)
-        self._submitter.finish(self._clip.clipped)
+        self._submitter.finish()
         self._groups.send(param_groups)
         self._check(check_parameters)
         self._submitter.check_gone()
@@ -71,7 +74,7 @@ class Stepping:
         ]
         if self._forward_waits is not None:
             self._forward_waits.before_step_end()
-        return options.sign(param_groups) * unscaling, min(thresholds, default=0.0)
+        return unscaling, min(thresholds, default=0.0)
 
     def _on_empty_step(self) -> None:
         self._submitter.check_empty()
@@ -115,9 +118,10 @@ class Stepping:
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Returns the norm of the gradients as the calls before have left them."""
-        with torch.no_grad(), self._submitter.cut_off:
-            norm = self._submitter.wait_norm(self._clip.clipped)
-        return self._clip.add(max_norm, norm)
+        with self._clip.in_own_hands():
+            with torch.no_grad(), self._submitter.cut_off:
+                norm = self._submitter.wait_norm()
+            return self._clip.add(max_norm, norm)
 
     def settle(self) -> None:
         """After a call was cut off: the optimizer is between two steps."""

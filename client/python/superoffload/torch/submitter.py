@@ -18,7 +18,8 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
 from superoffload._core.step_result import StepResult
-from superoffload.torch import clip_calls, shards
+from superoffload.torch import shards
+from superoffload.torch.clip_calls import ClipCalls
 from superoffload.torch.interrupt import CutOff
 from superoffload.torch.overlap import Overlap, OverlapPolicy
 from superoffload.torch.parameters import HostedParameter
@@ -64,6 +65,7 @@ class Submitter(abc.ABC):
         self.expected_scale = 1.0  # gradient scale of the step before
         self._begun = False
         self.cut_off = CutOff()
+        self.clip = ClipCalls(self.trained(), self.scale)
         self._reset()
         self._handles = [
             parameter.tensor.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), index))
@@ -173,6 +175,15 @@ class Submitter(abc.ABC):
         """Whether a gradient that was taken has grown or gone since, by the loop's backward passes and zero_grad()."""
 
     @abc.abstractmethod
+    def scale(self, factor: float) -> bool:
+        """Multiplies all of ``.grad``. Returns whether the open step goes on with what was submitted of it."""
+
+    @torch.no_grad()
+    def _multiply(self, gradients: list[torch.Tensor], factor: float) -> None:
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    @abc.abstractmethod
     def _submit(self, bucket: int) -> None:
         """All gradients of the bucket have arrived."""
 
@@ -208,6 +219,11 @@ class Submitter(abc.ABC):
         return list(self._sharding.trained) if self._sharding is not None else [p.tensor for p in self._hosted]
 
     @property
+    def overlaps(self) -> bool:
+        """Whether gradients may be submitted before step()."""
+        return self._policy.on
+
+    @property
     def watched(self) -> bool:
         """Whether the loop is being watched in the open step."""
         return self._policy.watched
@@ -223,6 +239,7 @@ class Submitter(abc.ABC):
             self._attachment.wait_step()
             self._begun = False
         self._reset()
+        self.clip.on_abandoned()
 
     def settle(self, committed_steps: int) -> StepResult | None:
         """After a call was cut off: ends the step that was under way. Returns its result if it was committed.
@@ -245,22 +262,18 @@ class Submitter(abc.ABC):
             self._policy.on_surprise()
         self.abandon()
 
-    def finish(self, clipped: Callable[[], bool]) -> None:
-        """Submits whatever is left, and again what has changed since it was submitted.
-
-        ``clipped``: whether that would change gradients that were clipped, which raises Error.
-        """
+    def finish(self) -> None:
+        """Submits whatever is left, and again what has changed since it was submitted."""
         self._check_present()
-        self._finishing, were_clipped = True, clipped()
+        self.clip.check()
+        self._finishing = True
         if self._sharding is not None:
             self._sharding.reduce_gradients()
         edited = None if self._outdated() else self._find_edited()
-        if were_clipped and (edited is not None or self._outdated()):
-            self.abandon()
-            raise clip_calls.changed()
-        if edited is not None and self._policy.on:
-            self._policy.on_edit(edited)
         if edited is not None or self._outdated():
+            self.clip.on_edited()
+            if edited is not None and self._policy.on:
+                self._policy.on_edit(edited)
             self._start_over()
             self._finishing = True
         for index in range(len(self._hosted)):
@@ -272,11 +285,11 @@ class Submitter(abc.ABC):
     def check_gone(self) -> None:  # noqa: B027, on the CPU none goes
         """After finish(): raises Error when a gradient was written whose memory was given back. Waits for the GPU."""
 
-    def wait_norm(self, clipped: Callable[[], bool]) -> float:
+    def wait_norm(self) -> float:
         """Submits whatever is left and returns the norm of the gradients as they are."""
         self._asked_for_norm = True
         with self.told():
-            self.finish(clipped)
+            self.finish()
             self.check_gone()
             if self._sharding is None:
                 return self._attachment.wait_norm(1.0)
