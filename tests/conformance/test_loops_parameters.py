@@ -396,3 +396,41 @@ def test_a_named_optimizer_is_built_with_all_its_groups(loop_daemon):  # noqa: F
     with pytest.raises(superoffload.Error, match="when building"):
         optimizer.add_param_group({"params": model[2].parameters()})
     optimizer.close()
+
+
+@pytest.mark.parametrize("clips", ["all", "trained"])
+def test_a_layer_that_is_frozen_later(ours, clips):  # noqa: F811
+    """As PEFT's set_adapter() does. Its gradient is None from then on, and the clip leaves it out."""
+
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        norms = []
+        for step in range(STEPS):
+            if step in (2, 5):
+                model[0].requires_grad_(step == 5)
+            model(batch(step)).square().mean().backward()
+            given = [p for p in model.parameters() if clips == "all" or p.requires_grad]
+            norms.append(torch.nn.utils.clip_grad_norm_(given, 0.05))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*norms, *model.parameters()]
+
+    assert_agree(loop, ours)
+
+
+def test_one_half_is_stepped_before_the_backward_pass_of_the_other(ours_on_host):  # noqa: F811
+    """The graph of the other half still has its parameters as they were."""
+
+    def loop(make):
+        halves = net(1), net(2)
+        optimizer = make([p for half in halves for p in half.parameters()])
+        for step in range(STEPS):
+            losses = [half(batch(step)).square().mean() for half in halves]
+            for loss in losses:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p for half in halves for p in half.parameters()]
+
+    assert_agree(loop, ours_on_host)

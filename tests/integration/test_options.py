@@ -269,3 +269,62 @@ def test_pushing_keeps_the_masters_of_parameters_that_are_the_published_ones():
 def test_the_name_that_is_made_for_an_anonymous_optimizer_is_no_option(monkeypatch, program):
     monkeypatch.setattr("sys.argv", [program])
     assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]*-\d+-[0-9a-f]{8}", names.make_name())
+
+
+def test_the_threshold_of_clipping_is_checked_whenever_it_is_set():
+    optimizer = superoffload.torch.AdamW(build().parameters(), max_grad_norm=1.0)
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="None means no clipping"):
+            optimizer.max_grad_norm = wrong
+    assert optimizer.max_grad_norm == 1.0
+    optimizer.max_grad_norm = None
+
+
+def test_gradients_of_another_dtype_than_at_first():
+    model = build().to(torch.bfloat16)
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    model.weight.grad_dtype = torch.float32
+
+    def step():
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).square().mean().backward()
+        optimizer.step()
+
+    refused(step, grpc.StatusCode.FAILED_PRECONDITION, "is torch.float32", "set grad_dtype before")
+    assert optimizer.committed_steps == 0
+
+
+def test_a_lazy_module_before_its_first_call():
+    model = torch.nn.LazyLinear(8)
+    build_optimizer = functools.partial(superoffload.torch.AdamW, list(model.parameters()))
+    refused(build_optimizer, grpc.StatusCode.INVALID_ARGUMENT, "call the model once")
+    model(torch.ones(2, 8))
+    train(model, build_optimizer())
+
+
+def test_the_first_skipped_step_is_told():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.weight.grad = torch.full_like(model.weight, float("nan"))
+            optimizer.step()
+    assert [str(w.message).partition(":")[0] for w in caught] == ["a step was skipped"]
+    assert caught[0].filename == __file__
+
+
+def test_a_grad_scaler_skips_without_a_warning():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler.scale(model(torch.full((2, 8), 1e3)).square().mean()).backward()
+        scaler.step(optimizer)
+    assert sum(optimizer.skipped_steps.values()) == 1
+
+
+def test_only_a_grad_scaler_hears_that_step_unscales():
+    """Lightning would refuse to clip."""
+    optimizer = superoffload.torch.AdamW(build().parameters())
+    assert not optimizer._step_supports_amp_scaling

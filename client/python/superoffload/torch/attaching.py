@@ -104,7 +104,9 @@ class Attaching(Growing):
             self._submitter = HostSubmitter(self._attachment, *given)
         else:
             self._forward_waits = ForwardWaits(gpu, self._hosted)
-            self._submitter = GpuSubmitter(gpu, *given, self._forward_waits)
+            self._submitter = GpuSubmitter(
+                gpu, *given, self._forward_waits, weakref.WeakMethod(self._send_written_state)
+            )
             self._residents = Residents(gpu, self._gpu, alone=self._sharding is None)
             self._reporter = GpuReporter(gpu, attached.cast_timings)
             self._reporter.report()

@@ -36,6 +36,7 @@ class CheckpointOwner(torch.optim.Optimizer):
         it is there once all have written their shards; any number of ranks can restore it.
         """
         self._check_attached()
+        self._send_written_state()
         self._quiesce()
         directory, committed_steps = os.path.abspath(directory), self._committed_steps()
         if self._sharding is None:
@@ -89,6 +90,7 @@ class CheckpointOwner(torch.optim.Optimizer):
         run_checkpoint.restore(group, self._member, lambda: self._restore_detached(source))
         self._stepping.restored()
         self._live.bind()
+        self._copies.on_another_moment()
 
     def _restore_detached(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         with self._attachment.detached():

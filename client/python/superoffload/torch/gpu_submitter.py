@@ -66,8 +66,11 @@ class GpuSubmitter(Submitter):
         sharding: Sharding | None,
         replicas: Replicas | None,
         forward_waits: ForwardWaits,
+        send_written_state: weakref.WeakMethod,
     ) -> None:
         self._forward_waits = forward_waits
+        self._send_written_state = send_written_state
+        self._is_state_sent = False
         self._unwaited: set[int] = set()  # whose gradients were computed with parameters that nobody had waited for
         self._streams = [0] * len(hosted)  # on which the gradient was taken
         self._keeps_gradients = sharding is not None
@@ -110,6 +113,7 @@ class GpuSubmitter(Submitter):
         """Autograd is about to accumulate a gradient of parameter `index`."""
         if cuda.is_capturing():
             return
+        self._send_state_once()
         if self._hosted[index].gradient is None:
             self._unwaited.discard(index)
         if self._policy.learns() and not self._keeps_gradients and not self._room.holds_gradients():
@@ -128,6 +132,13 @@ class GpuSubmitter(Submitter):
             self.abandon()
             self._lost.clear()  # said here
             raise tombstone.grew(self._hosted[index].name, self._forced)
+
+    def _send_state_once(self) -> None:
+        """Before the first gradient of a step leaves: sending it abandons a step that is open."""
+        send = self._send_written_state()
+        if not self._is_state_sent and not self._begun and not self.cut_off.happened and send is not None:
+            self._is_state_sent = True
+            send()
 
     def on_gradient(self, index: int) -> None:
         if cuda.is_capturing():
@@ -317,6 +328,7 @@ class GpuSubmitter(Submitter):
                 self._gone.add(index)
 
     def _wait_end(self) -> StepResult:
+        self._is_state_sent = False
         self._forget_grown()
         # They stay the loop's: nobody frees them before they are packed.
         gradients = [parameter.gradient for parameter in self._hosted]

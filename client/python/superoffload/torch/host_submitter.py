@@ -1,8 +1,10 @@
 """Submits gradients that are on the CPU."""
 
+import grpc
 import torch
 
 from superoffload._core import memory
+from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
 from superoffload.torch import shards
 from superoffload.torch.submitter import Submitter
@@ -28,7 +30,14 @@ class HostSubmitter(Submitter):
         gradient = self._given.get(index, self._hosted[index].gradient)
         if gradient is None:
             return
-        self._slot(index).copy_(gradient)
+        slot = self._slot(index)
+        if gradient.dtype != slot.dtype:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the gradient of {self._hosted[index].name} is {gradient.dtype}, but was to be {slot.dtype} when the "
+                "optimizer was built; set grad_dtype before, or build a new optimizer",
+            )
+        slot.copy_(gradient)
         self._submitted.add(index)
 
     def _outdated(self) -> bool:
@@ -44,12 +53,12 @@ class HostSubmitter(Submitter):
         return None if found is None else self._hosted[list(gradients)[found]].name
 
     def _gradients(self) -> dict[int, torch.Tensor]:
-        """As they are now, of those that were taken, row-major and in the dtype of their slots."""
+        """As they are now, of those that were taken, row-major."""
         result = {}
         for index in self._submitted:
             gradient = self._hosted[index].gradient
             assert gradient is not None, "what was taken and has gone since is outdated"
-            result[index] = gradient.to(self._slot(index).dtype).contiguous()
+            result[index] = gradient.contiguous()
         return result
 
     def _digests(self) -> dict[int, int]:

@@ -122,9 +122,14 @@ class HostParameters(LiveParameters):
         pass  # the digests are there
 
     def on_commit(self) -> None:
-        self.bind()
+        # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
+        self._copy([parameter.local for parameter in self._hosted if parameter.tensor.grad is not None])
 
     def bind(self) -> None:
+        self._copy([parameter.local for parameter in self._hosted])
+
+    def _copy(self, written: list[torch.Tensor]) -> None:
+        """The published parameters become the model's; ``written``: those in which that may change something."""
         ranges = []
         for parameter in self._hosted:
             tensor, theta = parameter.local, parameter.theta
@@ -133,7 +138,7 @@ class HostParameters(LiveParameters):
                 tensor.data.copy_(theta)
             ranges.append((theta.data_ptr(), tensor.data_ptr() if copies else None, theta.nbytes))
         self._digests = memory.copy_and_digest(ranges, torch.get_num_threads())
-        torch.autograd.graph.increment_version([parameter.local for parameter in self._hosted])
+        torch.autograd.graph.increment_version(written)
         if self._replicas is not None:
             self._replicas.gather()
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -37,9 +38,6 @@ class Optimizer(Attaching):
 
     algorithm: ClassVar[Algorithm]
 
-    # torch.amp.GradScaler then leaves unscaling and the decision to skip to step().
-    _step_supports_amp_scaling = True
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -66,14 +64,13 @@ class Optimizer(Attaching):
         replicas: Any = None,
     ) -> None:
         policies.check_sync(sync)
-        policies.check_max_norm("max_grad_norm", max_grad_norm)
         lease_seconds = names.lease_of(name, lease_seconds)
+        self.max_grad_norm = max_grad_norm
         self._policies = policies.policies(speculation, checkpoint, lease_seconds)
         self._attached = False
         super().__init__(params, {**defaults, "maximize": maximize})
         options.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         options.check_groups(self.param_groups, self.algorithm)
-        self.max_grad_norm = max_grad_norm
         self._grad_scale = GradScale()
         self._anonymous = name is None
         self._forward_waits: ForwardWaits | None = None
@@ -112,6 +109,14 @@ class Optimizer(Attaching):
 
     # Stepping.
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """To torch.amp.GradScaler, which then leaves unscaling and the decision to skip to step().
+
+        Others, Lightning for one, ask in order to refuse to unscale and clip before step(), which works as well.
+        """
+        return sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimizer step; returns the closure's loss. ``last_result`` has the daemon's report.
@@ -128,6 +133,8 @@ class Optimizer(Attaching):
                 with torch.enable_grad():
                     loss = closure()
             self._check_attached()
+            with self._submitter.told():
+                self._send_written_state()
             with self._submitter.cut_off:
                 with self._submitter.told():
                     parameters.check_unfrozen(self.param_groups, self.hosted_parameters())
@@ -135,6 +142,7 @@ class Optimizer(Attaching):
                 grad_scale = self._grad_scale.take(self, self.hosted_parameters())
                 ended = self._stepping.step(self.param_groups, grad_scale, self.max_grad_norm)
             self._grad_scale.forget()
+            self._copies.on_another_moment()
             if ended and self._residents is not None:
                 self._residents.after_step(stall_seconds, self._quiesce)
                 self._reporter.report()
@@ -169,11 +177,22 @@ class Optimizer(Attaching):
         torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
         """
         self._check_attached()
+        self._send_written_state()
         return torch.tensor(self._stepping.clip_grad_norm(max_norm), dtype=torch.float32, device="cpu")
 
     def clips_as_torch(self) -> bool:
         """Whether torch.nn.utils.clip_grad_norm_ scales ``.grad``; nothing has been submitted then."""
         return not self._submitter.overlaps and self._sharding is None
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """Steps are clipped to this global 2-norm of the gradients; None does not clip."""
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        policies.check_max_norm("max_grad_norm", value)
+        self._max_grad_norm = value
 
     @property
     def last_result(self) -> StepResult | None:

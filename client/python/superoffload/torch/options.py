@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
+import torch
 
 from superoffload._core.error import Error
 from superoffload.torch.algorithm import Algorithm
@@ -16,9 +17,14 @@ _REFUSED = {
 
 
 def check_whole(groups: Iterable[dict[str, Any]]) -> None:
-    """Raises Error for parameters of which this process has a shard only."""
+    """Raises Error for parameters of which this process has a shard only, or nothing yet."""
     for group in groups:
         for tensor in group["params"]:
+            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+                raise Error(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "a parameter of a lazy module has no shape yet; call the model once before building the optimizer",
+                )
             kind = None
             if type(tensor).__name__ == "FlatParameter" or getattr(tensor, "_fsdp_flattened", False):
                 kind = "sharded by FSDP"

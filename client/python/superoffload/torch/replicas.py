@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import grpc
 import torch
 
-from superoffload._core import memory, run_step
+from superoffload._core import run_step
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
-from superoffload.torch import cuda, shards
-from superoffload.torch.fingerprint import fingerprint
+from superoffload.torch import shards
+from superoffload.torch.fingerprint import digests
 from superoffload.torch.sharding import Sharding, Share
 
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
@@ -73,7 +73,7 @@ class Replicas:
         return list(dict.fromkeys(self._rows[index][0].name for index in different))
 
     def _digests_now(self) -> torch.Tensor:
-        return _digests([_local_rows(share, rank) for share, rank in self._rows])
+        return digests([_local_rows(share, rank) for share, rank in self._rows])
 
     def _gather(self, group: object, batch: list[Share]) -> None:
         sizes = [_padded_bytes(share) for share in batch]
@@ -92,9 +92,9 @@ class Replicas:
     def check_values(self) -> None:
         """Raises Error on all ranks where replicas of a parameter differ."""
         shares = list(self._sharding.shares.values())
-        digests = _digests([shards.local(share.parameter).detach() for share in shares]).tolist()
+        own = digests([shards.local(share.parameter).detach() for share in shares]).tolist()
         everybodys = self._group.gather_objects(
-            {(share.ranks, share.name): digest for share, digest in zip(shares, digests, strict=True)}
+            {(share.ranks, share.name): digest for share, digest in zip(shares, own, strict=True)}
         )
         seen: dict[tuple[tuple[int, ...], str], tuple[int, int]] = {}
         for rank, theirs in enumerate(everybodys):
@@ -113,7 +113,7 @@ class Replicas:
         if not whole:
             return
         total = 0
-        for digest, parameter in zip(_digests([p.grad for p in whole]).tolist(), whole, strict=True):
+        for digest, parameter in zip(digests([p.grad for p in whole]).tolist(), whole, strict=True):
             total = (total * 6364136223846793005 + digest + (parameter.grad is not None)) % 2**64
         own = [float(total >> 32), float(total % 2**32)]
         for rank, theirs in enumerate(run_step.gather(self._group, For.GRADIENTS, own)):
@@ -187,19 +187,3 @@ def _rows(batch: list[Share], buffers: tuple[torch.Tensor, ...], rank: int) -> I
     for share, buffer in zip(batch, buffers, strict=True):
         rows = _local_rows(share, rank)
         yield buffer[: rows.nbytes].view(rows.dtype).view(rows.shape)
-
-
-def _digests(tensors: list[torch.Tensor | None]) -> torch.Tensor:
-    """Of each one int64, where it is; 0 of None."""
-    some = {index: tensor.contiguous() for index, tensor in enumerate(tensors) if tensor is not None}
-    if not some:
-        return torch.zeros(len(tensors), dtype=torch.int64, device="cpu")
-    if all(map(cuda.is_on_gpu, some.values())):
-        found = torch.stack([fingerprint(tensor) for tensor in some.values()])
-    else:
-        ranges = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in some.values()]
-        unsigned = memory.copy_and_digest(ranges, torch.get_num_threads())
-        found = torch.tensor([digest - (digest >> 63 << 64) for digest in unsigned], dtype=torch.int64, device="cpu")
-    result = torch.zeros(len(tensors), dtype=torch.int64, device=found.device)
-    result[torch.tensor(list(some), dtype=torch.int64, device=found.device)] = found
-    return result

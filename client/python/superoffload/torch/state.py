@@ -1,10 +1,10 @@
 """Optimizer state that leaves the daemon and comes back: checkpoints, state_dict(), torch's own format."""
 
+import operator
 import os
 import tempfile
 import uuid
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import grpc
@@ -16,44 +16,24 @@ from superoffload._core.layout import array_offsets
 from superoffload.torch import options, replicas, shards, tensor_file
 from superoffload.torch.algorithm import MASTER, STEP, Algorithm, array_name
 from superoffload.torch.checkpoints import CheckpointOwner, drop_others
+from superoffload.torch.fingerprint import digests
 from superoffload.torch.moment import FORMAT, Moment, callers, find_directory, module_of
+from superoffload.torch.parameter_state import ParameterState
 from superoffload.torch.sharding import TorchGroup
+from superoffload.torch.state_copies import StateCopies
 from superoffload.v1 import optimizer_pb2
 
 _KEY = "superoffload"  # of the moment in a state_dict
+# In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
+_NOT_OF_TORCH = (
+    b"a state of superoffload.torch, which torch.optim cannot load: torch_state_dict() makes one that it can"
+)
 _STATE_DICT_CALLERS = ("torch.distributed.checkpoint.state_dict",)  # they take tensors out of state_dict()
 _SAVE_SECONDS = 60  # that ranks may save after one another
 _SLOW_SECONDS = 10  # until a rank that waits for others says so
 
 # (endpoint, name) -> lineage and committed steps of an optimizer that this process has closed.
 _closed: dict[tuple[str, str], tuple[str, int]] = {}
-
-
-class ParameterState:
-    """What torch has in ``optimizer.state[parameter]``, and the fp32 ``master``: copies, made when asked for.
-
-    It has a mapping's methods and is no Mapping to isinstance(): Lightning rebuilds mappings, with all that is in them,
-    in order to move them from the GPU.
-    """
-
-    keys, values, items = Mapping.keys, Mapping.values, Mapping.items
-    get, __contains__ = Mapping.get, Mapping.__contains__
-
-    def __init__(self, optimizer: "StateOwner", index: int) -> None:
-        self._optimizer = weakref.proxy(optimizer)
-        self._index = index
-        self._keys = optimizer.state_keys()
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        if key not in self._keys:
-            raise KeyError(key)
-        return self._optimizer.state_of([self._index], [key])[self._index][key].clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class StateOwner(CheckpointOwner):
@@ -72,8 +52,11 @@ class StateOwner(CheckpointOwner):
 
     def _fill_state(self) -> None:
         """torch.distributed.checkpoint makes a step of its own where it finds no state."""
-        for index, parameter in enumerate(self._hosted):
-            self.state[parameter.tensor] = ParameterState(self, index)
+        self._copies = StateCopies()
+        self._states = [ParameterState(self, index) for index in range(len(self._hosted))]
+        self.state.update(
+            {parameter.tensor: state for parameter, state in zip(self._hosted, self._states, strict=True)}
+        )
 
     def _state_closed(self) -> None:
         """To be called when it is detached."""
@@ -102,10 +85,80 @@ class StateOwner(CheckpointOwner):
         """The state is another than so many steps have made it."""
         self._lineage = uuid.uuid4().hex
 
+    # Writing.
+
+    def copy_of_state(self, index: int, key: str) -> torch.Tensor:
+        """For `ParameterState`: what the loop has written already, or a copy."""
+        return self._copies.get(index, key, lambda: self._views([index], [key])[index][key].clone())
+
+    def set_state(self, index: int, key: str, value: Any) -> None:
+        shape = torch.Size() if key == STEP else self._hosted[index].local.shape
+        given = torch.as_tensor(
+            shards.local(value) if torch.is_tensor(value) else value, dtype=torch.float32, device="cpu"
+        )
+        if given.shape != shape and given.numel() != 1:
+            raise Error(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{key} of {self._hosted[index].name} is given as {list(given.shape)} but is {list(shape)}",
+            )
+        self._copies.set(index, key, given.expand(shape) if given.dim() <= len(shape) else given.reshape(shape))
+
+    def _written_state(self) -> dict[int, dict[str, torch.Tensor]]:
+        """What the loop has written to ``optimizer.state`` since the last step, by index of the parameter."""
+        if self._states_are_in_place():
+            return self._copies.written()
+        for index, parameter in enumerate(self._hosted):
+            state = self.state.get(parameter.tensor)
+            if state is self._states[index] and not state.is_cleared:
+                continue
+            given = dict(state or {})
+            ours = self.state[parameter.tensor] = self._states[index] = ParameterState(self, index)
+            if not given.keys() & set(self.state_keys()):  # torch makes it anew
+                zeros = torch.zeros(self._hosted[index].local.shape, dtype=torch.float32, device="cpu")
+                given |= dict.fromkeys(self.algorithm.moments, zeros) | {STEP: 0.0}
+            missing = [key for key in self.torch_keys() if key not in given]
+            if missing:
+                raise Error(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"optimizer.state of {parameter.name} was replaced and has no {missing[0]}; give it "
+                    f"{', '.join(self.torch_keys())}, or nothing to begin anew",
+                )
+            ours.update(given)
+        return self._copies.written()
+
+    def _states_are_in_place(self) -> bool:
+        """In the order in which they were filled in, as they are unless the loop has replaced some: fast."""
+        in_place = len(self.state) >= len(self._states) and all(map(operator.is_, self._states, self.state.values()))
+        return in_place and not any(state.is_cleared for state in self._states)
+
+    def _send_written_state(self) -> None:
+        """Has the daemon take over what the loop has written. Raises Error in several ranks."""
+        written = self._written_state()
+        if not written:
+            return
+        if self._ranks() > 1:
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"optimizer.state of {self._hosted[min(written)].name} was written, which reaches no other rank; have "
+                "all ranks call load_torch_state_dict() with what it is to be (see torch_state_dict())",
+            )
+        self._stepping.check_parameters()
+        tensors = {
+            self._hosted[index].name: tensors | {key: given.clone() for key, given in written.get(index, {}).items()}
+            for index, tensors in self._views(range(len(self._hosted)), self.state_keys()).items()
+        }
+        steps = [self._committed_steps(), *(int(state[STEP]) for state in written.values() if STEP in state)]
+        self._restore_tensors(tensors, max(steps))
+
     # Reading.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
         """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        self._check_attached()
+        self._send_written_state()
+        return self._views(indices, keys)
+
+    def _views(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
         self._check_attached()
         self._quiesce()
         self._attachment.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
@@ -141,10 +194,14 @@ class StateOwner(CheckpointOwner):
         With ``state_tensors()`` and ``optimizer.state[parameter]`` the state can be looked at.
         """
         self._check_attached()
+        self._send_written_state()
         state = super().state_dict()
         if any(module_of(frame) in _STATE_DICT_CALLERS for frame, _ in zip(callers(), range(4), strict=False)):
             return self._with_tensors(state, self.state_keys(), shards.like_on_host)
-        state["state"] = {}
+        state["state"] = {
+            key: {STEP: _NOT_OF_TORCH, **value.others} if isinstance(value, ParameterState) else value
+            for key, value in state["state"].items()
+        }
         state[_KEY] = Moment(self)
         return state
 
@@ -243,6 +300,18 @@ class StateOwner(CheckpointOwner):
             self._load_saved(moment)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._fill_state()
+        if moment is not None:
+            self._load_others(state_dict)
+
+    def _load_others(self, state_dict: dict[str, Any]) -> None:
+        """What the loop had in ``optimizer.state`` of its own."""
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        tensors = dict(zip(saved, self._all_parameters(), strict=True))
+        for key, value in state_dict["state"].items():
+            if key in tensors:
+                self.state[tensors[key]].update({name: other for name, other in value.items() if name != STEP})
+            else:
+                self.state[key] = value
 
     def _ranks(self) -> int:
         """Among which the state is divided."""
@@ -263,6 +332,7 @@ class StateOwner(CheckpointOwner):
                 f"the state_dict was saved by {saved['name']} and this is {self.name}: each rank loads what it has "
                 "saved itself; restore= with the checkpoints of all ranks fits any number of them",
             )
+        before = self._digests()
         if not run and {key: saved[key] for key in ("name", "lineage", "committed_steps")} == self.moment_identity():
             if self._live.changed():
                 self.pull_params()
@@ -270,6 +340,18 @@ class StateOwner(CheckpointOwner):
             self._restore_tensors(saved["state"], saved["committed_steps"])
         else:
             self.restore_checkpoint(find_directory(saved["directory"], self._state_directory))
+        self.synchronize()
+        replaced = (self._digests() != before).nonzero().flatten().tolist()
+        if replaced:
+            warn.warn(
+                f"load_state_dict() has replaced the values of {len(replaced)} parameters, the first being "
+                f"{self._hosted[replaced[0]].name}, by those that were saved: they are part of this state. To keep "
+                "others, load the model's after the optimizer's, and call push_params()"
+            )
+
+    def _digests(self) -> torch.Tensor:
+        """Of the parameters as they are."""
+        return digests([parameter.local.detach() for parameter in self._hosted])
 
     def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
         """``load_state_dict()`` of its counterpart in torch.optim on the same parameters."""

@@ -52,7 +52,7 @@ class Stepping:
             watched = self._submitter.watched
             result = self._submitter.end(options.sign(param_groups) * unscaling, threshold)
             self._clip.on_step_end(unscaling)
-        self._on_result(result, watched)
+        self._on_result(result, watched, may_skip=grad_scale is not None)
         return True
 
     def _finish_backward(
@@ -100,14 +100,14 @@ class Stepping:
             self._submitter.abandon()
             raise
 
-    def _on_result(self, result: StepResult, watched: bool = False) -> None:
+    def _on_result(self, result: StepResult, watched: bool = False, may_skip: bool = False) -> None:
         """Cut off before ``last_result`` is set, it is done again: see settle()."""
         if self._forward_waits is not None:
             self._forward_waits.on_step_end(not result.kind.skipped, watched)
         if not result.kind.skipped:
             self._live.on_commit()
         self.last_result = result
-        skips.count_skip(result, self.skipped_steps)
+        skips.count_skip(result, self.skipped_steps, expected=may_skip)
 
     def zero_grad(self) -> None:
         """Gradients of a step that was begun and not ended are dropped."""
