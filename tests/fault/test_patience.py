@@ -63,6 +63,7 @@ def test_the_environment_says_how_long_a_client_waits_without_a_socket(dead, mon
     with pytest.raises(Error) as error:
         dead.wait_reopened()
     assert error.value.code == grpc.StatusCode.UNAVAILABLE
+    assert "has stopped, and no other has come" in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])

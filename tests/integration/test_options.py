@@ -328,3 +328,53 @@ def test_only_a_grad_scaler_hears_that_step_unscales():
     """Lightning would refuse to clip."""
     optimizer = superoffload.torch.AdamW(build().parameters())
     assert not optimizer._step_supports_amp_scaling
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_groups_list_that_has_grown(group):
+    model, other = build(), build()
+    optimizer = superoffload.torch.AdamW([{"params": [model.weight]}, {"params": [model.bias]}])
+    optimizer.param_groups[group]["params"].append(other.weight)
+    model(other(torch.ones(2, 8))).square().mean().backward()
+    refused(
+        optimizer.step, grpc.StatusCode.FAILED_PRECONDITION, "put into the list of a parameter group", "add_param_group"
+    )
+
+
+def test_one_clip_over_two_optimizers_names_the_remedy_first():
+    models = build(), build()
+    for model in models:
+        model.optimizer = superoffload.torch.AdamW(model.parameters())
+    sum(model(torch.ones(2, 8)).square().mean() for model in models).backward()
+    clip = functools.partial(torch.nn.utils.clip_grad_norm_, [p for model in models for p in model.parameters()], 1.0)
+    with pytest.raises(superoffload.Error, match="build it with overlap=False to clip so. Else"):
+        clip()
+
+
+def test_an_optimizer_that_only_a_cycle_has_is_no_owner():
+    model = build()
+
+    class Holder:
+        def __init__(self):
+            self.optimizer = superoffload.torch.AdamW(model.parameters())
+            self.itself = self
+
+    Holder()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    with pytest.raises(superoffload.Error, match=r"close\(\) that one first \(Lightning has it"):
+        superoffload.torch.AdamW(model.parameters())
+    train(model, optimizer)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "Lion"])
+def test_text_is_no_learning_rate(name):
+    with pytest.raises(TypeError, match="lr is '1e-3', which is text and no number"):
+        getattr(superoffload.torch, name)(build().parameters(), lr="1e-3")
+
+
+def test_a_fresh_state_of_torch_after_steps_says_how_to_begin_anew():
+    model = build()
+    optimizer = superoffload.torch.AdamW(model.parameters())
+    train(model, optimizer)
+    load = functools.partial(optimizer.load_state_dict, torch.optim.AdamW(model.parameters()).state_dict())
+    refused(load, grpc.StatusCode.INVALID_ARGUMENT, "To begin anew, optimizer.state.clear()")

@@ -88,9 +88,18 @@ class Connection:
                 now = time.monotonic()
                 if self.alive():
                     socket_deadline = now + socket_seconds
-                if error.code != grpc.StatusCode.UNAVAILABLE or now > min(deadline, socket_deadline):
+                if error.code != grpc.StatusCode.UNAVAILABLE:
                     raise
+                if now > min(deadline, socket_deadline):
+                    raise self._stopped(error) from None
             time.sleep(_RETRY_SECONDS)
+
+    def _stopped(self, error: Error) -> Error:
+        return Error(
+            grpc.StatusCode.UNAVAILABLE,
+            f"superoffloadd at {self.endpoint} has stopped, and no other has come ({error.message}); start it again, "
+            "and then this trainer, which finds its optimizer by name where the daemon or its keeper has kept it",
+        )
 
     def call(self, method: str, request: Any, timeout_seconds: float | None = None) -> Any:
         """One call with one answer; raises Error."""

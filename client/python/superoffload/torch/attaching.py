@@ -78,6 +78,8 @@ class Attaching(Growing):
         present = [id(tensor) for tensor in self._all_parameters()]
         if present[: len(self._built_of)] == self._built_of:  # what has been added comes behind
             return
+        if set(self._built_of) < set(present):
+            raise parameters.has_grown()
         if self._committed_steps() > 0:
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -7,6 +7,7 @@ unchanged, those on an optimizer that submits in step() as well, whose gradients
 """
 
 import functools
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -23,12 +24,20 @@ _owners: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 def check_free(parameters: Iterable[torch.Tensor]) -> None:
     """Raises Error when another open optimizer hosts one of them."""
-    for parameter in parameters:
-        if (owner := _owners.get(id(parameter))) is not None:
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the parameters belong to superoffload optimizer {owner.name} already; close() that one first",
-            )
+    parameters = list(parameters)
+    if _owner(parameters) is not None:
+        gc.collect()  # it may be part of a cycle that nobody has any more
+    if (owner := _owner(parameters)) is not None:
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the parameters belong to superoffload optimizer {owner.name} already; close() that one first (Lightning "
+            "has it in trainer.optimizers)",
+        )
+
+
+def _owner(parameters: Iterable[torch.Tensor]) -> Any:
+    """One that hosts one of them."""
+    return next((owner for parameter in parameters if (owner := _owners.get(id(parameter))) is not None), None)
 
 
 def register(optimizer: Any, parameters: Iterable[torch.Tensor]) -> None:
@@ -69,9 +78,9 @@ def _install() -> None:
         if others or clipped != theirs or float(norm_type) != 2.0:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "clip_grad_norm_ on gradients that a superoffload optimizer holds must cover exactly the parameters of "
-                "that optimizer and use the 2-norm; clip each optimizer's parameters by themselves, pass "
-                "max_grad_norm= to the optimizer, or build it with overlap=False",
+                "clip_grad_norm_ covers more than one optimizer's gradients, or a part of them, or uses another norm "
+                "than the 2-norm, and a superoffload optimizer has them already; build it with overlap=False to clip "
+                "so. Else clip each optimizer's parameters by themselves, or pass max_grad_norm= to the optimizer",
             )
         norm = optimizer.clip_grad_norm_(max_norm)
         if error_if_nonfinite and not torch.isfinite(norm):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from superoffload.torch import options
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.keywords import Keywords
 from superoffload.torch.optimizer import Optimizer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
     beta1, beta2 = group["betas"]
     values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"]}
-    return {name: float(value) for name, value in values.items()}
+    return options.numbers(values)
 
 
 def _group_values(scalars: Mapping[str, float]) -> dict[str, Any]:

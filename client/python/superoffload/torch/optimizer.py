@@ -137,7 +137,7 @@ class Optimizer(Attaching):
                 self._send_written_state()
             with self._submitter.cut_off:
                 with self._submitter.told():
-                    parameters.check_unfrozen(self.param_groups, self.hosted_parameters())
+                    parameters.check_unfrozen(self.param_groups, self.hosted_parameters(), self._built_of)
                 stall_seconds = 0.0 if self._residents is None else self._residents.stall_seconds()
                 grad_scale = self._grad_scale.take(self, self.hosted_parameters())
                 ended = self._stepping.step(self.param_groups, grad_scale, self.max_grad_norm)

@@ -44,6 +44,13 @@ def check_flags(options: Mapping[str, Any], algorithm: Algorithm, where: str = "
             )
 
 
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Of a parameter group. Raises TypeError for text, of which Python would make numbers and torch does not."""
+    if texts := [f"{name} is {value!r}" for name, value in values.items() if isinstance(value, str | bytes)]:
+        raise TypeError(f"{', '.join(texts)}, which is text and no number")
+    return {name: float(value) for name, value in values.items()}
+
+
 def sign(groups: Iterable[dict[str, Any]]) -> float:
     """What gradients are multiplied by: -1 to maximize. A step has one sign."""
     signs = {-1.0 if group.get("maximize") else 1.0 for group in groups}

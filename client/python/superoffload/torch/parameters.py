@@ -218,14 +218,26 @@ def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
         )
 
 
-def check_unfrozen(param_groups: list[dict[str, Any]], trained: Iterable[torch.nn.Parameter]) -> None:
-    """Raises Error when another parameter has a gradient."""
+def check_unfrozen(
+    param_groups: list[dict[str, Any]], trained: Iterable[torch.nn.Parameter], built_of: Iterable[int]
+) -> None:
+    """Raises Error when another parameter has a gradient. ``built_of``: ids of those that were in the groups."""
     known = set(map(id, trained))
     for group in param_groups:
         for tensor in group["params"]:
             if tensor.grad is not None and shards.local(tensor).numel() > 0 and id(tensor) not in known:
+                if id(tensor) not in built_of:
+                    raise has_grown()
                 raise Error(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     "a parameter that was frozen when the optimizer was built has a gradient; "
                     "build the optimizer after unfreezing",
                 )
+
+
+def has_grown() -> Error:
+    return Error(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "a parameter was put into the list of a parameter group after the optimizer was built, which nobody trains; "
+        "pass it to add_param_group(), or build a new optimizer",
+    )

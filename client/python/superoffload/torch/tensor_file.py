@@ -30,7 +30,7 @@ def from_torch(
         raise Error(
             grpc.StatusCode.INVALID_ARGUMENT,
             f"the state_dict has no moments of {len(unmade)} parameters, the first being {unmade[0]}; it must be of an "
-            f"{algorithm.name} on the same parameters that has made a step",
+            f"{algorithm.name} on the same parameters that has made a step. To begin anew, optimizer.state.clear()",
         )
     known = {STEP, *algorithm.arrays}
     if unknown := sorted({array for key in made.values() for array in state[key]} - known):
