@@ -20,6 +20,7 @@ def trained(daemons, tmp_path_factory):
         {"dtype": "float32", "plain": True},
         {"spoils_at": 3},
         {"spoils_at": 0, "clip": "call"},
+        {"writes_state_at": 3},
         {"dtype": "float32", "clip": "call", "zeroes": False},
         {"dtype": "float32", "plain": True, "zeroes": False},
     ]
@@ -55,6 +56,13 @@ def test_what_one_rank_refuses_is_refused_by_all_and_can_be_taken_back(trained):
 def test_gradients_that_go_on_after_they_were_clipped(trained):
     for ours, torchs in (of_rank[-2:] for of_rank in trained):
         close(ours, torchs)
+
+
+def test_what_one_rank_writes_to_its_state_is_refused_by_all(trained):
+    told, asked = (of_rank[11]["refusals"] for of_rank in trained)
+    (why,) = asked
+    assert "was written, which reaches no other rank" in why
+    assert told == [f"rank 1 refuses the step, and so do all ranks: {why}"]
 
 
 @pytest.mark.parametrize("where", ["prepared", "gathered"])

@@ -195,6 +195,7 @@ def train(
     gpu: dict | None = None,
     meta: str | None = None,
     reloads_at: int | None = None,
+    writes_state_at: int | None = None,
     keepers: tuple[int, ...] = (),
     **options,
 ) -> dict:
@@ -212,6 +213,7 @@ def train(
     ``meta``: parameters are there while the model is distributed; then the optimizer gives them their "weights",
     only "frozen" ones, or "none", or torch does ("torch").
     ``syncs``: gradients are reduced in each part of a step. ``zeroes``: they are zeroed after each step.
+    ``writes_state_at``: a step before which rank 1 alone writes to ``optimizer.state``.
     ``reloads_at``: a step before which its state leaves and comes back by torch.distributed.checkpoint.
     ``keepers``: processes of the ranks' daemons.
     """
@@ -289,10 +291,13 @@ def train(
                 replicas._local_rows(share, 1 - rank).data.zero_()
         if spoils_at == step and rank == 1:
             optimizer._hosted[0].local.data.mul_(2)
+        if writes_state_at == step and rank == 1:
+            for state in optimizer.state.values():
+                state["exp_avg"].zero_()
         try:
             optimizer.step()
         except superoffload.Error as error:
-            if spoils_at != step:
+            if step not in (spoils_at, writes_state_at):
                 raise
             refusals.append(str(error))
             optimizer.pull_params()

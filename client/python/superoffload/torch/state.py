@@ -137,10 +137,11 @@ class StateOwner(CheckpointOwner):
         if not written:
             return
         if self._ranks() > 1:
+            self._copies.on_another_moment()
             raise Error(
-                grpc.StatusCode.UNIMPLEMENTED,
-                f"optimizer.state of {self._hosted[min(written)].name} was written, which reaches no other rank; have "
-                "all ranks call load_torch_state_dict() with what it is to be (see torch_state_dict())",
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"optimizer.state of {self._hosted[min(written)].name} was written, which reaches no other rank, and "
+                "is left out; have all ranks call torch_state_dict(), then load_torch_state_dict() with the new one",
             )
         self._stepping.check_parameters()
         tensors = {
