@@ -30,8 +30,8 @@ class HostSubmitter(Submitter):
         gradient = self._given.get(index, self._hosted[index].gradient)
         if gradient is None:
             return
-        slot = self._slot(index)
-        if gradient.dtype != slot.dtype:
+        slot, hosted = self._slot(index), self._hosted[index]
+        if gradient.dtype != slot.dtype and hosted.local.dtype == hosted.theta.dtype:  # else that is what is told
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the gradient of {self._hosted[index].name} is {gradient.dtype}, but was to be {slot.dtype} when the "
