@@ -1,5 +1,6 @@
 """The package, installed in a machine of its own (systemd-nspawn), run by a real systemd."""
 
+import json
 import os
 import pathlib
 import re
@@ -77,9 +78,9 @@ def service(machine):
 
 def committed_steps(machine):
     """Of the only optimizer; none while the daemon is away."""
-    listed = machine(*CONTROL, "list", check=False)
-    lines = listed.stdout.splitlines()[1:]
-    return int(lines[0].split()[-2 if lines[0].endswith("none") else -3]) if lines else None
+    listed = machine(*CONTROL, "list", "--json", check=False)
+    optimizers = json.loads(listed.stdout)["optimizers"] if listed.returncode == 0 else []
+    return int(optimizers[0]["committed_steps"]) if optimizers else None
 
 
 def train(machine, *before):
