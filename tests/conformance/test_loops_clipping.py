@@ -87,38 +87,32 @@ def drop_one(model):
     next(model.parameters()).grad = None
 
 
+def train(make, after_clip):
+    """``after_clip(step, optimizer, model)``."""
+    model = net()
+    optimizer = make(model.parameters())
+    for step in range(STEPS):
+        model(batch(step)).square().mean().backward()
+        clip(model)
+        after_clip(step, optimizer, model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.parameters()
+
+
 @pytest.mark.parametrize("edit", [add_noise, replace_with_noise, mask, drop_one])
 def test_edits_after_clipping(ours, edit):  # noqa: F811
-    def loop(make):
-        model = net()
-        optimizer = make(model.parameters())
-        for step in range(STEPS):
-            model(batch(step)).square().mean().backward()
-            clip(model)
-            edit(model)
-            optimizer.step()
-            optimizer.zero_grad()
-        return model.parameters()
-
-    agree_or_be_told(loop, ours)
+    agree_or_be_told(lambda make: train(make, lambda step, optimizer, model: edit(model)), ours)
 
 
 def test_edits_after_clipping_that_begin_late(ours):  # noqa: F811
     """When gradients are submitted early."""
 
-    def loop(make):
-        model = net()
-        optimizer = make(model.parameters())
-        for step in range(STEPS):
-            model(batch(step)).square().mean().backward()
-            clip(model)
-            if step > 5:
-                mask(model)
-            optimizer.step()
-            optimizer.zero_grad()
-        return model.parameters()
+    def mask_late(step, optimizer, model):
+        if step > 5:
+            mask(model)
 
-    agree_or_be_told(loop, ours)
+    agree_or_be_told(lambda make: train(make, mask_late), ours)
 
 
 def read_state(optimizer, model, directory):
@@ -141,21 +135,13 @@ def checkpoint(optimizer, model, directory):
 @pytest.mark.parametrize("edit", [None, mask])
 @pytest.mark.parametrize("between", [read_state, save_state, push, checkpoint])
 def test_clipped_gradients_while_the_optimizer_is_looked_at(ours, between, edit, tmp_path):  # noqa: F811
-    def loop(make):
-        model = net()
-        optimizer = make(model.parameters())
-        for step in range(STEPS):
-            model(batch(step)).square().mean().backward()
-            clip(model)
-            if step == 6:
-                between(optimizer, model, tmp_path)
-                if edit is not None:
-                    edit(model)
-            optimizer.step()
-            optimizer.zero_grad()
-        return model.parameters()
+    def look_once(step, optimizer, model):
+        if step == 6:
+            between(optimizer, model, tmp_path)
+            if edit is not None:
+                edit(model)
 
-    agree_or_be_told(loop, ours)
+    agree_or_be_told(lambda make: train(make, look_once), ours)
 
 
 def clones(model, taken):

@@ -135,9 +135,11 @@ class GpuSubmitter(Submitter):
 
     def _send_state_once(self) -> None:
         """Before the first gradient of a step leaves: sending it abandons a step that is open."""
+        if self._is_state_sent or self._begun or self.cut_off.happened:
+            return
+        self._is_state_sent = True
         send = self._send_written_state()
-        if not self._is_state_sent and not self._begun and not self.cut_off.happened and send is not None:
-            self._is_state_sent = True
+        if send is not None:
             send()
 
     def on_gradient(self, index: int) -> None:
@@ -255,10 +257,12 @@ class GpuSubmitter(Submitter):
             self._policy.on_use(gone=bool(self._gone))
         if self._gone:
             return True
-        gradients = [grad for tensor in self.trained() if (grad := shards.gradient(tensor)) is not None]
-        self._multiply([grad for grad in gradients if not self._tombstones.is_one(grad)], factor)
+        self._multiply(factor)
         self.abandon()
         return False
+
+    def _is_present(self, gradient: torch.Tensor) -> bool:
+        return not self._tombstones.is_one(gradient)
 
     def abandon(self) -> None:
         if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it

@@ -6,7 +6,7 @@ import torch
 from superoffload._core import memory
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
-from superoffload.torch import shards
+from superoffload.torch.fingerprint import digests
 from superoffload.torch.submitter import Submitter
 
 
@@ -34,7 +34,7 @@ class HostSubmitter(Submitter):
         if gradient.dtype != slot.dtype and hosted.local.dtype == hosted.theta.dtype:  # else that is what is told
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the gradient of {self._hosted[index].name} is {gradient.dtype}, but was to be {slot.dtype} when the "
+                f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {slot.dtype} when the "
                 "optimizer was built; set grad_dtype before, or build a new optimizer",
             )
         slot.copy_(gradient)
@@ -63,12 +63,11 @@ class HostSubmitter(Submitter):
 
     def _digests(self) -> dict[int, int]:
         gradients = self._gradients()
-        ranges = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients.values()]
-        return dict(zip(gradients, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
+        return dict(zip(gradients, digests(list(gradients.values())).tolist(), strict=True))
 
     def scale(self, factor: float) -> bool:
         """The slots keep what was submitted, for the daemon and its successors."""
-        self._multiply([grad for tensor in self.trained() if (grad := shards.gradient(tensor)) is not None], factor)
+        self._multiply(factor)
         if self._submitted:
             self._scaled = self._digests()
         return bool(self._submitted)

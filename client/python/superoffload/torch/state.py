@@ -341,7 +341,6 @@ class StateOwner(CheckpointOwner):
             self._restore_tensors(saved["state"], saved["committed_steps"])
         else:
             self.restore_checkpoint(find_directory(saved["directory"], self._state_directory))
-        self.synchronize()
         replaced = (self._digests() != before).nonzero().flatten().tolist()
         if replaced:
             warn.warn(
@@ -351,7 +350,8 @@ class StateOwner(CheckpointOwner):
             )
 
     def _digests(self) -> torch.Tensor:
-        """Of the parameters as they are."""
+        """Of the parameters as the last step has left them, or the loop since."""
+        self.synchronize()
         return digests([parameter.local.detach() for parameter in self._hosted])
 
     def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:

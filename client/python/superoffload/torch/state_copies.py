@@ -62,8 +62,8 @@ class StateCopies:
 
     def on_another_moment(self) -> None:
         """What was written is in the optimizer's state, or that is another one."""
-        self._past = [copy for copy in [*self._past, *self._present.values()] if copy.digest is not None]
-        self._past = [copy for copy in self._past if _is_held(copy)]
+        given = [*self._past, *self._present.values()]
+        self._past = [copy for copy in given if copy.digest is not None and _is_held(copy)]
         for copy in self._past:
             copy.digest = _digest(copy.tensor)
         self._present = {}

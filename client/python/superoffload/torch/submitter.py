@@ -167,6 +167,10 @@ class Submitter(abc.ABC):
     def _find_edited(self) -> str | None:
         """The parameter whose gradient the loop has written or replaced since it was taken, if any."""
 
+    def _is_present(self, gradient: torch.Tensor) -> bool:
+        """Whether it is one, and does not stand for what has gone."""
+        return True
+
     def _check_present(self) -> None:  # noqa: B027, on the CPU they are always there
         """Raises Error when a gradient is not the loop's any more."""
 
@@ -179,7 +183,9 @@ class Submitter(abc.ABC):
         """Multiplies all of ``.grad``. Returns whether the open step goes on with what was submitted of it."""
 
     @torch.no_grad()
-    def _multiply(self, gradients: list[torch.Tensor], factor: float) -> None:
+    def _multiply(self, factor: float) -> None:
+        given = [shards.gradient(tensor) for tensor in self.trained()]
+        gradients = [gradient for gradient in given if gradient is not None and self._is_present(gradient)]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
