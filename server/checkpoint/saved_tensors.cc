@@ -18,8 +18,12 @@ namespace {
 constexpr size_t kReadBytes = size_t{16} << 20;
 constexpr char kStepsPrefix[] = "steps.";  // of tensors beside the arrays, in files that are no checkpoint
 
-// Whether the box lies in its tensor.
+// Whether the box lies in its tensor, and the tensor's bytes fit 64 bits.
 bool Fits(const Box& box) {
+  uint64_t bytes = sizeof(double);  // of an element, at most
+  for (const uint64_t extent : box.global_shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return false;
+  }
   if (box.shape.size() != box.global_shape.size() || box.offset.size() != box.global_shape.size()) return false;
   for (size_t i = 0; i < box.shape.size(); ++i) {
     if (box.shape[i] > box.global_shape[i] || box.offset[i] > box.global_shape[i] - box.shape[i]) return false;
@@ -136,7 +140,7 @@ absl::Status SavedTensors::AddPart(const Part& part) {
         slices[i].box.offset = place->second.global_offset;
         if (!Fits(slices[i].box)) {
           return absl::DataLossError(absl::StrCat(part.directory, ": the shard of tensor \"", names[i],
-                                                  "\" does not lie in the tensor; restore an earlier checkpoint"));
+                                                  "\" does not lie in a tensor; restore an earlier checkpoint"));
         }
       }
       const auto steps = part.index.parameter_steps.find(parameter);

@@ -26,12 +26,19 @@ struct Scheduled {
   uint64_t sequence;
 };
 
+// A link leads to what is somebody else's, an archive for example.
+bool IsDirectory(const fs::directory_entry& entry) {
+  std::error_code error;
+  return fs::is_directory(entry.symlink_status(error));
+}
+
 // The directories to which `sequence_of` gives a sequence above 0, the oldest first. Copies that somebody has made under
 // names of their own are to have none.
 std::vector<Scheduled> List(const fs::path& directory, const std::function<uint64_t(const fs::path&)>& sequence_of) {
   std::error_code error;
   std::vector<Scheduled> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (!IsDirectory(entry)) continue;
     if (const uint64_t sequence = sequence_of(entry.path()); sequence > 0) found.push_back({entry.path(), sequence});
   }
   std::sort(found.begin(), found.end(), [](const Scheduled& a, const Scheduled& b) { return a.sequence < b.sequence; });
@@ -132,7 +139,7 @@ void PruneRuns(const std::string& sealed, size_t keep) {
   std::vector<fs::path> left;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    if (!absl::StartsWith(name, ".step-") || !absl::EndsWith(name, ".ranks")) continue;
+    if (!absl::StartsWith(name, ".step-") || !absl::EndsWith(name, ".ranks") || !IsDirectory(entry)) continue;
     if (IsLeft(entry.path(), last->moment)) left.push_back(entry.path());
   }
   for (const fs::path& path : left) fs::remove_all(path, error);

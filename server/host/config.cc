@@ -5,9 +5,11 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -72,8 +74,18 @@ partition::Shares PartitionShares(const v1::DaemonConfig& config) {
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {  // a FIFO would be waited for
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file; check the configuration"));
+  }
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::array<char, 4096> buffer;
+  do {
+    file.read(buffer.data(), buffer.size());  // unlike an iterator, it throws nothing when the disk fails
+    text.append(buffer.data(), static_cast<size_t>(file.gcount()));
+  } while (file);
   if (file.is_open() && !file.bad()) return text;
   return absl::NotFoundError(absl::StrCat("cannot read ", path, "; check the configuration"));
 }

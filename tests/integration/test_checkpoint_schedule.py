@@ -61,6 +61,22 @@ def test_a_copy_under_another_name_stays(daemon, tmp_path):
     wait_for(tmp_path, "step-00000010", "step-00000005-best")
 
 
+def test_a_link_into_an_archive_stays_and_so_does_the_archive(daemon, tmp_path):
+    model = torch.nn.Linear(8, 8)
+    scheduled, archive = tmp_path / "scheduled", tmp_path / "archive"
+    scheduled.mkdir()
+    optimizer = optimizer_of(daemon, model, "archived", scheduled)
+    train(model, optimizer, 5)
+    wait_for(scheduled, "step-00000005")
+    shutil.move(scheduled / "step-00000005", archive)
+    (scheduled / "step-00000005").symlink_to(archive)
+    files = sorted(os.listdir(archive))
+    for step in (10, 15):
+        train(model, optimizer, 5)
+        wait_for(scheduled, f"step-{step:08d}", "step-00000005")
+    assert sorted(os.listdir(archive)) == files
+
+
 def test_a_run_that_went_back_takes_checkpoints_at_once_and_removes_the_older(daemon, tmp_path):
     model = torch.nn.Linear(8, 8)
     scheduled = tmp_path / "scheduled"

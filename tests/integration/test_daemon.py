@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -191,6 +192,28 @@ def test_bad_configuration_names_the_field(tmp_path):
     binary = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
     run = subprocess.run([binary, f"--config={path}"], capture_output=True, text=True, timeout=30)
     assert run.returncode == 2 and "no_such_field" in run.stderr and ":2:" in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo"])
+def test_a_configuration_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "superoffloadd.textproto"
+    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    binary = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
+    run = subprocess.run([binary, f"--config={path}"], capture_output=True, text=True, timeout=30)
+    assert run.returncode == 2 and "is no regular file" in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo"])
+def test_a_reload_from_what_is_no_file_keeps_the_configuration(tmp_path, kind):
+    path = tmp_path / "superoffloadd.textproto"
+    path.write_text('metrics_address: "off"')
+    daemon = Daemon(f"--config={path}")
+    path.unlink()
+    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    daemon.process.send_signal(signal.SIGHUP)
+    line = next(line for line in iter(daemon.process.stderr.readline, "") if "reloaded" in line)
+    assert "not reloaded: " in line and "is no regular file" in line
+    assert daemon.stop() == 0
 
 
 def test_an_empty_configuration_is_one_of_defaults(tmp_path):

@@ -112,5 +112,14 @@ TEST_F(SavedTensorsTest, MissingOverlappingAndForeignShardsAreRefused) {
   EXPECT_EQ(Add({~uint64_t{0}, 0}, {2, kColumns}).code(), absl::StatusCode::kDataLoss);
 }
 
+TEST_F(SavedTensorsTest, ShapesWhoseProductWrapsAreDamage) {
+  const uint64_t half = uint64_t{1} << 32;
+  EXPECT_EQ(saved_.AddPart(Save({{half, half}, {0, 0}, {1, 1}})).code(), absl::StatusCode::kDataLoss)
+      << "no element would be missing";
+  EXPECT_EQ(saved_.AddPart(Save({{half / 4, half}, {0, 0}, {1, 1}})).code(), absl::StatusCode::kDataLoss)
+      << "no byte of fp32 would be missing";
+  EXPECT_EQ(saved_.AddPart(Save({{half / 16, half}, {0, 0}, {1, 1}})).code(), absl::StatusCode::kOk);
+}
+
 }  // namespace
 }  // namespace superoffload::checkpoint
