@@ -28,15 +28,6 @@ std::optional<std::vector<uint64_t>> Unsigneds(const Json& json) {
   return values;
 }
 
-// Bytes of a tensor; none when they do not fit 64 bits.
-std::optional<uint64_t> TensorBytes(const SafetensorsTensor& tensor) {
-  uint64_t bytes = DTypeBytes(tensor.dtype);
-  for (const uint64_t extent : tensor.shape) {
-    if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
-  }
-  return bytes;
-}
-
 absl::StatusOr<SafetensorsTensor> ParseTensor(const std::string& name, const Json& json) {
   const std::string quoted = absl::StrCat("tensor \"", name, "\" ");
   if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") || !json.contains("data_offsets")) {
@@ -49,7 +40,7 @@ absl::StatusOr<SafetensorsTensor> ParseTensor(const std::string& name, const Jso
   }
   SafetensorsTensor tensor{name, json["dtype"].get<std::string>(), *shape, (*offsets)[0], (*offsets)[1]};
   if (DTypeBytes(tensor.dtype) == 0) return Bad(quoted + "has an unknown dtype");
-  const std::optional<uint64_t> bytes = TensorBytes(tensor);
+  const std::optional<uint64_t> bytes = TensorBytes(DTypeBytes(tensor.dtype), tensor.shape);
   if (!bytes || tensor.end < tensor.begin || tensor.end - tensor.begin != *bytes) {
     return Bad(quoted + "has offsets that do not fit its shape");
   }
@@ -64,6 +55,14 @@ uint64_t DTypeBytes(const std::string& dtype) {
       {"I32", 4},  {"U32", 4}, {"BF16", 2}, {"F32", 4},     {"F64", 8}, {"I64", 8}, {"U64", 8}};
   const auto found = kBytes.find(dtype);
   return found == kBytes.end() ? 0 : found->second;
+}
+
+std::optional<uint64_t> TensorBytes(uint64_t element_bytes, const std::vector<uint64_t>& shape) {
+  uint64_t bytes = element_bytes;
+  for (const uint64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
+  }
+  return bytes;
 }
 
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header) {

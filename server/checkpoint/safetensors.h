@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,9 @@ struct SafetensorsHeader {
 
 // Of an element of a dtype of the format; 0 for others.
 uint64_t DTypeBytes(const std::string& dtype);
+
+// Of a tensor; none when they do not fit 64 bits.
+std::optional<uint64_t> TensorBytes(uint64_t element_bytes, const std::vector<uint64_t>& shape);
 
 // The length and the JSON, together a multiple of 8 bytes, so that fp32 data is aligned.
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header);

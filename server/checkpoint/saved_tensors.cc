@@ -20,10 +20,7 @@ constexpr char kStepsPrefix[] = "steps.";  // of tensors beside the arrays, in f
 
 // Whether the box lies in its tensor, and the tensor's bytes fit 64 bits.
 bool Fits(const Box& box) {
-  uint64_t bytes = sizeof(double);  // of an element, at most
-  for (const uint64_t extent : box.global_shape) {
-    if (__builtin_mul_overflow(bytes, extent, &bytes)) return false;
-  }
+  if (!TensorBytes(sizeof(double), box.global_shape)) return false;  // no dtype is larger
   if (box.shape.size() != box.global_shape.size() || box.offset.size() != box.global_shape.size()) return false;
   for (size_t i = 0; i < box.shape.size(); ++i) {
     if (box.shape[i] > box.global_shape[i] || box.offset[i] > box.global_shape[i] - box.shape[i]) return false;

@@ -16,10 +16,10 @@ absl::StatusOr<v1::DaemonConfig> ParseConfig(const std::string& text, const std:
 
 partition::Shares PartitionShares(const v1::DaemonConfig& config);
 
-// The whole file. NOT_FOUND.
+// The whole file. NOT_FOUND, INVALID_ARGUMENT when it is a directory, a FIFO or a device.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// NOT_FOUND when the file cannot be read, else as ParseConfig.
+// Errors as of ReadFile and ParseConfig.
 absl::StatusOr<v1::DaemonConfig> ReadConfig(const std::string& path);
 
 // Fills what is left empty from the machine and the environment, then checks ranges. `memory_limit_bytes`: all that the
