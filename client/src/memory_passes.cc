@@ -56,6 +56,19 @@ void ForEachPiece(std::span<const superoffload_range> ranges, size_t threads, Wo
 
 const std::byte* Bytes(const void* memory) { return static_cast<const std::byte*>(memory); }
 
+template <typename Equal>
+size_t FindUnequal(std::span<const superoffload_range> ranges, size_t threads, Equal equal) {
+  std::atomic<size_t> found = ranges.size();
+  ForEachPiece(ranges, threads, [&](const Piece& piece) {
+    const superoffload_range& range = ranges[piece.range];
+    const std::span<const std::byte> from(Bytes(range.from) + piece.begin, piece.bytes);
+    const bool same = equal(from, Bytes(range.to) + piece.begin);
+    if (!same) found.store(piece.range, std::memory_order_relaxed);
+    return same;
+  });
+  return found;
+}
+
 }  // namespace
 
 void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, std::span<uint64_t> digests) {
@@ -72,18 +85,17 @@ void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, s
   });
 }
 
-size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads, size_t every_bytes, size_t place) {
-  std::atomic<size_t> found = ranges.size();
-  ForEachPiece(ranges, threads, [&](const Piece& piece) {
-    const superoffload_range& range = ranges[piece.range];
-    const std::span<const std::byte> from(Bytes(range.from) + piece.begin, piece.bytes);
-    const std::byte* to = Bytes(range.to) + piece.begin;
-    const bool equal = every_bytes == 0 ? std::memcmp(from.data(), to, from.size()) == 0
-                                        : kernels::SamplesAreEqual(from, to, every_bytes, place);
-    if (!equal) found.store(piece.range, std::memory_order_relaxed);
-    return equal;
+size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads) {
+  return FindUnequal(ranges, threads, [](std::span<const std::byte> from, const std::byte* to) {
+    return std::memcmp(from.data(), to, from.size()) == 0;
   });
-  return found;
+}
+
+size_t FindDifferenceInSamples(std::span<const superoffload_range> ranges, size_t threads, uint64_t turn) {
+  const size_t place = turn % (kSampleEveryBytes / kernels::kSampleBytes) * kernels::kSampleBytes;
+  return FindUnequal(ranges, threads, [place](std::span<const std::byte> from, const std::byte* to) {
+    return kernels::SamplesAreEqual(from, to, kSampleEveryBytes, place);
+  });
 }
 
 }  // namespace superoffload::client

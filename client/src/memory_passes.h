@@ -13,9 +13,13 @@ namespace superoffload::client {
 // digests[i] becomes that of ranges[i]; copies where a range says so.
 void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, std::span<uint64_t> digests);
 
-// Index of a range whose `from` and `to` differ, ranges.size() when none does. `every_bytes` 0 compares all; else
-// samples (kernels/digest/digest.h), of which `place` is the place.
-size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads, size_t every_bytes, size_t place);
+// Index of a range whose `from` and `to` differ, ranges.size() when none does.
+size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads);
+
+// The same, by a line of 64 bytes in every kSampleEveryBytes (kernels/digest/digest.h), each `turn` the next one: a
+// difference of that length is always seen, a shorter one that stays in one of so many turns.
+inline constexpr size_t kSampleEveryBytes = 4096;
+size_t FindDifferenceInSamples(std::span<const superoffload_range> ranges, size_t threads, uint64_t turn);
 
 }  // namespace superoffload::client
 

@@ -6,7 +6,6 @@
 #include "client/src/agreement.h"
 #include "client/src/c_border.h"
 #include "client/src/memory_passes.h"
-#include "kernels/digest/digest.h"
 #include "superoffload/superoffload_gpu.h"
 #include "superoffload/superoffload_xla.h"
 
@@ -194,15 +193,10 @@ int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t coun
 }
 
 int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
-                                 uint32_t every_bytes, uint32_t random, uint32_t* range) {
+                                 uint32_t* range) {
   return Guarded([&]() -> Status {
-    constexpr size_t kLine = superoffload::kernels::kSampleBytes;
     if (range == nullptr || (count > 0 && ranges == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
-    if (every_bytes % kLine != 0) {
-      return Error(Code::kInvalidArgument, "every_bytes is ", every_bytes, " but must be a multiple of ", kLine);
-    }
-    const size_t place = every_bytes == 0 ? 0 : random % (every_bytes / kLine) * kLine;
-    *range = static_cast<uint32_t>(superoffload::client::FindDifference({ranges, count}, threads, every_bytes, place));
+    *range = static_cast<uint32_t>(superoffload::client::FindDifference({ranges, count}, threads));
     return {};
   });
 }

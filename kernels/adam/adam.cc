@@ -17,11 +17,13 @@ constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}, {"exp_avg_sq"}};
 
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay };
 
-// As in torch.optim; with a smaller eps the flushes of adam.h would change parameters.
+constexpr double kLeastEpsWithLimits = 1e-15;  // see adam.h
+
+// As in torch.optim.
 constexpr Scalar kAdamWScalars[] = {{"lr", 1e-3, 0, kFinite},
                                     {"beta1", 0.9, 0, 1},
                                     {"beta2", 0.999, 0, 1},
-                                    {"eps", 1e-8, 1e-15, kFinite},
+                                    {"eps", 1e-8, 0, kFinite},
                                     {"weight_decay", 1e-2, 0, kFinite}};
 constexpr Scalar kAdamScalars[] = {kAdamWScalars[kLr], kAdamWScalars[kBeta1], kAdamWScalars[kBeta2],
                                    kAdamWScalars[kEps], {"weight_decay", 0, 0, kFinite}};
@@ -46,6 +48,7 @@ AdamStep MakeStep(const double* scalars, uint64_t t, double gradient_scale) {
   step.step_size = static_cast<float>(scalars[kLr] / (1 - Power(scalars[kBeta1], t)));
   step.inv_sqrt_bias_correction2 = static_cast<float>(1 / std::sqrt(1 - Power(scalars[kBeta2], t)));
   step.eps = static_cast<float>(scalars[kEps]);
+  if (scalars[kEps] < kLeastEpsWithLimits) step.least_gradient = step.least_exp_avg = step.least_exp_avg_sq = 0;
   return step;
 }
 

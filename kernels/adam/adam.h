@@ -4,12 +4,13 @@
 //
 //   g = widen(gradient) * gradient_scale;   L2 form: g = fma(l2, p, g)
 //   m = fma(beta1, m, (1-beta1) * g)
-//   v = fma(beta2, v, (1-beta2) * (g2 * g2))         g2 = |g| < 2^-62 ? 0 : g
-//   m = |m| < 2^-100 ? 0 : m;   v = v < 2^-120 ? 0 : v
+//   v = fma(beta2, v, (1-beta2) * (g2 * g2))         g2 = |g| < least_gradient ? 0 : g
+//   m = |m| < least_exp_avg ? 0 : m;   v = v < least_exp_avg_sq ? 0 : v
 //   p = fma(-step_size, m / fma(sqrt(v), inv_sqrt_bias_correction2, eps), p * decay)
 //
-// That is torch.optim.AdamW's update (Loshchilov & Hutter 2019, algorithm 2) up to the last few ulps. The flushes keep
-// moments of parameters without gradients out of the subnormal range; with eps >= 1e-15 they change no parameter.
+// That is torch.optim.AdamW's update (Loshchilov & Hutter 2019, algorithm 2) up to the last few ulps. The three
+// limits keep moments of parameters without gradients out of the subnormal range; they change no parameter while
+// eps >= 1e-15, and are 0 with a smaller one.
 #ifndef SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 #define SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 
@@ -34,6 +35,9 @@ struct AdamStep {
   float eps = 0;
   float decay = 1;  // 1 - lr * weight_decay when decoupled
   float l2 = 0;     // weight_decay when L2
+  float least_gradient = 0x1p-62f;
+  float least_exp_avg = 0x1p-100f;
+  float least_exp_avg_sq = 0x1p-120f;
 
   bool operator==(const AdamStep&) const = default;
 };

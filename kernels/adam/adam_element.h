@@ -15,17 +15,14 @@ struct AdamElement {
   static constexpr size_t kArrays = 3;
 
   SUPEROFFLOAD_HOST_DEVICE static void Update(const AdamStep& step, float gradient, float* element) {
-    constexpr float kSmallestSquaredGradient = 0x1p-62f;
-    constexpr float kSmallestFirstMoment = 0x1p-100f;
-    constexpr float kSmallestSecondMoment = 0x1p-120f;
     float &p = element[0], &m = element[1], &v = element[2];
     float g = gradient * step.gradient_scale;
     if (step.l2 != 0) g = std::fma(step.l2, p, g);
-    const float g2 = std::fabs(g) < kSmallestSquaredGradient ? 0 : g;
+    const float g2 = std::fabs(g) < step.least_gradient ? 0 : g;
     m = std::fma(step.beta1, m, step.one_minus_beta1 * g);
     v = std::fma(step.beta2, v, step.one_minus_beta2 * (g2 * g2));
-    if (std::fabs(m) < kSmallestFirstMoment) m = 0;
-    if (v < kSmallestSecondMoment) v = 0;
+    if (std::fabs(m) < step.least_exp_avg) m = 0;
+    if (v < step.least_exp_avg_sq) v = 0;
     const float denominator = std::fma(std::sqrt(v), step.inv_sqrt_bias_correction2, step.eps);
     p = std::fma(-step.step_size, m / denominator, p * step.decay);
   }

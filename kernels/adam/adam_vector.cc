@@ -19,11 +19,11 @@ struct AdamFormula {
   static HWY_INLINE void Update(D d, const AdamStep& step, V gradient, V& p, V& m, V& v) {
     V g = hn::Mul(gradient, hn::Set(d, step.gradient_scale));
     if (kL2 && step.l2 != 0) g = hn::MulAdd(hn::Set(d, step.l2), p, g);
-    const V g2 = FlushBelow(d, 0x1p-62f, g);
+    const V g2 = FlushBelow(d, step.least_gradient, g);
     m = hn::MulAdd(hn::Set(d, step.beta1), m, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
     v = hn::MulAdd(hn::Set(d, step.beta2), v, hn::Mul(hn::Set(d, step.one_minus_beta2), hn::Mul(g2, g2)));
-    m = FlushBelow(d, 0x1p-100f, m);
-    v = hn::IfThenZeroElse(hn::Lt(v, hn::Set(d, 0x1p-120f)), v);
+    m = FlushBelow(d, step.least_exp_avg, m);
+    v = hn::IfThenZeroElse(hn::Lt(v, hn::Set(d, step.least_exp_avg_sq)), v);
     const V denominator = hn::MulAdd(hn::Sqrt(v), hn::Set(d, step.inv_sqrt_bias_correction2), hn::Set(d, step.eps));
     p = hn::MulAdd(hn::Set(d, -step.step_size), hn::Div(m, denominator), hn::Mul(p, hn::Set(d, step.decay)));
   }

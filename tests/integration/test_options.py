@@ -40,6 +40,18 @@ def test_torchs_defaults_are_taken_and_change_nothing():
     superoffload.torch.Adam(build().parameters(), 1e-3, (0.9, 0.999), 1e-8, 0, False, fused=True, foreach=True)
 
 
+def test_eps_of_zero_is_torchs_also_where_gradients_are_tiny():
+    model, twin = build(), build()
+    ours = superoffload.torch.AdamW(model.parameters(), lr=1e-2, eps=0)
+    theirs = torch.optim.AdamW(twin.parameters(), lr=1e-2, eps=0)
+    for step in range(4):
+        for net, optimizer in ((model, ours), (twin, theirs)):
+            (net(torch.ones(2, 8)) * 10.0 ** -(6 * step)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("option", [{"amsgrad": True}, {"differentiable": True}, {"max_grad_norm": 1.0}], ids=str)
 def test_what_would_change_results_is_refused_wherever_it_is_said(option):
     (name,) = option

@@ -180,11 +180,9 @@ typedef struct superoffload_range {
 SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,
                                                   uint64_t* digests);
 
-/* `range` becomes the index of a range whose `from` and `to` differ, or `count`. `every_bytes` 0 compares all. A
- * multiple of 64 compares 64 bytes of every `every_bytes`, at a place that `random` chooses; a difference of that
- * length is always seen. */
+/* `range` becomes the index of a range whose `from` and `to` differ, or `count`. */
 SUPEROFFLOAD_API int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
-                                                  uint32_t every_bytes, uint32_t random, uint32_t* range);
+                                                  uint32_t* range);
 
 #ifdef __cplusplus
 } /* extern "C" */

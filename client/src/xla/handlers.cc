@@ -17,8 +17,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr uint64_t kSampleEveryBytes = 4096;
-
 // Operands: the number of the slice that the gradients are of their parameters, unless they are `whole`; what passes
 // through unchanged (a result each); gradients of `parameters`.
 ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::RemainingArgs operands,
@@ -40,7 +38,7 @@ ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::
 
 // Operands: the number of the slice that the values are of their parameters, unless they are `whole`; values of
 // `parameters`, those of an offloaded `layer` or of a whole step. Result: that number. FAILED_PRECONDITION: a value is
-// another than the step that was ended last has left; of a layer's a sample is compared, of a step's every byte.
+// another than the step that was ended last has left; of a layer's samples are compared, of a step's every byte.
 ffi::Error Compare(int64_t number, CallNumbers parameters, int64_t whole, int64_t layer, ffi::RemainingArgs operands,
                    ffi::Result<ffi::Buffer<ffi::DataType::S32>> passed) {
   return Handled(number, [&](PieceSubmitter& submitter) -> Status {
@@ -51,7 +49,8 @@ ffi::Error Compare(int64_t number, CallNumbers parameters, int64_t whole, int64_
     if (status.ok()) status = call.Pieces(submitter, whole != 0 ? -1 : *index, &values);
     if (!status.ok()) return status;
     passed->typed_data()[0] = *index;
-    const std::optional<uint32_t> changed = submitter.FindChanged(values, layer != 0 ? kSampleEveryBytes : 0);
+    const std::optional<uint32_t> changed =
+        layer != 0 ? submitter.FindChangedInSamples(values) : submitter.FindChanged(values);
     if (!changed.has_value()) return {};
     const std::string& name = submitter.name(*changed);
     if (layer == 0) {

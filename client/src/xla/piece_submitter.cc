@@ -135,9 +135,19 @@ Status PieceSubmitter::HandOver(std::span<const GradientPiece> pieces, std::opti
   return status;
 }
 
-std::optional<uint32_t> PieceSubmitter::FindChanged(std::span<const GradientPiece> values,
-                                                    uint64_t every_bytes) const {
+std::optional<uint32_t> PieceSubmitter::FindChanged(std::span<const GradientPiece> values) const {
   const std::lock_guard lock(mutex_);
+  return FindChangedBy(values, [this](const auto& ranges) { return FindDifference(ranges, threads_); });
+}
+
+std::optional<uint32_t> PieceSubmitter::FindChangedInSamples(std::span<const GradientPiece> values) const {
+  const std::lock_guard lock(mutex_);
+  return FindChangedBy(
+      values, [this](const auto& ranges) { return FindDifferenceInSamples(ranges, threads_, committed_steps_); });
+}
+
+template <typename Find>
+std::optional<uint32_t> PieceSubmitter::FindChangedBy(std::span<const GradientPiece> values, Find find) const {
   if (!CheckTaking().ok() || gpu_ || gone_ || lost_) return std::nullopt;
   const char* published = static_cast<const char*>(plane_->parameters().data());
   std::vector<superoffload_range> ranges;
@@ -150,7 +160,7 @@ std::optional<uint32_t> PieceSubmitter::FindChanged(std::span<const GradientPiec
     ranges.push_back({piece.data, const_cast<char*>(there), piece.elements * bytes});
     parameters.push_back(piece.parameter);
   }
-  const size_t found = FindDifference(ranges, threads_, every_bytes, committed_steps_);
+  const size_t found = find(ranges);
   if (found == ranges.size()) return std::nullopt;
   return parameters[found];
 }

@@ -61,9 +61,10 @@ class PieceSubmitter {
   Status HandOver(std::span<const GradientPiece> pieces, std::optional<kernels::CudaStream> stream = std::nullopt);
   Status Absent(uint32_t parameter);
   // A parameter, on the host, of which a piece of `values` has other bytes than the step that was ended last has left,
-  // if any; of every so many bytes a sample, or all (0). Pieces whose gradient has come are not compared: the daemon may
-  // be changing those parameters.
-  std::optional<uint32_t> FindChanged(std::span<const GradientPiece> values, uint64_t every_bytes) const;
+  // if any. Pieces whose gradient has come are not compared: the daemon may be changing those parameters.
+  std::optional<uint32_t> FindChanged(std::span<const GradientPiece> values) const;
+  // The same, by samples, other ones in every step.
+  std::optional<uint32_t> FindChangedInSamples(std::span<const GradientPiece> values) const;
   Status Arrived(std::span<uint64_t> elements) const;
   void Look(superoffload_xla_open_step* step) const;
   Status Take(superoffload_xla_open_step* step, std::span<uint32_t> buckets);
@@ -90,6 +91,8 @@ class PieceSubmitter {
   // With mutex_ held.
   Status CheckPiece(const GradientPiece& piece) const;
   Status CheckTaking() const;
+  template <typename Find>
+  std::optional<uint32_t> FindChangedBy(std::span<const GradientPiece> values, Find find) const;
   Status Begin(double gradient_scale);
   Status CheckWhere(std::optional<kernels::CudaStream> stream) const;
   void Copy(std::span<const GradientPiece> pieces);

@@ -31,9 +31,9 @@ class MemoryPassesTest : public testing::Test {
     return digests;
   }
 
-  uint32_t Difference(uint32_t every_bytes, uint32_t random) {
+  uint32_t Difference() {
     uint32_t range = 77;
-    EXPECT_EQ(superoffload_find_difference(ranges_.data(), ranges_.size(), 3, every_bytes, random, &range), 0);
+    EXPECT_EQ(superoffload_find_difference(ranges_.data(), ranges_.size(), 3, &range), 0);
     return range;
   }
 
@@ -53,18 +53,36 @@ TEST_F(MemoryPassesTest, AnyNumberOfThreadsCopiesAllAndGivesTheSameDigests) {
 
 TEST_F(MemoryPassesTest, FindsTheRunThatDiffers) {
   Digests(2, true);
-  EXPECT_EQ(Difference(0, 0), ranges_.size());
-  EXPECT_EQ(Difference(4096, 12345), ranges_.size());
+  EXPECT_EQ(Difference(), ranges_.size());
   to_[4][4'999'999] ^= 1;
-  EXPECT_EQ(Difference(0, 0), 4u);
-  for (size_t i = 4'000'000; i < 4'004'096; ++i) to_[4][i] ^= 1;
-  for (uint32_t random = 0; random < 70; ++random) EXPECT_EQ(Difference(4096, random), 4u) << random;
+  EXPECT_EQ(Difference(), 4u);
+}
+
+TEST_F(MemoryPassesTest, SamplesSeeWhatIsLongInEveryTurnAndALineInOneOfThem) {
+  constexpr size_t kTurns = kSampleEveryBytes / 64;
+  Digests(2, true);
+  EXPECT_EQ(FindDifferenceInSamples(ranges_, 3, 12'345), ranges_.size());
+  for (size_t i = 4'000'000; i < 4'000'000 + kSampleEveryBytes; ++i) to_[4][i] ^= 1;
+  for (const uint64_t late : {uint64_t{0}, uint64_t{4096}, uint64_t{1} << 40}) {
+    for (uint64_t turn = late; turn < late + kTurns; ++turn) {
+      EXPECT_EQ(FindDifferenceInSamples(ranges_, 3, turn), 4u) << turn;
+    }
+  }
+  to_ = from_;
+  for (size_t i = 0; i < to_.size(); ++i) ranges_[i].to = to_[i].data();
+  to_[4][3 * kSampleEveryBytes + 130] ^= 1;
+  for (const uint64_t late : {uint64_t{0}, uint64_t{4096}, uint64_t{1} << 40}) {
+    size_t seen = 0;
+    for (uint64_t turn = late; turn < late + kTurns; ++turn) {
+      seen += FindDifferenceInSamples(ranges_, 3, turn) == 4u;
+    }
+    EXPECT_EQ(seen, 1u) << late;
+  }
 }
 
 TEST_F(MemoryPassesTest, RefusesWhatMakesNoSense) {
   uint32_t range = 0;
-  EXPECT_EQ(superoffload_find_difference(ranges_.data(), 1, 1, 100, 0, &range), 3);
-  EXPECT_EQ(superoffload_find_difference(nullptr, 1, 1, 0, 0, &range), 3);
+  EXPECT_EQ(superoffload_find_difference(nullptr, 1, 1, &range), 3);
   EXPECT_EQ(superoffload_copy_and_digest(nullptr, 1, 1, nullptr), 3);
   EXPECT_EQ(superoffload_copy_and_digest(nullptr, 0, 1, nullptr), 0);
 }

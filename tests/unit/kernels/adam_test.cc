@@ -44,6 +44,35 @@ TEST(AdamTest, IsCloseToAdamInDoublePrecision) {
   }
 }
 
+// Gradients so small that the limits of adam.h would take them for zero, which is zero as in torch.optim: where there was
+// none, 0 / 0.
+TEST(AdamTest, FlushesNothingWithATinyEps) {
+  const size_t n = 512;
+  for (const double eps : {0.0, 1e-16}) {
+    std::vector<Arrays> all;
+    for (const AlgorithmKernels* kernels : kAdamW.supported()) {
+      const Arrays& arrays = all.emplace_back(kAdamW.arrays.size(), n, DType::kFloat32, DType::kFloat32);
+      const double scalars[] = {1e-3, 0.9, 0.999, eps, 0};
+      auto* gradient = reinterpret_cast<float*>(arrays.pending.data());
+      std::fill_n(arrays.floats(0), n, 1.0f);
+      for (uint64_t t = 1; t <= 5; ++t) {
+        for (size_t i = 0; i < n; ++i) gradient[i] = i == 7 ? 0.0f : (i % 2 == 0 ? 1e-19f : -1e-17f);
+        kernels->plain(0, n, arrays.state(), kAdamW.make_constants(scalars, t, 1), arrays.Pending(), arrays.Theta());
+      }
+      for (size_t i = 0; i < n; ++i) {
+        const double size = i % 2 == 0 ? 1e-19 : 1e-17, sign = i % 2 == 0 ? 1 : -1;
+        const double expected = 1 - 5e-3 * sign * size / (size + eps);
+        if (i == 7) {
+          EXPECT_EQ(std::isnan(arrays.floats(0)[i]), eps == 0) << kernels->target;
+        } else {
+          EXPECT_NEAR(arrays.floats(0)[i], expected, 2e-5) << kernels->target << " element " << i;
+        }
+      }
+      arrays.ExpectSameAs(all.front());
+    }
+  }
+}
+
 // One fixed workload whose bits must be the same on every machine this is compiled for.
 TEST(AdamTest, GoldenHashOfAFixedWorkload) {
   const double scalars[] = {1e-3, 0.9, 0.999, 1e-8, 1e-2};

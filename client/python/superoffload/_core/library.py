@@ -46,10 +46,7 @@ _FUNCTIONS = {
     "wait_parameters": (ctypes.c_int, [_P, _U32, _I64]),
     "wait_step": (ctypes.c_int, [_P, _I64, ctypes.POINTER(structures.Verdict)]),
     "copy_and_digest": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U64)]),
-    "find_difference": (
-        ctypes.c_int,
-        [ctypes.POINTER(structures.Range), _U32, _U32, _U32, _U32, ctypes.POINTER(_U32)],
-    ),
+    "find_difference": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U32)]),
     "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(structures.GpuReport)]),
     "gpu_reserve": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(_P)]),
     "gpu_back": (ctypes.c_int, [_P, _U64, ctypes.POINTER(_U64), ctypes.POINTER(_U64)]),

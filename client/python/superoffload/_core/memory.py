@@ -21,8 +21,8 @@ def copy_and_digest(ranges: Sequence[Range], threads: int) -> list[int]:
     return list(digests)
 
 
-def find_difference(ranges: Sequence[Range], threads: int, every_bytes: int = 0, random: int = 0) -> int | None:
-    """Index of a range whose two sides differ, if any; ``every_bytes``: compares a sample of each, else all."""
+def find_difference(ranges: Sequence[Range], threads: int) -> int | None:
+    """Index of a range whose two sides differ, if any."""
     found = ctypes.c_uint32()
-    library.call("find_difference", _array(ranges), len(ranges), threads, every_bytes, random, ctypes.byref(found))
+    library.call("find_difference", _array(ranges), len(ranges), threads, ctypes.byref(found))
     return None if found.value == len(ranges) else found.value

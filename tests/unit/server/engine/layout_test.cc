@@ -309,7 +309,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"NanRate", [](OptimizerSpec& s) { s.groups[0][0] = std::numeric_limits<double>::quiet_NaN(); }, "lr"},
         BadSpec{"Beta1", [](OptimizerSpec& s) { s.groups[0][1] = 1; }, "beta1"},
         BadSpec{"Beta2", [](OptimizerSpec& s) { s.groups[0][2] = -0.1; }, "beta2"},
-        BadSpec{"Eps", [](OptimizerSpec& s) { s.groups[0][3] = 0; }, "eps"},
+        BadSpec{"Eps", [](OptimizerSpec& s) { s.groups[0][3] = -1e-8; }, "eps"},
         BadSpec{"WeightDecay", [](OptimizerSpec& s) { s.groups[0][4] = -1; }, "weight_decay"},
         BadSpec{"MissingScalar", [](OptimizerSpec& s) { s.groups[0].pop_back(); }, "has 5"},
         BadSpec{"ShardOfOtherDimensions", [](OptimizerSpec& s) { s.parameters[0].global_shape = {8, 8}; }, "shard"},
