@@ -1,19 +1,27 @@
 #include "server/metrics/metrics.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
 #include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "server/memory/thread.h"
 #include "server/metrics/gauge_collector.h"
 
 namespace superoffload::metrics {
@@ -56,6 +64,19 @@ std::string RunId(uid_t uid, const std::string& run) {
 // A connection takes a thread until its request is whole or the time is over: those that say nothing must not take all.
 constexpr char kHttpThreads[] = "16";
 constexpr char kHttpTimeoutMs[] = "3000";
+
+// Connects to who listens at host:port and says nothing.
+void Knock(const std::string& host, int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  const int knock = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (knock < 0) return;
+  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) == 1) {
+    (void)::connect(knock, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  }
+  ::close(knock);
+}
 
 // 10 us to about 84 s in steps of two.
 Histogram::BucketBoundaries SecondsBoundaries() {
@@ -184,12 +205,24 @@ absl::StatusOr<std::string> Metrics::Expose(const std::string& address, std::fun
   exposer_->RegisterCollectable(gauge_collector_);
   const std::vector<int> ports = exposer_->GetListeningPorts();
   const size_t colon = address.rfind(':');
-  const std::string host = colon == std::string::npos ? "0.0.0.0" : address.substr(0, colon);
-  return absl::StrCat(host, ":", ports.empty() ? 0 : ports.front());
+  exposed_host_ = colon == std::string::npos ? "0.0.0.0" : address.substr(0, colon);
+  return absl::StrCat(exposed_host_, ":", ports.empty() ? 0 : ports.front());
 }
 
 void Metrics::Close() {
-  exposer_.reset();
+  if (exposer_ != nullptr) {
+    // civetweb's thread looks whether it is to end after each connection, else every two seconds.
+    absl::Notification ended;
+    const std::vector<int> ports = exposer_->GetListeningPorts();
+    absl::StatusOr<std::thread> knocking = memory::StartThread("so-knock", [&] {
+      while (!ports.empty() && !ended.WaitForNotificationWithTimeout(absl::Milliseconds(5))) {
+        Knock(exposed_host_, ports.front());
+      }
+    });
+    exposer_.reset();
+    ended.Notify();
+    if (knocking.ok()) knocking->join();
+  }
   gauge_collector_.reset();
 }
 

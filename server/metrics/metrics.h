@@ -100,6 +100,7 @@ class Metrics final : public optimizer::OptimizerObserver {
   std::unique_ptr<PassSeries[]> passes_;
   std::shared_ptr<GaugeCollector> gauge_collector_;  // likewise
   std::unique_ptr<prometheus::Exposer> exposer_;
+  std::string exposed_host_;
   absl::Mutex mu_;
   std::map<optimizer::OptimizerId, Hosted> hosted_ ABSL_GUARDED_BY(mu_);
   std::map<optimizer::OptimizerId, std::unique_ptr<OptimizerSeries>> series_ ABSL_GUARDED_BY(mu_);

@@ -202,6 +202,41 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(base):
     assert not directories(base)
 
 
+KILLED_AT_LINE = """
+import os, signal, sys
+from superoffload._core import daemon, private_daemon
+
+left = int(sys.argv[1])  # lines until death
+
+def trace(frame, event, _):
+    global left
+    if frame.f_code.co_filename != private_daemon.__file__:
+        return None
+    left -= event == "line"
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+
+sys.settrace(trace)
+daemon.resolve_endpoint(None)
+daemon._private.leave()
+"""
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["alone", "a rank"])
+def test_wherever_a_process_is_killed_the_next_one_leaves_nothing(base, launched):
+    environment = {**os.environ, "TMPDIR": base}
+    if launched:
+        environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29874", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    line, status = 3, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        status = subprocess.run([sys.executable, "-c", KILLED_AT_LINE, str(line)], env=environment).returncode
+        run(FIND + "daemon.resolve_endpoint(None)", TMPDIR=base)
+        assert not directories(base), line
+        line += 10
+    assert status == 0 and line > 150
+
+
 CRASHED = FIND + "os.kill(os.getpid(), signal.SIGKILL)"
 
 

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import select
 import shutil
 import signal
@@ -39,6 +40,7 @@ _STOP_TIMEOUT_SECONDS = 30
 _POLL_SECONDS = 0.005
 _PREFIX = "superoffloadd-"
 _REMOVED = ".removed-"
+_SERVICES = re.compile(r"\d+(-\d+)?")  # a user's own daemon, and those of several Superchips
 _STARTED = (
     "superoffload: started a private superoffloadd (pid {pid}, on {cores} cores); it ends with the "
     "last process that uses it, and its optimizers with it: to keep them, run `superoffloadd --keeper` or "
@@ -156,10 +158,13 @@ def remove_leftovers(base: str) -> None:
     """Removes runtime directories whose users were all killed."""
     for name in os.listdir(base):
         directory = os.path.join(base, name)
-        if not name.startswith(_PREFIX) or not os.path.exists(os.path.join(directory, "door")):
+        if not name.startswith(_PREFIX) or _SERVICES.fullmatch(name.removeprefix(_PREFIX)):
             continue
         with contextlib.suppress(OSError, Error):
             _check_mine(directory)
+            if not os.path.exists(os.path.join(directory, "door")):
+                os.rmdir(directory)  # who is just coming makes it again
+                continue
             with _locked(directory, wait=False):
                 users = _lock_users(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if users is not None:

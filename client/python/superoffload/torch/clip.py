@@ -17,6 +17,7 @@ import torch
 
 from superoffload._core.error import Error
 from superoffload.torch import shards
+from superoffload.torch.eager import eager
 
 # id of a parameter -> the optimizer that hosts it.
 _owners: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -61,6 +62,7 @@ def _with_gradients(parameters: Iterable[torch.Tensor]) -> set[int]:
 def _install() -> None:
     original = torch.nn.utils.clip_grad_norm_
 
+    @eager
     @functools.wraps(original)
     def clip_grad_norm_(
         parameters: Any,

@@ -15,6 +15,7 @@ import torch
 
 from superoffload._core.error import Error
 from superoffload.torch import shards
+from superoffload.torch.eager import eager
 from superoffload.torch.gradient_watch import GradientWatch
 
 _EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
@@ -140,6 +141,7 @@ def _changed() -> Error:
 
 
 def _before(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(_: torch.Tensor) -> None:
         alive = calls()
         if alive is not None:
@@ -149,6 +151,7 @@ def _before(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
 
 
 def _after(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(_: torch.Tensor) -> None:
         alive = calls()
         if alive is not None:

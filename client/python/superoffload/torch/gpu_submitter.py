@@ -11,6 +11,7 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.step_result import StepResult
 from superoffload.torch import cuda, shards, tombstone
+from superoffload.torch.eager import eager
 from superoffload.torch.fingerprint import fingerprint, first_difference
 from superoffload.torch.forward import ForwardWaits, unwaited
 from superoffload.torch.gpu_pieces import bucket_pieces
@@ -25,6 +26,7 @@ from superoffload.torch.versions import Versions
 
 
 def _make_hook_of_others(submitter: "weakref.ref[GpuSubmitter]") -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(tensor: torch.Tensor) -> None:
         alive = submitter()
         if alive is not None:
@@ -34,6 +36,7 @@ def _make_hook_of_others(submitter: "weakref.ref[GpuSubmitter]") -> Callable[[to
 
 
 def _make_hook(submitter: "weakref.ref[GpuSubmitter]", index: int) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(_: torch.Tensor) -> None:
         alive = submitter()
         if alive is not None:

@@ -18,6 +18,7 @@ from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import options, parameters
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attaching import Attaching
+from superoffload.torch.eager import eager
 from superoffload.torch.forward import ForwardWaits
 from superoffload.torch.gpu_options import GpuOptions
 from superoffload.torch.grad_scale import GradScale
@@ -117,6 +118,7 @@ class Optimizer(Attaching):
         """
         return sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
 
+    @eager
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimizer step; returns the closure's loss. ``last_result`` has the daemon's report.
@@ -164,6 +166,7 @@ class Optimizer(Attaching):
             self._gpu_attachment.wait_over()
             self.synchronize()
 
+    @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
         if self._attached:
@@ -171,6 +174,7 @@ class Optimizer(Attaching):
         self._grad_scale.forget()
         super().zero_grad(set_to_none)
 
+    @eager
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Returns the global 2-norm of the gradients and clips the step at hand to `max_norm`.
 

@@ -1,10 +1,10 @@
 """What of each parameter this process has: all of it, or the shard of a DTensor (fully_shard, tensor parallelism)."""
 
 import operator
+import sys
 from typing import Any
 
 import torch
-from torch.distributed import tensor as dtensor
 
 from superoffload.torch import gathering
 
@@ -15,7 +15,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, dtensor.DTensor)
+    dtensor = sys.modules.get("torch.distributed.tensor")  # half a second that most do not need
+    return dtensor is not None and isinstance(tensor, dtensor.DTensor)
 
 
 def rows_of(tensor: torch.Tensor, rows: range | None) -> torch.Tensor:
@@ -72,7 +73,9 @@ def like_on_host(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
 
 
 def _distributed(parameter: Any, mine: torch.Tensor, mesh: Any) -> torch.Tensor:
-    return dtensor.DTensor.from_local(
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
         mine,
         mesh,
         parameter.placements,
@@ -93,8 +96,10 @@ def _on_host(mesh: Any) -> Any:
     for known, on_host in _meshes_on_host:
         if len(known) == len(groups) and all(map(operator.is_, known, groups)):
             return on_host
+    from torch.distributed.device_mesh import DeviceMesh
+
     hosts = [gathering.host_group(group) for group in groups]
-    on_host = dtensor.DeviceMesh.from_group(
+    on_host = DeviceMesh.from_group(
         hosts[0] if mesh.ndim == 1 else hosts, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names
     )
     _meshes_on_host.append((groups, on_host))

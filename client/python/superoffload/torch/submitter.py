@@ -20,6 +20,7 @@ from superoffload._core.run_step import For
 from superoffload._core.step_result import StepResult
 from superoffload.torch import shards
 from superoffload.torch.clip_calls import ClipCalls
+from superoffload.torch.eager import eager
 from superoffload.torch.interrupt import CutOff
 from superoffload.torch.overlap import Overlap, OverlapPolicy
 from superoffload.torch.parameters import HostedParameter
@@ -28,6 +29,7 @@ from superoffload.torch.sharding import Sharding
 
 
 def _make_hook(submitter: "weakref.ref[Submitter]", index: int) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(_: torch.Tensor) -> None:
         alive = submitter()
         if alive is not None:
