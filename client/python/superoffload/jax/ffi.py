@@ -39,9 +39,9 @@ def _register() -> None:
             except Exception as error:
                 raise Error(
                     grpc.StatusCode.FAILED_PRECONDITION,
-                    f"jax {jax.__version__} does not take this libsuperoffload's calls ({error}): install a newer jax, "
-                    "or build libsuperoffload where this jaxlib is installed; step() outside of jit works with any, on "
-                    "the CPU",
+                    f"jax {jax.__version__} does not take this libsuperoffload's calls ({error}): pip install "
+                    "'superoffload[jax]' brings one that does, or build libsuperoffload where this jaxlib is installed; "
+                    "step() outside of jit works with any, on the CPU",
                 ) from None
 
 
