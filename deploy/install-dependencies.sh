@@ -7,6 +7,7 @@
 #   --tests   also brings what only tests need; Prometheus is unpacked into build/prometheus, and a CUDA compiler, where
 #             there is none, into build/cuda.
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
 

@@ -4,6 +4,7 @@
 # Usage: deploy/quickstart.sh [--steps=N]
 # It takes the wheel in build/wheels where there is one (deploy/wheel.sh makes it) and builds a release where there is none.
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/.."
 venv="$PWD/build/quickstart" picture="$PWD/build/quickstart.svg" log="$PWD/build/quickstart.log"
 mkdir -p build/wheels

@@ -4,6 +4,7 @@
 # and this machine's scalar reference, over the same shared memory; likewise with the fake GPU, whose memory both map.
 # Usage: tests/arm64.sh HOST_BUILD_DIRECTORY RESULTS_DIRECTORY
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 host="$(realpath "$1")" results="$(realpath "$2")"
 cd "$(dirname "$0")/.."
 source tests/support/runners.sh

@@ -8,6 +8,7 @@
 #   --quick   what tests/run.sh runs
 # Exits with 3 when these versions cannot be installed: no test was run then.
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/.."
 source tests/support/runners.sh
 build="$(realpath -m "${SUPEROFFLOAD_BUILD:-build/test}")"

@@ -3,6 +3,7 @@
 # Usage: tests/run.sh [--quick]   --quick: no long exactness runs, emulation, fuzzers or sanitizers
 # Compilers' results are kept by ccache, and virtual machines and sysroots in build/, from one run to the next.
 set -uo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
 build="$(realpath -m "${SUPEROFFLOAD_BUILD:-build/test}")"

@@ -4,6 +4,7 @@
 # fuzzers, too.
 # Usage: tests/sanitizers.sh asan|tsan PYTHON RESULTS_DIRECTORY
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/.."
 source tests/support/runners.sh
 preset="$1" python="$2" results="$3"

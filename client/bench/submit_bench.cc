@@ -27,6 +27,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "superoffload/client.hpp"
+#include "superoffload/v1/exit_status.h"
 #include "tests/support/daemon_process.h"
 
 ABSL_FLAG(int, rounds, 20000, "round trips measured of each kind");
@@ -226,6 +227,7 @@ int Main() {
 }  // namespace superoffload
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   return superoffload::Main();
 }

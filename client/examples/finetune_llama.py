@@ -9,10 +9,6 @@ import pydoc_data.topics
 import time
 import urllib.request
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,6 +72,20 @@ def train(name, make_optimizer, data, steps, seed):
     return losses, (time.perf_counter() - start) / steps, optimizer
 
 
+def draw(curves, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    for name, losses in curves.items():
+        plt.plot(losses, label=name, alpha=0.7)
+    plt.xlabel("step")
+    plt.ylabel("loss")
+    plt.legend()
+    plt.savefig(path, dpi=120)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=pathlib.Path, help="train on this file instead of Python's documentation")
@@ -102,12 +112,7 @@ def main():
     for step in sorted({*range(0, arguments.steps, max(1, arguments.steps // 10)), arguments.steps - 1}):
         print(f"{step + 1:6} {results['superoffload'][0][step]:14.4f} {results['torch AdamW'][0][step]:14.4f}")
     print(f"{'s/step':>6} {results['superoffload'][1]:14.3f} {results['torch AdamW'][1]:14.3f}")
-    for name, (losses, _, _) in results.items():
-        plt.plot(losses, label=name, alpha=0.7)
-    plt.xlabel("step")
-    plt.ylabel("loss")
-    plt.legend()
-    plt.savefig(arguments.plot, dpi=120)
+    draw({name: losses for name, (losses, _, _) in results.items()}, arguments.plot)
     print(f"\nboth curves: {arguments.plot}")
     if arguments.endpoint:  # the optimizer is still alive, and so are its metrics
         address = results["superoffload"][2].metrics_address

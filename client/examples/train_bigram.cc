@@ -9,6 +9,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -119,6 +120,10 @@ absl::Status Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    std::printf("train_bigram --text=FILE [--steps=200] [--name=bigram] [--endpoint=unix:/path/control.sock]\n");
+    return 0;
+  }
   absl::ParseCommandLine(argc, argv);
   const absl::Status status = Run();
   if (!status.ok()) std::fprintf(stderr, "train_bigram: %s\n", status.ToString().c_str());

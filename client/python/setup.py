@@ -50,6 +50,8 @@ generate(ROOT / "proto", HERE)
 )
 setup(
     version=version,
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
     entry_points={"console_scripts": scripts},
     distclass=OneArchitecture,
     cmdclass={"build_py": BuildWithPrograms, "bdist_wheel": EveryPython},

@@ -2,6 +2,7 @@
 # Makes the Debian 12 arm64 sysroot that toolchain.cmake compiles against, from the package registry; nothing of it runs.
 # Usage: deploy/arm64/sysroot.sh DIRECTORY    (about half a minute, 400 MB; does nothing when it is there)
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 root="$1"
 [[ -e "$root/.complete" ]] && exit 0
 

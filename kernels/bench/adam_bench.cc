@@ -28,6 +28,7 @@
 #include "kernels/bench/subnormals.h"
 #include "kernels/bench/team.h"
 #include "kernels/bench/torch_process.h"
+#include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(bool, json, false, "print one JSON object per kernel and thread count");
 ABSL_FLAG(uint64_t, elements, 64 << 20, "elements of each array; rounded up to whole chunks of 64 Ki");
@@ -289,6 +290,7 @@ int Main() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures the Adam kernels against the memory's limits and against peers");
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   char name[] = "adam_bench", interleave[] = "--benchmark_enable_random_interleaving=true";
   char* arguments[] = {name, interleave, nullptr};

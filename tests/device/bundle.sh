@@ -11,17 +11,19 @@
 # There: tests/device/run.sh smoke --bundle ARCHIVE.tar.gz --output FOLDER, in a checkout
 # Or: mkdir bundle && tar -C bundle -xzf ARCHIVE.tar.gz && bundle/tests/device/run.sh smoke --output FOLDER
 set -euo pipefail
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
 python=3.12 packages=() archive=""
 while (($#)); do
   case "$1" in
     --python) python="$2" && shift ;;
     --with) packages+=("$2") && shift ;;
-    -*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    --help) usage && exit ;;
+    -*) usage && exit 2 ;;
     *) archive="$(realpath -m -- "$1")" ;;
   esac
   shift
 done
-[[ -n "$archive" ]] || exec "$0" --help
+[[ -n "$archive" ]] || { usage && exit 2; }
 cd "$(dirname "$0")/../.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}"
 build=build/bundle

@@ -12,6 +12,7 @@
 
 #include "kernels/algorithm.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "superoffload/v1/exit_status.h"
 #include "tests/support/random_elements.h"
 
 namespace superoffload::kernels {
@@ -289,6 +290,10 @@ int Main(size_t elements) {
 }  // namespace superoffload::kernels
 
 int main(int argc, char** argv) {
+  if (superoffload::AsksForHelp(argc, argv)) {
+    std::printf("Compares what kernels do on the GPU with the CPU's, bit by bit, and times them: [--elements N]\n");
+    return 0;
+  }
   const size_t elements =
       argc == 3 && std::string(argv[1]) == "--elements" ? std::strtoull(argv[2], nullptr, 10) : size_t{256} << 20;
   return superoffload::kernels::Main(elements);

@@ -4,6 +4,7 @@
 # loads it. Says of each which symbols need it.
 # Usage: tests/device/needs_of_bundle.sh FOLDER   with lib/ in it, where the bundle's libraries are
 set -uo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 folder="${1:?FOLDER}"
 declare -A newest=([GLIBC]=2.34 [GLIBCXX]=3.4.30 [CXXABI]=1.3.13)
 readonly machines='^(ld-linux-.*|lib(c|m|dl|rt|pthread|util|resolv|anl)|libstdc\+\+|libgcc_s)\.so'

@@ -17,7 +17,7 @@
 # $PYTHON is the Python that has PyTorch: unless told python3 with a bundle, and .venv's without. A step that fails, hangs or
 # finds other bits is reported and the rest goes on; the exit status is 0 when all passed.
 set -uo pipefail
-usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 bundle="" build="" words=()
 while (($#)); do
@@ -26,12 +26,12 @@ while (($#)); do
     --build) build="$(realpath -- "${2:?--build FOLDER}")" && shift ;;
     --output) words+=(--output "$(realpath -m -- "${2:?--output FOLDER}")") && shift ;;
     --dry-run) export SUPEROFFLOAD_DEVICE_DRY_RUN=1 ;;
-    -h | --help) usage ;;
+    -h | --help) usage && exit ;;
     *) words+=("$1") ;;
   esac
   shift
 done
-((${#words[@]})) || usage
+((${#words[@]})) || { usage && exit 2; }
 unpack() {  # prints the folder, which is named for what is in the archive
   local folder
   folder="${TMPDIR:-/tmp}/superoffload-device-$(id -u)-$(sha256sum "$1" | cut -c 1-16)"

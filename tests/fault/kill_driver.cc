@@ -26,6 +26,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "superoffload/client.hpp"
+#include "superoffload/v1/exit_status.h"
 #include "superoffload/v1/step_ring.h"
 #include "tests/support/daemon_process.h"
 
@@ -226,6 +227,7 @@ int Main() {
 }  // namespace superoffload
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   return absl::GetFlag(FLAGS_trainer).empty() ? superoffload::Main() : superoffload::RunTrainer();
 }

@@ -4,6 +4,7 @@
 # Usage: tests/fault/run.sh [--ranks] [--kills N] [--seed S] [--long]   --long: thousands of kills
 # --ranks: two ranks with a daemon each, of which any die, several at once, during their agreements, too
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/../.."
 build="${SUPEROFFLOAD_BUILD:-build/test}"
 kills=200 seed=0 driver=kill_driver

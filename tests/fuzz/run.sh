@@ -2,6 +2,7 @@
 # Builds the fuzzers and runs each on its corpus and then on new inputs. Ends with "fuzzers=N failures=M".
 # Usage: tests/fuzz/run.sh [--seconds N]   N per fuzzer, 10 unless told; what it finds new is kept in build/fuzz/found
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/../.."
 seconds=10
 [[ "${1:-}" == --seconds ]] && seconds="$2"

@@ -4,6 +4,7 @@
 # needs root, the network, 1 GB, a kernel whose binfmt_misc is of a user namespace (6.7), and a quarter of an hour.
 # Usage: tests/packaging/aarch64.sh
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/../.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}" root="$PWD/build/wheel-roots/aarch64-root"
 wheel="$(find build/wheels -name 'superoffload-*_aarch64.whl' | sort | tail -n 1)"

@@ -2,6 +2,7 @@
 # Makes a wheel of the same programs with the version number 0.2.0, to upgrade to.
 # Usage: tests/packaging/newer.sh PYTHON WHEEL DIRECTORY
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 unpacked="$(mktemp -d)"
 trap 'rm -rf "$unpacked"' EXIT
 "$1" -m wheel unpack --dest "$unpacked" "$2" >/dev/null

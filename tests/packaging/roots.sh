@@ -4,6 +4,7 @@
 # needs root, the network and 6 GB a root.
 # Usage: tests/packaging/roots.sh [ubuntu-22.04|ubuntu-24.04|debian-12|debian-13]...
 set -euo pipefail
+[[ " $* " != *" --help "* ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 cd "$(dirname "$0")/../.."
 venv="${SUPEROFFLOAD_VENV:-$PWD/.venv}" roots="$PWD/build/wheel-roots" shared="$PWD/build/wheel-roots/shared"
 ubuntu="http://archive.ubuntu.com/ubuntu" debian="http://deb.debian.org/debian"

@@ -1,5 +1,6 @@
 """The wheel, made of what the build has made, in a virtual environment that knows nothing of this tree."""
 
+import email
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import sys
 import xml.etree.ElementTree as xml
 import zipfile
 
+import packaging.licenses
 import pytest
 from tests.support import quickstart, virtual_environment
 from tests.support.build_directory import BUILD
@@ -94,7 +96,21 @@ def test_every_library_that_it_carries_is_listed_with_its_licence(wheel):
     }
     assert carried and carried <= {library for entry in entries for library in entry["libraries"]}
     for entry in entries:
-        assert entry["licenses"] and archive.read(f"{os.path.dirname(listed)}/{entry['text']}")
+        assert entry["licenses"] and entry["expression"] and archive.read(f"{os.path.dirname(listed)}/{entry['text']}")
+
+
+def test_its_metadata_say_what_it_is_and_whose_licences_it_carries(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(archive.read(name))
+    assert metadata.get_payload().startswith("# superoffload") and metadata["Summary"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    expression = metadata["License-Expression"]
+    assert packaging.licenses.canonicalize_license_expression(expression) == expression
+    assert expression.startswith("Apache-2.0 AND ") and "LGPL-2.1-or-later" in expression and not metadata["License"]
+    folder = name.replace("METADATA", "licenses/")
+    assert {f"{folder}{file}" for file in metadata.get_all("License-File")} <= set(archive.namelist())
 
 
 def test_it_trains_without_variables_and_with_its_own_daemon(environment, tmp_path):

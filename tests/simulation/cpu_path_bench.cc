@@ -12,6 +12,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "server/simulator/ours.h"
+#include "superoffload/v1/exit_status.h"
 #include "tests/simulation/measured_host.h"
 #include "tests/simulation/synthetic_trainer.h"
 #include "tests/support/daemon_process.h"
@@ -81,6 +82,7 @@ void Compare(Client& client, const Shape& shape, double seconds_per_element) {
 }  // namespace superoffload
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   superoffload::test::DaemonProcess daemon({"--worker_threads=1", "--memory_budget_bytes=12000000000"});
   auto client = superoffload::Client::Connect(daemon.endpoint());

@@ -1,4 +1,4 @@
-// Exit statuses of our programs that Abseil would choose otherwise.
+// What our programs do when they are asked for help: they end with 0, as Abseil does not.
 #pragma once
 
 #include <cstdio>
@@ -6,6 +6,11 @@
 #include <string_view>
 
 namespace superoffload {
+
+// Of a program without Abseil's flags.
+inline bool AsksForHelp(int argc, char** argv) {
+  return argc > 1 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h");
+}
 
 // To be called before absl::ParseCommandLine(), which ends with 1 where it has printed the help that was asked for.
 inline void EndWithZeroAfterHelp(int argc, char** argv) {

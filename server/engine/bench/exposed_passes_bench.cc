@@ -22,6 +22,7 @@
 #include "kernels/check.h"
 #include "server/engine/step_engine.h"
 #include "server/engine/worker_threads.h"
+#include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(uint64_t, elements, 151'000'000, "parameters");
 ABSL_FLAG(size_t, threads, 2, "workers");
@@ -204,6 +205,7 @@ class Bench {
 }  // namespace superoffload::engine
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   superoffload::engine::Bench().Run();
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "superoffload/v1/exit_status.h"
 #include "tests/fault/agreement/exploration.h"
 
 namespace {
@@ -23,6 +24,14 @@ bool Violation(const ExplorationOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (superoffload::AsksForHelp(argc, argv)) {
+    std::printf(
+        "Explores all that can happen in a run of two ranks.\n"
+        "  --deaths=N --steps=N   at most so many\n"
+        "  --without=RULE         one of reports, generations, slots, detach is broken and must be found missing\n"
+        "  --planted              ends well when a violation is found\n");
+    return 0;
+  }
   ExplorationOptions asked;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];

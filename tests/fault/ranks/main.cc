@@ -22,6 +22,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "superoffload/v1/exit_status.h"
 #include "tests/fault/ranks/rank.h"
 #include "tests/support/daemon_process.h"
 
@@ -198,6 +199,7 @@ int Main() {
 }  // namespace superoffload::fault
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   if (absl::GetFlag(FLAGS_rank) < 0) return superoffload::fault::Main();
   return superoffload::fault::RunRank({.rank = static_cast<uint32_t>(absl::GetFlag(FLAGS_rank)),

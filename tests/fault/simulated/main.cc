@@ -15,6 +15,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "superoffload/v1/exit_status.h"
 #include "tests/fault/simulated/simulation.h"
 
 ABSL_FLAG(uint64_t, first, 1, "the first seed");
@@ -55,6 +56,7 @@ void OnCrash(int signal) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  superoffload::EndWithZeroAfterHelp(argc, argv);
   absl::ParseCommandLine(argc, argv);
   program = argv[0];
   planted = absl::GetFlag(FLAGS_planted);

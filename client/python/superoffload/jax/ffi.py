@@ -40,8 +40,8 @@ def _register() -> None:
                 raise Error(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"jax {jax.__version__} does not take this libsuperoffload's calls ({error}): pip install "
-                    "'superoffload[jax]' brings one that does, or build libsuperoffload where this jaxlib is installed; "
-                    "step() outside of jit works with any, on the CPU",
+                    "'superoffload[jax]' brings one that does, or build libsuperoffload where this jaxlib is "
+                    "installed; step() outside of jit works with any, on the CPU",
                 ) from None
 
 
