@@ -47,7 +47,7 @@ if(SUPEROFFLOAD_PYTHON)
     COMMAND ${CMAKE_COMMAND} -E rm -rf ${wheel_source}
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/client/python ${wheel_source}/client/python
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/proto ${wheel_source}/proto
-    COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/CMakeLists.txt ${wheel_source}
+    COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/CMakeLists.txt ${CMAKE_SOURCE_DIR}/README.md ${wheel_source}
     COMMAND ${SUPEROFFLOAD_PYTHON} -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir
             ${CMAKE_BINARY_DIR}/wheel ${wheel_source}/client/python
     VERBATIM)

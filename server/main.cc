@@ -109,7 +109,8 @@ void Reload(Daemon& daemon) {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config) {
   try {
-    return Daemon::Start(config);
+    // Who starts a private daemon has made its directory, and once that is gone nobody needs the daemon any more.
+    return Daemon::Start(config, /*make_directory=*/!absl::GetFlag(FLAGS_exit_on_stdin_eof));
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start a thread (", error.what(), "); raise the limit of processes and threads"));

@@ -51,12 +51,13 @@ std::vector<pid_t> OwnThreads() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config, bool make_directory) {
   kernels::SetPrefetchElements(config.prefetch_elements());
   absl::StatusOr<Seat> seat = FindSeat(config);
   if (!seat.ok()) return seat.status();
   std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
-  absl::StatusOr<std::unique_ptr<RuntimeDirectory>> directory = RuntimeDirectory::Claim(config.runtime_directory());
+  absl::StatusOr<std::unique_ptr<RuntimeDirectory>> directory =
+      RuntimeDirectory::Claim(config.runtime_directory(), make_directory);
   if (!directory.ok()) return directory.status();
   daemon->directory_ = *std::move(directory);
   if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;

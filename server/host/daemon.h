@@ -31,8 +31,8 @@ namespace superoffload::host {
 class Daemon {
  public:
   // Serves from when it returns. `config` is complete. FAILED_PRECONDITION when another daemon serves the same
-  // runtime directory.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config);
+  // runtime directory, which is made where it is missing if `make_directory`.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config, bool make_directory);
 
   // Takes over what can change while it runs: allowed_uids, operator_uids, control_calls_per_second,
   // prefetch_elements. Returns whether `config` asks for anything that needs a restart.

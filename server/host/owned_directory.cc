@@ -17,10 +17,10 @@
 namespace superoffload::host {
 
 absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& field, const std::string& path,
-                                                          mode_t mode) {
+                                                          std::optional<mode_t> mode) {
   std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error || (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST)) {
+  if (mode) std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (error || (mode && ::mkdir(path.c_str(), *mode) != 0 && errno != EEXIST)) {
     return absl::UnavailableError(absl::StrCat("cannot create ", field, " ", path, ": ",
                                                error ? error.message() : std::strerror(errno)));
   }
@@ -36,8 +36,8 @@ absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& fie
   }
   if ((file.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return absl::PermissionDeniedError(
-        absl::StrFormat("others may write to %s %s (mode %04o); use chmod %04o, or choose another directory", field,
-                        path, file.st_mode & 07777, mode));
+        absl::StrFormat("others may write to %s %s (mode %04o); use chmod go-w, or choose another directory", field,
+                        path, file.st_mode & 07777));
   }
   return directory;
 }

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -11,10 +12,10 @@
 
 namespace superoffload::host {
 
-// Makes the directory with `mode` where it is missing, and opens it. `field` of the configuration names it.
-// PERMISSION_DENIED: it belongs to neither this user nor root, or others may write to it.
+// Opens the directory, and makes it with `mode` where it is missing and a mode is given. `field` of the configuration names
+// it. PERMISSION_DENIED: it belongs to neither this user nor root, or others may write to it.
 absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& field, const std::string& path,
-                                                          mode_t mode);
+                                                          std::optional<mode_t> mode);
 
 }  // namespace superoffload::host
 

@@ -14,8 +14,9 @@
 
 namespace superoffload::host {
 
-absl::StatusOr<std::unique_ptr<RuntimeDirectory>> RuntimeDirectory::Claim(const std::string& path) {
-  absl::StatusOr<memory::FileDescriptor> directory = OpenOwnedDirectory("runtime_directory", path, 0755);
+absl::StatusOr<std::unique_ptr<RuntimeDirectory>> RuntimeDirectory::Claim(const std::string& path, bool make) {
+  absl::StatusOr<memory::FileDescriptor> directory =
+      OpenOwnedDirectory("runtime_directory", path, make ? std::optional<mode_t>(0755) : std::nullopt);
   if (!directory.ok()) return directory.status();
   std::unique_ptr<RuntimeDirectory> claimed(new RuntimeDirectory(path, *std::move(directory)));
   if (absl::Status status = claimed->Lock(); !status.ok()) return status;

@@ -14,10 +14,10 @@ namespace superoffload::host {
 
 class RuntimeDirectory {
  public:
-  // Makes the directory with mode 0755 where it is missing, and claims it for this process. FAILED_PRECONDITION:
-  // another daemon serves there. PERMISSION_DENIED: it belongs to neither this user nor root, others may write to it,
+  // Claims the directory for this process; `make`: with mode 0755 where it is missing. FAILED_PRECONDITION: another
+  // daemon serves there. PERMISSION_DENIED: it belongs to neither this user nor root, others may write to it,
   // or what should be its lock is a link.
-  static absl::StatusOr<std::unique_ptr<RuntimeDirectory>> Claim(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<RuntimeDirectory>> Claim(const std::string& path, bool make);
 
   // Removes the sockets that it listens on.
   ~RuntimeDirectory();

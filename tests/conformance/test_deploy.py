@@ -111,6 +111,7 @@ def test_the_manifests_daemons_start_with_their_configuration_and_may_stop_in_pe
             f for f in container["args"] if not f.startswith(("--config", "--superchip", "--runtime", "--metrics"))
         ]
         flags = [*given, f"--config={config}", "--superchip=0", f"--runtime_directory={tmp_path}/run"]
+        (tmp_path / "run").mkdir(exist_ok=True)
         run = subprocess.run(
             [os.environ["SUPEROFFLOAD_DAEMON"], *flags, "--exit_on_stdin_eof", "--metrics_address=off"],
             env={**os.environ, "STATE_DIRECTORY": f"{tmp_path}{place}"},

@@ -78,7 +78,8 @@ def test_pip_installs_the_python_package(tmp_path):
     generated = shutil.ignore_patterns("__pycache__", "*_pb2*", "*.egg-info", "build")
     for folder in ("client/python", "proto"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=generated)
-    shutil.copy(ROOT / "CMakeLists.txt", clone)  # the version
+    for file in ("CMakeLists.txt", "README.md"):  # the version, the description
+        shutil.copy(ROOT / file, clone)
     fresh = tmp_path / "fresh"
     run(sys.executable, "-m", "venv", "--without-pip", fresh)
     (site,) = fresh.glob("lib/python*/site-packages")

@@ -88,6 +88,7 @@ def test_each_superchips_daemon_has_a_port_of_its_own_for_metrics(monkeypatch, t
     fake_sysfs.write(fake_sysfs.MACHINES["gb200"], tmp_path / "machine")
     monkeypatch.setenv("HWLOC_FSROOT", str(tmp_path / "machine"))
     monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
+    (tmp_path / "run").mkdir()
     flags = [f"--runtime_directory={tmp_path}/run", "--superchip=1", "--exit_on_stdin_eof"]
     run = subprocess.run(
         [os.environ["SUPEROFFLOAD_DAEMON"], *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True

@@ -162,6 +162,9 @@ def remove_leftovers(base: str) -> None:
             continue
         with contextlib.suppress(OSError, Error):
             _check_mine(directory)
+            if _REMOVED in name:  # somebody was killed over it, or a daemon that was starting has put files there
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
             if not os.path.exists(os.path.join(directory, "door")):
                 os.rmdir(directory)  # who is just coming makes it again
                 continue
