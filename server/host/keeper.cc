@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -133,6 +134,13 @@ class Keeper {
       fds.push_back(kept.fd.get());
     }
     fds.push_back(socket);
+    FileDescriptor text(::memfd_create("superoffload-names", MFD_CLOEXEC));
+    const std::string joined = absl::StrJoin(names, ":");
+    if (!text.valid() || ::write(text.get(), joined.data(), joined.size()) != static_cast<ssize_t>(joined.size())) {
+      LogError(absl::StrCat("the keeper cannot write down the names of what it keeps: ", std::strerror(errno)));
+      ::_exit(kCannotStart);
+    }
+    fds.push_back(text.get());
     if (!Arrange(fds, kFirstListenFd)) {
       LogError(absl::StrCat("the keeper cannot pass on ", fds.size(), " descriptors: ", std::strerror(errno),
                             "; raise its limit with ulimit -n"));
@@ -142,7 +150,8 @@ class Keeper {
     ::setenv(kKeeperSocketVariable, absl::StrCat(kFirstListenFd + names.size()).c_str(), 1);
     ::setenv("LISTEN_PID", std::to_string(::getpid()).c_str(), 1);
     ::setenv("LISTEN_FDS", std::to_string(names.size()).c_str(), 1);
-    ::setenv("LISTEN_FDNAMES", absl::StrJoin(names, ":").c_str(), 1);
+    ::unsetenv("LISTEN_FDNAMES");
+    ::setenv(kKeptNamesVariable, absl::StrCat(kFirstListenFd + names.size() + 1).c_str(), 1);
     std::vector<char*> arguments;
     for (const std::string& word : command_) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);

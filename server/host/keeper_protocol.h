@@ -4,7 +4,8 @@
 //   daemon to keeper: READY=1 with the listening keeper.sock (superoffload/v1/keeper_socket.h); FDSTORE=1 FDNAME=... with descriptors; FDSTOREREMOVE=1 FDNAME=...; X_STOPPED=1 before it
 //                     exits on purpose, after which the keeper ends as well
 //
-// Descriptors that were kept come back as sd_listen_fds(3) has them.
+// Descriptors that were kept come back as sd_listen_fds(3) has them, but for their names, which are in a memfd, separated
+// by colons: a variable of the environment is too short for those of many optimizers.
 #ifndef SUPEROFFLOAD_SERVER_HOST_KEEPER_PROTOCOL_H_
 #define SUPEROFFLOAD_SERVER_HOST_KEEPER_PROTOCOL_H_
 
@@ -14,6 +15,9 @@ namespace superoffload::host {
 
 // In the daemon's environment: the descriptor of its socket.
 inline constexpr char kKeeperSocketVariable[] = "SUPEROFFLOAD_KEEPER_SOCKET";
+
+// Likewise: that of the memfd.
+inline constexpr char kKeptNamesVariable[] = "SUPEROFFLOAD_KEPT_NAMES";
 
 // In the environment of a keeper that a daemon has started: "SOCKET:PID" of that daemon.
 inline constexpr char kTakenOverDaemonVariable[] = "SUPEROFFLOAD_TAKEN_OVER_DAEMON";

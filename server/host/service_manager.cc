@@ -2,51 +2,43 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <systemd/sd-bus.h>
+#include <sys/stat.h>
 #include <systemd/sd-daemon.h>
-#include <systemd/sd-login.h>
+#include <unistd.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/check.h"
 #include "server/host/keeper_protocol.h"
+#include "server/host/systemd_unit.h"
 
 namespace superoffload::host {
 
 namespace {
 
-constexpr char kSystemd[] = "org.freedesktop.systemd1";
-
-// The type of the job that systemd has for this process's unit ("stop", "restart"), or "" when there is none or the bus
-// does not tell.
-std::string JobType() {
-  char *unit = nullptr, *path = nullptr, *type = nullptr;
-  const char* job = nullptr;
-  uint32_t job_id = 0;
-  sd_bus* bus = nullptr;
-  sd_bus_message* reply = nullptr;
-  const bool found =
-      ::sd_pid_get_unit(0, &unit) >= 0 && ::sd_bus_path_encode("/org/freedesktop/systemd1/unit", unit, &path) >= 0 &&
-      ::sd_bus_open_system(&bus) >= 0 &&
-      ::sd_bus_get_property(bus, kSystemd, path, "org.freedesktop.systemd1.Unit", "Job", nullptr, &reply, "(uo)") >= 0 &&
-      ::sd_bus_message_read(reply, "(uo)", &job_id, &job) >= 0 && job_id != 0 &&
-      ::sd_bus_get_property_string(bus, kSystemd, job, "org.freedesktop.systemd1.Job", "JobType", nullptr, &type) >= 0;
-  const std::string result = found ? type : "";
-  ::sd_bus_message_unref(reply);
-  ::sd_bus_flush_close_unref(bus);
-  for (char* text : {unit, path, type}) std::free(text);
-  return result;
-}
-
-// Invalid where no keeper has started the daemon.
-memory::FileDescriptor KeeperSocket() {
-  const char* const number = std::getenv(kKeeperSocketVariable);
+// A descriptor that a keeper has passed; invalid where none has started the daemon.
+memory::FileDescriptor Passed(const char* variable) {
+  const char* const number = std::getenv(variable);
   int fd = -1;
   if (number == nullptr || !absl::SimpleAtoi(number, &fd) || ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return {};
-  ::unsetenv(kKeeperSocketVariable);
+  ::unsetenv(variable);
   return memory::FileDescriptor(fd);
+}
+
+// The names that the keeper's memory has, in the order of its descriptors.
+std::vector<std::string> ReadNames(const memory::FileDescriptor& file) {
+  std::string text;
+  struct stat there {};
+  if (::fstat(file.get(), &there) == 0) text.resize(static_cast<size_t>(there.st_size));
+  SUPEROFFLOAD_CHECK(::pread(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()),
+                     "the keeper's names cannot be read: ", std::strerror(errno));
+  return absl::StrSplit(text, ':', absl::SkipEmpty());
 }
 
 }  // namespace
@@ -54,14 +46,19 @@ memory::FileDescriptor KeeperSocket() {
 ServiceManager::ServiceManager()
     : socket_(std::getenv("NOTIFY_SOCKET") == nullptr ? "" : std::getenv("NOTIFY_SOCKET")),
       present_(std::getenv(kKeeperSocketVariable) != nullptr || !socket_.empty()),
-      keeper_socket_(KeeperSocket()) {}
+      keeper_socket_(Passed(kKeeperSocketVariable)) {}
 
-bool ServiceManager::RestartsUs() const { return socket_ == "/run/systemd/notify" && JobType() == "restart"; }
+bool ServiceManager::RestartsUs() const { return socket_ == "/run/systemd/notify" && UnitsJobType() == "restart"; }
 
 Inheritance ServiceManager::TakeInheritance() {
   Inheritance inheritance;
   char** names = nullptr;
   const int count = ::sd_listen_fds_with_names(/*unset_environment=*/1, &names);
+  const memory::FileDescriptor keepers_names = Passed(kKeptNamesVariable);
+  const std::vector<std::string> of_keeper =
+      keepers_names.valid() ? ReadNames(keepers_names) : std::vector<std::string>();
+  SUPEROFFLOAD_CHECK(!keepers_names.valid() || of_keeper.size() == static_cast<size_t>(std::max(count, 0)),
+                     "the keeper has passed ", count, " descriptors and ", of_keeper.size(), " names");
   for (int i = 0; i < count; ++i) {
     const int fd = SD_LISTEN_FDS_START + i;
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -70,17 +67,21 @@ Inheritance ServiceManager::TakeInheritance() {
     } else if (::sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, /*listening=*/1) > 0) {
       inheritance.descriptor_socket = memory::FileDescriptor(fd);
     } else {
-      inheritance.kept[names[i]].emplace_back(fd);
+      inheritance.kept[keepers_names.valid() ? of_keeper[static_cast<size_t>(i)] : names[i]].emplace_back(fd);
     }
     std::free(names[i]);
   }
   std::free(names);
+  std::map<std::string, std::vector<int>> kept;
+  std::map<std::string, size_t> counts;
+  for (const auto& [name, fds] : inheritance.kept) {
+    for (const memory::FileDescriptor& fd : fds) kept[name].push_back(fd.get());
+    counts[name] = fds.size();
+  }
   if (keeper_socket_.valid()) {
-    std::map<std::string, std::vector<int>> kept;
-    for (const auto& [name, fds] : inheritance.kept) {
-      for (const memory::FileDescriptor& fd : fds) kept[name].push_back(fd.get());
-    }
     keeper_ = std::make_unique<KeeperLink>(std::move(keeper_socket_), std::move(kept));
+  } else if (!socket_.empty()) {
+    systemd_ = std::make_unique<SystemdStore>(std::move(counts), UnitsDescriptorStoreMax());
   }
   return inheritance;
 }
@@ -103,16 +104,15 @@ void ServiceManager::Stopped() {
   if (keeper_ != nullptr) keeper_->Stopped();
 }
 
-void ServiceManager::Keep(const std::string& name, const std::vector<int>& fds) {
-  if (keeper_ != nullptr) return keeper_->Keep(name, fds);
-  // One message, so that the store has all of an optimizer's memory or none. memfds never hang up: no polling.
-  const std::string message = absl::StrCat("FDSTORE=1\nFDNAME=", name, "\nFDPOLL=0");
-  ::sd_pid_notify_with_fds(0, 0, message.c_str(), fds.data(), static_cast<unsigned>(fds.size()));
+absl::Status ServiceManager::Keep(const std::string& name, const std::vector<int>& fds) {
+  if (systemd_ != nullptr) return systemd_->Keep(name, fds);
+  if (keeper_ != nullptr) keeper_->Keep(name, fds);
+  return absl::OkStatus();
 }
 
 void ServiceManager::Drop(const std::string& name) {
-  if (keeper_ != nullptr) return keeper_->Drop(name);
-  ::sd_notify(0, absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name).c_str());
+  if (systemd_ != nullptr) return systemd_->Drop(name);
+  if (keeper_ != nullptr) keeper_->Drop(name);
 }
 
 }  // namespace superoffload::host

@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "server/host/keeper_link.h"
+#include "server/host/systemd_store.h"
 #include "server/memory/shared_memory.h"
 #include "server/optimizer/descriptor_store.h"
 
@@ -51,14 +52,15 @@ class ServiceManager final : public optimizer::DescriptorStore {
   // It has stopped, and the process exits next.
   void Stopped();
 
-  void Keep(const std::string& name, const std::vector<int>& fds) override;
+  absl::Status Keep(const std::string& name, const std::vector<int>& fds) override;
   void Drop(const std::string& name) override;
 
  private:
   const std::string socket_;
   const bool present_;
   memory::FileDescriptor keeper_socket_;  // until TakeInheritance
-  std::unique_ptr<KeeperLink> keeper_;    // null under systemd
+  std::unique_ptr<KeeperLink> keeper_;    // where there is one
+  std::unique_ptr<SystemdStore> systemd_;  // likewise
 };
 
 }  // namespace superoffload::host

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace superoffload::optimizer {
 
 // Thread-safe. Names are unique; the descriptors of a name are kept and dropped together, and stay open until they are
@@ -12,7 +14,8 @@ namespace superoffload::optimizer {
 class DescriptorStore {
  public:
   virtual ~DescriptorStore() = default;
-  virtual void Keep(const std::string& name, const std::vector<int>& fds) = 0;
+  // RESOURCE_EXHAUSTED: they would not outlive the daemon, or keep another one from starting; nothing is kept.
+  virtual absl::Status Keep(const std::string& name, const std::vector<int>& fds) = 0;
   virtual void Drop(const std::string& name) = 0;
 };
 

@@ -87,16 +87,17 @@ absl::StatusOr<OptimizerPtr> OptimizerTable::Create(const transport::Peer& peer,
   // Allocating takes long: the name is reserved, the table is not locked.
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> created = HostedOptimizer::Create(
       id, std::move(unique_id), std::move(spec), policy, description, binding_, budget_, pool_, observer_);
-  if (created.ok()) observer_->OnHost(id, (*created)->unique_id(), (*created)->spec().member);
+  absl::Status kept = created.status();
+  if (kept.ok()) kept = store_->Keep(StoreName(id), (*created)->memory().fds());
+  if (kept.ok()) observer_->OnHost(id, (*created)->unique_id(), (*created)->spec().member);
   absl::MutexLock lock(&mu_);
   const auto reserved = optimizers_.find(id);
   SUPEROFFLOAD_CHECK(reserved != optimizers_.end() && reserved->second == nullptr, "the name ", name,
                      " was reserved and is not any more");
-  if (!created.ok()) {
+  if (!kept.ok()) {
     optimizers_.erase(reserved);
-    return created.status();
+    return kept;
   }
-  store_->Keep(StoreName(id), (*created)->memory().fds());
   return reserved->second = *std::move(created);
 }
 

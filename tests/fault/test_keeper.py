@@ -1,6 +1,7 @@
 """The keeper loses no optimizer: under few descriptors, when the daemon cannot start, stopped, killed itself."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -91,6 +92,21 @@ def test_a_soft_limit_of_1024_descriptors_costs_no_optimizer(few_descriptors):
         connection = reconnected(kept)
         assert names(connection) == many
     for name in many:  # a stop has a line in the log for each, and nobody reads it meanwhile
+        connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=name))
+    assert kept.stop() == 0, kept.log
+
+
+def test_names_longer_than_a_variable_of_the_environment_cost_no_optimizer():
+    kept = Daemon("--keeper", OFF)
+    fcntl.fcntl(kept.process.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)  # names are in the log as well, which nobody reads
+    many = {f"{i:0128}" for i in range(200)}  # 143 kB with five descriptors each
+    create(Connection(kept.endpoint), *many)
+    (victim,) = children(kept.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: children(kept.process.pid) not in ([], [victim]))
+    connection = reconnected(kept)
+    assert names(connection) == many
+    for name in many:
         connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name=name))
     assert kept.stop() == 0, kept.log
 

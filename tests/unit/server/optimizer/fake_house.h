@@ -50,10 +50,16 @@ class FakeObserver final : public OptimizerObserver {
 
 class FakeStore final : public DescriptorStore {
  public:
-  void Keep(const std::string& name, const std::vector<int>& fds) override { kept_[name] = fds.size(); }
+  absl::Status Keep(const std::string& name, const std::vector<int>& fds) override {
+    if (full) return absl::ResourceExhaustedError("the store is full");
+    kept_[name] = fds.size();
+    return absl::OkStatus();
+  }
   void Drop(const std::string& name) override { kept_.erase(name); }
 
   const std::map<std::string, size_t>& kept() const { return kept_; }
+
+  bool full = false;
 
  private:
   std::map<std::string, size_t> kept_;

@@ -44,6 +44,15 @@ TEST(OptimizerTableTest, ACreationThatFailsLeavesTheNameFree) {
   EXPECT_EQ(house.table.Get(FakeHouse::User(kAnna), "model").status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(OptimizerTableTest, WhatWouldNotOutliveTheDaemonIsRefused) {
+  FakeHouse house;
+  house.store.full = true;
+  EXPECT_EQ(house.Create(kAnna, "model").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(house.budget.used().total_bytes(), 0u);
+  house.store.full = false;
+  EXPECT_TRUE(house.Create(kAnna, "model").ok());
+}
+
 TEST(OptimizerTableTest, APlanIsWhatIsCreatedAndCreatesNothing) {
   FakeHouse house;
   const engine::OptimizerSpec spec = (*house.Create(kAnna, "model"))->spec();
