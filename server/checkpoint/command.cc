@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "server/checkpoint/export_model.h"
 #include "server/checkpoint/inspect.h"
+#include "superoffload/v1/printable.h"
 
 ABSL_FLAG(std::string, inspect_checkpoint, "", "say what is in this checkpoint, and exit; superoffloadctl inspect asks so");
 ABSL_FLAG(bool, json, false, "--inspect_checkpoint: print one JSON object");
@@ -26,7 +27,7 @@ namespace {
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "superoffloadd: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
-               std::string(status.message()).c_str());
+               Printable(std::string(status.message())).c_str());
   return 1;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -17,11 +18,19 @@ std::string HostName() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-// Open with a lock of this kind; invalid where nothing can be locked.
+// Open with a lock of this kind; invalid where nothing can be locked. Only its owner may open it: whoever can might hold
+// the lock, and the schedule with it.
 absl::StatusOr<memory::FileDescriptor> Lock(const std::string& directory, const std::string& path, int lock) {
   constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  memory::FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0644));
-  if (!file.valid()) file = memory::FileDescriptor(::open(path.c_str(), O_RDONLY | kFlags));  // another user's
+  memory::FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0600));
+  struct stat there {};
+  if (!file.valid() && errno == EACCES && ::lstat(path.c_str(), &there) == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("policies.checkpoint.directory ", directory, " is that of a schedule of user ", there.st_uid,
+                     "; give every optimizer, as every run, a directory of its own, or remove ", path,
+                     " where that one is over"));
+  }
+  if (file.valid()) ::fchmod(file.get(), 0600);  // whoever has made it
   if (file.valid() && ::flock(file.get(), lock | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     std::array<char, 512> owner{};
     const ssize_t bytes = ::pread(file.get(), owner.data(), owner.size(), 0);

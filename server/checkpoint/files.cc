@@ -1,7 +1,11 @@
 #include "server/checkpoint/files.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +20,24 @@ namespace {
 
 // What one call may move: the kernel's limit is a little below 2 GiB.
 constexpr size_t kMaxBytesPerCall = size_t{1} << 30;
+
+// Without the magic links of /proc: they lead past directories that the user may not enter, and to files that the daemon
+// has open. EPERM and ENOSYS are of containers and emulators that do not know the call.
+memory::FileDescriptor OpenWithoutMagicLinks(const std::string& path, uint64_t flags) {
+  open_how how{};
+  how.flags = flags;
+  how.resolve = RESOLVE_NO_MAGICLINKS;
+  const long fd = ::syscall(SYS_openat2, AT_FDCWD, path.c_str(), &how, sizeof(how));
+  if (fd < 0 && (errno == ENOSYS || errno == EPERM)) {
+    return memory::FileDescriptor(::open(path.c_str(), static_cast<int>(flags)));
+  }
+  return memory::FileDescriptor(static_cast<int>(fd));
+}
+
+bool IsKernels(int fd) {
+  struct statfs there {};
+  return ::fstatfs(fd, &there) == 0 && there.f_type == PROC_SUPER_MAGIC;
+}
 
 }  // namespace
 
@@ -39,11 +61,11 @@ absl::StatusOr<File> File::Create(const std::string& path, uint64_t bytes) {
 
 absl::StatusOr<File> File::Open(const std::string& path) {
   // To open a FIFO or a device may take for ever; a file does not mind O_NONBLOCK.
-  memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  memory::FileDescriptor fd = OpenWithoutMagicLinks(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (!fd.valid()) return FileError(errno, "opening", path);
   struct stat file {};
   if (::fstat(fd.get(), &file) != 0) return FileError(errno, "looking at", path);
-  if (!S_ISREG(file.st_mode)) {
+  if (!S_ISREG(file.st_mode) || IsKernels(fd.get())) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file; name a checkpoint's directory"));
   }
   return File(path, std::move(fd));

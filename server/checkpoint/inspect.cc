@@ -15,6 +15,7 @@
 #include "server/checkpoint/reader.h"
 #include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/saved_tensors.h"
+#include "superoffload/v1/printable.h"
 
 namespace superoffload::checkpoint {
 namespace {
@@ -122,23 +123,26 @@ class Inspector {
 
   std::string Text(const Json& json) const {
     const Index& first = checkpoint_.parts.front().index;
-    std::string text = absl::StrCat(
-        json["kind"].get<std::string>(), " ", first.run_name.empty() ? first.optimizer : first.run_name, ", step ",
+    std::string text;
+    const auto add = [&text](const auto&... words) {
+      absl::StrAppend(&text, Printable(absl::StrCat(words...)), "\n");
+    };
+    add(json["kind"].get<std::string>(), " ", first.run_name.empty() ? first.optimizer : first.run_name, ", step ",
         first.committed_steps, ", ", first.algorithm, ", ", checkpoint_.parts.size(), " of ",
         json["kind"] == "run" ? first.ranks : 1, " parts, ", json["bytes"].get<uint64_t>(), " bytes, ",
-        problems_.empty() ? "whole" : "NOT WHOLE", "\n");
-    for (const std::string& problem : problems_) absl::StrAppend(&text, "  ", problem, "\n");
+        problems_.empty() ? "whole" : "NOT WHOLE");
+    for (const std::string& problem : problems_) add("  ", problem);
     for (const Json& part : json["parts"]) {
-      absl::StrAppend(&text, "  rank ", part["rank"].get<uint32_t>(), "  ", part["optimizer"].get<std::string>(), "  ",
-                      part["bytes"].get<uint64_t>(), " bytes  ", part["path"].get<std::string>(), "\n");
+      add("  rank ", part["rank"].get<uint32_t>(), "  ", part["optimizer"].get<std::string>(), "  ",
+          part["bytes"].get<uint64_t>(), " bytes  ", part["path"].get<std::string>());
     }
     for (const Json& array : json["arrays"]) {
-      absl::StrAppend(&text, "  array ", array["name"].get<std::string>(), "  ", array["dtype"].get<std::string>(), "\n");
+      add("  array ", array["name"].get<std::string>(), "  ", array["dtype"].get<std::string>());
     }
     for (const Json& parameter : json["parameters"]) {
-      absl::StrAppend(&text, "  ", parameter["name"].get<std::string>(), "  [",
-                      absl::StrJoin(parameter["shape"].get<std::vector<uint64_t>>(), ", "), "]  ",
-                      parameter["steps"].get<uint64_t>(), " steps  ", parameter["shards"].get<size_t>(), " shards\n");
+      add("  ", parameter["name"].get<std::string>(), "  [",
+          absl::StrJoin(parameter["shape"].get<std::vector<uint64_t>>(), ", "), "]  ",
+          parameter["steps"].get<uint64_t>(), " steps  ", parameter["shards"].get<size_t>(), " shards");
     }
     return text;
   }

@@ -7,14 +7,30 @@
 
 #include <cerrno>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "server/checkpoint/files.h"
 
 namespace superoffload::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kSuffix[] = ".partial";
+constexpr int kAttempts = 10;
+
+// Holds the lock of a directory that is still at `path`. Whoever has it is alive; what nobody holds was left by a daemon
+// that was killed. Returns an errno, EWOULDBLOCK for a lock that somebody holds, ENOENT for a directory that was removed meanwhile.
+int Lock(const fs::path& path, memory::FileDescriptor* lock) {
+  *lock = memory::FileDescriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!lock->valid() || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return errno;
+  struct stat held, there;
+  const bool same = ::fstat(lock->get(), &held) == 0 && ::lstat(path.c_str(), &there) == 0 &&
+                    held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+  return same ? 0 : ENOENT;
+}
 
 absl::Status TargetExists(const fs::path& target) {
   return absl::AlreadyExistsError(absl::StrCat(target.string(), " exists; remove it or choose another directory"));
@@ -29,12 +45,15 @@ absl::StatusOr<std::unique_ptr<PartialDirectory>> PartialDirectory::Create(const
   }
   std::error_code error;
   if (fs::exists(fs::symlink_status(target, error))) return TargetExists(target);
-  const fs::path path = target.parent_path() / absl::StrCat(".", target.filename().string(), ".partial");
-  // Whoever holds the lock is alive; what nobody holds was left by a daemon that was killed.
-  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return FileError(errno, "creating", path);
-  memory::FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd.valid()) return FileError(errno, "opening", path);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+  const fs::path path = target.parent_path() / absl::StrCat(".", target.filename().string(), kSuffix);
+  memory::FileDescriptor fd;
+  int failure = ENOENT;
+  for (int i = 0; failure == ENOENT && i < kAttempts; ++i) {  // somebody sweeps it at the same time
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return FileError(errno, "creating", path);
+    failure = Lock(path, &fd);
+  }
+  if (failure != 0 && failure != EWOULDBLOCK) return FileError(failure, "opening", path);
+  if (failure != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("another checkpoint is being written to ", target.string(), "; choose another directory"));
   }
@@ -58,6 +77,21 @@ absl::Status PartialDirectory::Publish() {
   }
   published_ = true;
   return SyncDirectory(target_.parent_path());
+}
+
+void RemoveLeftPartials(const fs::path& directory, const std::function<bool(absl::string_view)>& is_ours) {
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    const std::string file = entry.path().filename();
+    absl::string_view name = file;
+    if (absl::ConsumePrefix(&name, ".") && absl::ConsumeSuffix(&name, kSuffix) && is_ours(name)) {
+      left.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : left) {
+    if (memory::FileDescriptor lock; Lock(path, &lock) == 0) fs::remove_all(path, error);
+  }
 }
 
 }  // namespace superoffload::checkpoint

@@ -3,12 +3,14 @@
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/memory/shared_memory.h"
 
 namespace superoffload::checkpoint {
@@ -33,6 +35,9 @@ class PartialDirectory {
   const memory::FileDescriptor lock_;
   bool published_ = false;
 };
+
+// Removes what killed daemons have left of targets in `directory`, of those names that `is_ours` takes.
+void RemoveLeftPartials(const std::filesystem::path& directory, const std::function<bool(absl::string_view)>& is_ours);
 
 }  // namespace superoffload::checkpoint
 

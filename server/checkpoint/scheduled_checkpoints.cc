@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <system_error>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "server/checkpoint/index.h"
+#include "server/checkpoint/partial_directory.h"
 #include "server/checkpoint/reader.h"
 #include "server/checkpoint/run_directory.h"
 
@@ -57,7 +60,9 @@ void RemoveAllBut(const std::vector<Scheduled>& scheduled, size_t keep, const ch
   }
 }
 
-std::string NameOf(uint64_t committed_steps) { return absl::StrFormat("step-%08d", committed_steps); }
+constexpr absl::string_view kStep = "step-";
+
+std::string NameOf(uint64_t committed_steps) { return absl::StrFormat("%s%08d", kStep, committed_steps); }
 
 std::string RunNameOf(uint64_t committed_steps, uint64_t lineage) {
   return absl::StrFormat("%s-%016x", NameOf(committed_steps), lineage);
@@ -69,6 +74,15 @@ bool IsDigit(unsigned char c) { return absl::ascii_isdigit(c); }
 bool IsNameOf(uint64_t committed_steps, absl::string_view name) {
   if (!absl::ConsumePrefix(&name, NameOf(committed_steps))) return false;
   return name.empty() || (absl::ConsumePrefix(&name, "-") && std::all_of(name.begin(), name.end(), IsDigit));
+}
+
+// The steps in a name that begins as NameOf's do.
+std::optional<uint64_t> StepsOf(absl::string_view name) {
+  uint64_t committed_steps = 0;
+  if (!absl::ConsumePrefix(&name, kStep)) return std::nullopt;
+  const auto end = std::find_if_not(name.begin(), name.end(), IsDigit);
+  if (!absl::SimpleAtoi(name.substr(0, static_cast<size_t>(end - name.begin())), &committed_steps)) return std::nullopt;
+  return committed_steps;
 }
 
 std::vector<Scheduled> OfOptimizer(const std::string& directory, const optimizer::HostedOptimizer& optimizer) {
@@ -101,6 +115,13 @@ bool IsLeft(const fs::path& growing, const RunMoment& sealed) {
   return false;
 }
 
+// Whether a run that has just taken the checkpoint `sealed` may be writing parts in the directory of that name.
+bool MayGrow(absl::string_view name, const RunMoment& sealed) {
+  const std::optional<uint64_t> committed_steps = StepsOf(name.substr(1));
+  return !committed_steps || (*committed_steps > sealed.committed_steps &&
+                              absl::StartsWith(name.substr(1), RunNameOf(*committed_steps, sealed.lineage)));
+}
+
 }  // namespace
 
 std::string NewScheduled(const std::string& directory, uint64_t committed_steps) {
@@ -116,6 +137,10 @@ uint64_t NextSequence(const std::string& directory, const optimizer::HostedOptim
 }
 
 void PruneScheduled(const std::string& directory, const optimizer::HostedOptimizer& optimizer, size_t keep) {
+  RemoveLeftPartials(directory, [](absl::string_view name) {
+    const std::optional<uint64_t> committed_steps = StepsOf(name);
+    return committed_steps && IsNameOf(*committed_steps, name);
+  });
   RemoveAllBut(OfOptimizer(directory, optimizer), keep, kIndexFile);
 }
 
@@ -136,13 +161,21 @@ void PruneRuns(const std::string& sealed, size_t keep) {
   };
   RemoveAllBut(OfRun(directory, is_own), keep, kRunIndexFile);
   std::error_code error;
-  std::vector<fs::path> left;
+  std::vector<fs::path> left, unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     if (!absl::StartsWith(name, ".step-") || !absl::EndsWith(name, ".ranks") || !IsDirectory(entry)) continue;
-    if (IsLeft(entry.path(), last->moment)) left.push_back(entry.path());
+    if (IsLeft(entry.path(), last->moment)) {
+      left.push_back(entry.path());
+    } else if (!MayGrow(name, last->moment)) {
+      unfinished.push_back(entry.path());
+    }
   }
   for (const fs::path& path : left) fs::remove_all(path, error);
+  for (const fs::path& path : unfinished) {
+    RemoveLeftPartials(path, [](absl::string_view) { return true; });
+    fs::remove(path, error);  // where nothing else is in it
+  }
 }
 
 }  // namespace superoffload::checkpoint

@@ -42,12 +42,12 @@ class SnapshotScope {
 class Writer {
  public:
   Writer(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment, const PartialDirectory& to,
-         const WriteOptions& options, const std::atomic<bool>& cancelled, Progress* progress)
+         const WriteOptions& options, uint64_t sequence, const std::atomic<bool>& cancelled, Progress* progress)
       : optimizer_(optimizer),
         moment_(moment),
         directory_(to),
         as_user_(options.as_user),
-        sequence_(options.of_run ? 0 : options.sequence()),
+        sequence_(sequence),
         lineage_(optimizer.lineage()),
         run_(optimizer.run()),
         doubts_(options.doubts),
@@ -226,12 +226,12 @@ class Writer {
 };
 
 absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
-                   const std::string& target, const WriteOptions& options, const std::atomic<bool>& cancelled,
-                   Progress* progress) {
+                   const std::string& target, const WriteOptions& options, uint64_t sequence,
+                   const std::atomic<bool>& cancelled, Progress* progress) {
   SnapshotScope snapshot(optimizer.engine());
   absl::StatusOr<std::unique_ptr<PartialDirectory>> directory = PartialDirectory::Create(target);
   if (!directory.ok()) return directory.status();
-  Writer writer(optimizer, moment, **directory, options, cancelled, progress);
+  Writer writer(optimizer, moment, **directory, options, sequence, cancelled, progress);
   if (absl::Status status = writer.Prepare(); !status.ok()) return status;
   if (absl::Status status = writer.WriteBuckets(); !status.ok()) return status;
   snapshot.End();  // syncing takes long and concerns no step
@@ -266,7 +266,7 @@ void WriteRun(optimizer::HostedOptimizer& optimizer, const WriteOptions& options
       optimizer.engine().EndSnapshot();
       return;
     }
-    report->status = Write(optimizer, *snapshot, *part, options, cancelled, progress);
+    report->status = Write(optimizer, *snapshot, *part, options, /*sequence=*/0, cancelled, progress);
     report->bytes = progress->bytes_written;
     if (!report->status.ok()) return;
   }
@@ -287,6 +287,7 @@ optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimize
     WriteRun(optimizer, options, cancelled, progress, &report);
     return report;
   }
+  const uint64_t sequence = options.sequence();  // may look at every older checkpoint, which no step is to wait for
   const absl::StatusOr<engine::StepEngine::Moment> moment =
       optimizer.engine().WaitSnapshot(options.committed_steps, cancelled);
   if (!moment.ok()) {
@@ -296,7 +297,7 @@ optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimize
   const absl::Time start = absl::Now();
   report.committed_steps = progress->committed_steps = moment->statistics.committed_steps;
   report.directory = options.directory(report.committed_steps);
-  report.status = Write(optimizer, *moment, report.directory, options, cancelled, progress);
+  report.status = Write(optimizer, *moment, report.directory, options, sequence, cancelled, progress);
   report.bytes = progress->bytes_written;
   report.duration = absl::Now() - start;
   return report;

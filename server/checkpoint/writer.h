@@ -25,7 +25,7 @@ struct WriteOptions {
   // (run_index.h), which is there once all ranks have written theirs.
   bool of_run = false;
   uint64_t next = 0;  // see StepMachine::SnapshotTime
-  std::function<uint64_t()> sequence = [] { return 0; };  // see Index
+  std::function<uint64_t()> sequence = [] { return 0; };  // see Index; called while no snapshot is open
   // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.
   std::function<std::string(uint64_t committed_steps)> directory;
   // With the rights of the optimizer's user, whom the calling thread must act as (act_as.h); else with the daemon's.

@@ -126,6 +126,23 @@ def optimizer_of_control(daemon):
     return Connection(daemon.endpoint)
 
 
+def test_a_checkpoint_is_not_reached_through_the_daemons_own_files(daemon, tmp_path):
+    model = build()
+    optimizer = optimizer_of(model, daemon, "reached")
+    train(model, optimizer, 0, 3)
+    optimizer.save_checkpoint(tmp_path / "ckpt")
+    for process in ("self", daemon.process.pid):
+        with pytest.raises(Error, match="symbolic links"):
+            optimizer.restore_checkpoint(f"/proc/{process}/root{tmp_path}/ckpt")
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / INDEX).symlink_to("/proc/self/maps")  # where the daemon's code lies
+    with pytest.raises(Error, match="no regular file"):
+        optimizer.restore_checkpoint(tmp_path / "maps")
+    optimizer.restore_checkpoint(tmp_path / "ckpt")
+    train(model, optimizer, 3, 4)
+    assert optimizer.committed_steps == 4
+
+
 def test_schedule_takes_every_nth_step_and_keeps_the_newest(daemon, tmp_path):
     model = build()
     schedule = superoffload.torch.CheckpointSchedule(every_steps=5, directory=str(tmp_path), keep=2)

@@ -77,6 +77,30 @@ def test_a_link_into_an_archive_stays_and_so_does_the_archive(daemon, tmp_path):
     assert sorted(os.listdir(archive)) == files
 
 
+def test_nobody_else_can_open_what_a_schedule_has_locked(daemon, tmp_path):
+    lock = tmp_path / ".superoffload-schedule"
+    lock.touch(0o644)
+    optimizer = optimizer_of(daemon, torch.nn.Linear(8, 8), "locked", tmp_path)
+    assert lock.stat().st_mode & 0o777 == 0o600
+    optimizer.close()
+
+
+def test_what_a_killed_daemon_left_half_written_goes_with_the_next_checkpoint(daemon, tmp_path):
+    half, notes = tmp_path / ".step-00000003.partial", tmp_path / ".notes.partial"
+    for left in (half, notes):
+        left.mkdir()
+        (left / "optimizer.safetensors").write_bytes(bytes(100))
+    model = torch.nn.Linear(8, 8)
+    optimizer = optimizer_of(daemon, model, "left", tmp_path)
+    train(model, optimizer, 5)
+    wait_for(tmp_path, "step-00000005")
+    deadline = time.monotonic() + 60
+    while half.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert os.listdir(notes) == ["optimizer.safetensors"]
+
+
 def test_a_run_that_went_back_takes_checkpoints_at_once_and_removes_the_older(daemon, tmp_path):
     model = torch.nn.Linear(8, 8)
     scheduled = tmp_path / "scheduled"

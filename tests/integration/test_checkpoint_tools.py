@@ -141,3 +141,15 @@ def test_inspect_says_what_is_there_and_what_is_damaged(daemon, tmp_path):
     damaged = ctl("inspect", tmp_path / "ckpt", "--json", "--verify")
     assert damaged.returncode == 1 and "CRC-32" in json.loads(damaged.stdout)["problems"][0]
     shutil.rmtree(tmp_path / "ckpt")
+
+
+def test_a_terminal_obeys_nothing_that_stands_in_a_checkpoint(daemon, tmp_path):
+    trained(daemon, build(tied=False), tmp_path / "ckpt")
+    index = tmp_path / "ckpt" / "model.safetensors.index.json"
+    written = json.loads(index.read_text())
+    written["metadata"]["optimizer"] = "\x1b[31mred\nrank 7  forged"
+    index.write_text(json.dumps(written))
+    shown = ctl("inspect", tmp_path / "ckpt").stdout
+    assert "\\x1b[31mred\\x0arank 7  forged" in shown and "\x1b" not in shown and "\nrank 7" not in shown
+    refused = ctl("inspect", f"{tmp_path}/\x1b[31mnone")
+    assert refused.returncode == 1 and refused.stderr and "\x1b" not in refused.stderr

@@ -109,5 +109,24 @@ TEST_F(LayoutsTest, ACheckpointOfOneLayoutIsRestoredIntoAnother) {
   }
 }
 
+// A snapshot holds up steps that would write the state.
+TEST_F(LayoutsTest, OlderCheckpointsAreLookedAtWhileNoSnapshotIsOpen) {
+  const OptimizerPtr optimizer = Create("listed", engine::kLayoutVersion, 0);
+  ASSERT_NO_FATAL_FAILURE(Fill(*optimizer));
+  const std::atomic<bool> cancelled = false;
+  Progress progress;
+  int looked = 0;
+  const auto look = [&]() -> uint64_t {
+    EXPECT_FALSE(optimizer->engine().ClaimSnapshotBucket().has_value());
+    ++looked;
+    return 5;
+  };
+  const optimizer::CheckpointReport report = WriteCheckpoint(
+      *optimizer, {.sequence = look, .directory = [&](uint64_t) { return directory_ + "/listed"; }}, cancelled, &progress);
+  ASSERT_TRUE(report.status.ok()) << report.status;
+  EXPECT_EQ(looked, 1);
+  EXPECT_EQ(ReadIndex(directory_ + "/listed")->sequence, 5u);
+}
+
 }  // namespace
 }  // namespace superoffload::checkpoint
