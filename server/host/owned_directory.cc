@@ -36,8 +36,8 @@ absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& fie
   }
   if ((file.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return absl::PermissionDeniedError(
-        absl::StrFormat("others may write to %s %s (mode %04o); use chmod go-w, or choose another directory", field,
-                        path, file.st_mode & 07777));
+        absl::StrFormat("others may write to %s %s (mode %04o); use chmod %04o, or choose another directory", field,
+                        path, file.st_mode & 07777, mode.value_or(0755)));
   }
   return directory;
 }

@@ -27,7 +27,7 @@ class NullObserver final : public optimizer::OptimizerObserver {
 };
 
 class NullStore final : public optimizer::DescriptorStore {
-  void Keep(const std::string&, const std::vector<int>&) override {}
+  absl::Status Keep(const std::string&, const std::vector<int>&) override { return absl::OkStatus(); }
   void Drop(const std::string&) override {}
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr RunMoment kSealed{"llama", 2, 0xabc, 20};
+const RunMoment kSealed{"llama", 2, 0xabc, 20};
 
 class ScheduledCheckpointsTest : public ::testing::Test {
  protected:
