@@ -15,7 +15,7 @@
 #include "client/src/step_plane.h"
 
 struct superoffload_connection {
-  std::unique_ptr<superoffload::client::DescriptorConnection> impl;
+  std::shared_ptr<superoffload::client::DescriptorConnection> impl;  // its attachments', too
 };
 
 struct superoffload_attachment {

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/check.h"
@@ -13,14 +15,18 @@
 namespace superoffload::client {
 namespace {
 
-// A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever.
-constexpr timeval kReplyTimeout{.tv_sec = 30, .tv_usec = 0};
-
 // To register hundreds of gigabytes takes minutes, and an answer that came later would be taken for the next one.
 constexpr timeval kShareTimeout{.tv_sec = 1800, .tv_usec = 0};
 
-void SetReplyTimeout(int socket, const timeval& timeout) {
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+// A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever. It has
+// $SUPEROFFLOAD_CONNECT_SECONDS, 30 where that says nothing.
+timeval ReplyTimeout() {
+  const char* const text = std::getenv("SUPEROFFLOAD_CONNECT_SECONDS");
+  double seconds = text == nullptr ? 0 : std::strtod(text, nullptr);
+  if (!(seconds > 0 && seconds <= 86400)) seconds = 30;
+  const auto whole = static_cast<time_t>(seconds);
+  const auto rest = static_cast<suseconds_t>((seconds - static_cast<double>(whole)) * 1e6);
+  return {.tv_sec = whole, .tv_usec = whole == 0 ? std::max<suseconds_t>(rest, 1) : rest};  // all 0 is for ever
 }
 
 superoffload_socket_request Request(superoffload_socket_kind kind, uint64_t attachment_epoch) {
@@ -69,7 +75,7 @@ size_t TakeDescriptors(msghdr& message, AttachmentFiles* files) {
 
 }  // namespace
 
-Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<DescriptorConnection>* connection) {
+Status DescriptorConnection::Connect(const std::string& path, std::shared_ptr<DescriptorConnection>* connection) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -79,11 +85,10 @@ Status DescriptorConnection::Connect(const std::string& path, std::unique_ptr<De
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) return ErrnoError(Code::kResourceExhausted, "socket");
-  SetReplyTimeout(socket.get(), kReplyTimeout);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoError(Code::kUnavailable, "no superoffloadd answers on " + path + "; start it or check the endpoint");
   }
-  std::unique_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
+  std::shared_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_HELLO, 0);
   superoffload_socket_reply reply;
   if (Status status = created->Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
@@ -117,15 +122,15 @@ Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload
                                          std::span<const int> descriptors) {
   request->header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, attachment_epoch);
   superoffload_socket_reply reply;
-  SetReplyTimeout(socket_.get(), kShareTimeout);
-  Status status = Exchange(request, sizeof(*request), descriptors, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
-  SetReplyTimeout(socket_.get(), kReplyTimeout);
-  return status;
+  return Exchange(request, sizeof(*request), descriptors, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
 }
 
 Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
                                       superoffload_socket_kind expected, superoffload_socket_reply* reply,
                                       AttachmentFiles* files) {
+  const std::lock_guard<std::mutex> lock(exchange_);
+  const timeval timeout = expected == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? kShareTimeout : ReplyTimeout();
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   if (!Send(socket_.get(), request, bytes, descriptors)) return ErrnoError(Code::kUnavailable, "the daemon is gone");
   iovec iov{reply, sizeof(*reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)];
@@ -140,7 +145,11 @@ Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::sp
   } while (received < 0 && errno == EINTR);
   const size_t taken = received > 0 ? TakeDescriptors(message, files) : 0;
   if (received == 0) return Error(Code::kUnavailable, "the daemon closed the descriptor socket");
-  if (received < 0) return ErrnoError(Code::kUnavailable, "the daemon does not answer on the descriptor socket");
+  if (received < 0) {
+    Status silent = ErrnoError(Code::kUnavailable, "the daemon does not answer on the descriptor socket");
+    Close();  // an answer that came later would be taken for that to the next request
+    return silent;
+  }
   if (received != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != SUPEROFFLOAD_SOCKET_MAGIC) {
     return Error(Code::kUnimplemented, "what answers on the descriptor socket is no superoffloadd; check the endpoint");
   }
@@ -163,5 +172,8 @@ bool DescriptorConnection::DaemonGone() const {
   pollfd polled{socket_.get(), POLLRDHUP, 0};
   return ::poll(&polled, 1, 0) > 0 && (polled.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
+
+// The number stays this connection's: attachments that outlive it ask whether the daemon is gone.
+void DescriptorConnection::Close() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 }  // namespace superoffload::client

@@ -1,10 +1,12 @@
-// The trainer's end of the descriptor socket (proto/superoffload/v1/descriptor_socket.h).
+// The trainer's end of the descriptor socket (proto/superoffload/v1/descriptor_socket.h). A process has one for all its
+// attachments to a daemon, in whatever threads they are made.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_DESCRIPTOR_CONNECTION_H_
 #define SUPEROFFLOAD_CLIENT_SRC_DESCRIPTOR_CONNECTION_H_
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -19,10 +21,12 @@ struct AttachmentFiles {
   std::array<size_t, SUPEROFFLOAD_DESCRIPTOR_COUNT> bytes;
 };
 
+// Thread-safe: one exchange goes on at a time, and others wait for its end.
 class DescriptorConnection {
  public:
-  // Connects and says HELLO. UNAVAILABLE: nobody listens at `path`.
-  static Status Connect(const std::string& path, std::unique_ptr<DescriptorConnection>* connection);
+  // Connects and says HELLO. UNAVAILABLE: nobody listens at `path`. Shared, as attachments may outlive the handle
+  // through which they were made.
+  static Status Connect(const std::string& path, std::shared_ptr<DescriptorConnection>* connection);
 
   const std::string& token() const { return token_; }
 
@@ -34,8 +38,11 @@ class DescriptorConnection {
   Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
                      std::span<const int> descriptors);
 
-  // Whether the daemon has closed its end or died. Any thread.
+  // Whether the daemon has closed its end or died, or this end is closed.
   bool DaemonGone() const;
+
+  // Ends the conversation, and with it every attachment made through it.
+  void Close();
 
  private:
   explicit DescriptorConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
@@ -43,8 +50,9 @@ class DescriptorConnection {
   Status Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
                   superoffload_socket_kind expected, superoffload_socket_reply* reply, AttachmentFiles* files);
 
-  FileDescriptor socket_;
-  std::string token_;
+  const FileDescriptor socket_;
+  std::mutex exchange_;  // replies do not say to which request they belong
+  std::string token_;    // does not change once Connect() has returned
 };
 
 }  // namespace superoffload::client

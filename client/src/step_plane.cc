@@ -24,8 +24,8 @@ Status BadScale(double scale) {
 
 }  // namespace
 
-Status StepPlane::Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
-                         std::unique_ptr<StepPlane>* plane) {
+Status StepPlane::Create(std::shared_ptr<DescriptorConnection> connection, uint64_t epoch, uint64_t last_step,
+                         uint32_t bucket_count, std::unique_ptr<StepPlane>* plane) {
   AttachmentFiles files;
   if (Status status = connection->Fetch(epoch, &files); !status.ok()) return status;
   Mapping ring;
@@ -34,7 +34,8 @@ Status StepPlane::Create(DescriptorConnection* connection, uint64_t epoch, uint6
       !status.ok()) {
     return status;
   }
-  std::unique_ptr<StepPlane> created(new StepPlane(connection, std::move(ring), epoch, last_step, bucket_count));
+  std::unique_ptr<StepPlane> created(
+      new StepPlane(std::move(connection), std::move(ring), epoch, last_step, bucket_count));
   if (Status status = created->rings_.Check(epoch); !status.ok()) return status;
   const std::pair<superoffload_descriptor, Mapping*> mappings[] = {
       {SUPEROFFLOAD_DESCRIPTOR_PARAMETERS, &created->parameters_},
@@ -50,13 +51,13 @@ Status StepPlane::Create(DescriptorConnection* connection, uint64_t epoch, uint6
   return {};
 }
 
-StepPlane::StepPlane(DescriptorConnection* connection, Mapping ring, uint64_t epoch, uint64_t last_step,
+StepPlane::StepPlane(std::shared_ptr<DescriptorConnection> connection, Mapping ring, uint64_t epoch, uint64_t last_step,
                      uint32_t bucket_count)
-    : connection_(connection),
+    : connection_(std::move(connection)),
       epoch_(epoch),
       last_step_(last_step),
       bucket_count_(bucket_count),
-      rings_(std::move(ring), [connection] { return connection->DaemonGone(); }),
+      rings_(std::move(ring), [connection = connection_.get()] { return connection->DaemonGone(); }),
       step_(last_step),
       submitted_(bucket_count),
       ended_step_(last_step),

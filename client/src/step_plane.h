@@ -23,9 +23,9 @@ namespace superoffload::client {
 
 class StepPlane {
  public:
-  // `last_step` is the optimizer's count of steps so far. `connection` must outlive the plane.
-  static Status Create(DescriptorConnection* connection, uint64_t epoch, uint64_t last_step, uint32_t bucket_count,
-                       std::unique_ptr<StepPlane>* plane);
+  // `last_step` is the optimizer's count of steps so far.
+  static Status Create(std::shared_ptr<DescriptorConnection> connection, uint64_t epoch, uint64_t last_step,
+                       uint32_t bucket_count, std::unique_ptr<StepPlane>* plane);
 
   const Mapping& parameters() const { return parameters_; }
   const Mapping& gradients() const { return gradients_; }
@@ -72,7 +72,8 @@ class StepPlane {
   Status WaitLatest(uint32_t bucket, bool with_verdict, const Deadline& deadline);
 
  private:
-  StepPlane(DescriptorConnection* connection, Mapping ring, uint64_t epoch, uint64_t last_step, uint32_t bucket_count);
+  StepPlane(std::shared_ptr<DescriptorConnection> connection, Mapping ring, uint64_t epoch, uint64_t last_step,
+            uint32_t bucket_count);
   superoffload_ring_entry Entry(superoffload_submission opcode, uint32_t index,
                                 std::initializer_list<double> payload) const;
   Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
@@ -86,7 +87,7 @@ class StepPlane {
   Status WaitOver();
   Status WaitUntil(uint64_t step, const Deadline& deadline, const MemoryPlane::Condition& done);
 
-  DescriptorConnection* const connection_;
+  const std::shared_ptr<DescriptorConnection> connection_;
   const uint64_t epoch_;
   const uint64_t last_step_;  // before this attachment
   const uint32_t bucket_count_;

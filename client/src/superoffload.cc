@@ -67,14 +67,18 @@ const char* superoffload_token(const superoffload_connection* connection) {
   return connection == nullptr ? "" : connection->impl->token().c_str();
 }
 
-void superoffload_disconnect(superoffload_connection* connection) { delete connection; }
+void superoffload_disconnect(superoffload_connection* connection) {
+  if (connection == nullptr) return;
+  connection->impl->Close();
+  delete connection;
+}
 
 int superoffload_attach(superoffload_connection* connection, uint64_t attachment_epoch, uint64_t last_step,
                         uint32_t bucket_count, superoffload_attachment** attachment) {
-  return WithHandle(connection, [&](DescriptorConnection& impl) -> Status {
+  return WithHandle(connection, [&](DescriptorConnection&) -> Status {
     if (attachment == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
     auto created = std::make_unique<superoffload_attachment>();
-    Status status = StepPlane::Create(&impl, attachment_epoch, last_step, bucket_count, &created->impl);
+    Status status = StepPlane::Create(connection->impl, attachment_epoch, last_step, bucket_count, &created->impl);
     if (status.ok()) *attachment = created.release();
     return status;
   });

@@ -20,6 +20,7 @@ from tests.conftest import Daemon
 import superoffload.torch
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
+from superoffload._core.session import Session
 from superoffload.v1 import optimizer_pb2 as pb
 
 SUPPORT = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "tests" / "support"
@@ -126,7 +127,7 @@ def test_control_messages_late_twice_lost_and_out_of_order(daemon, tmp_path):
         ]
 
     def caller():
-        connection = Connection(daemon.endpoint)
+        other = Session(daemon.endpoint, 30)  # the trainer's own could do all of it
         count = 0
 
         def disturb():
@@ -135,10 +136,10 @@ def test_control_messages_late_twice_lost_and_out_of_order(daemon, tmp_path):
             method, request = throw.choice(requests(throw.randrange(50)))
             timeout = throw.choice([0.0005, 0.01, 0.3])
             for _ in range(throw.choice([1, 1, 2])):
-                call = getattr(connection._stub, method)
+                call = getattr(other.stub, method)
                 try:
                     paged = method in ("CreateOptimizer", "AttachOptimizer")
-                    answer = call(iter([request]) if paged else request, metadata=connection._metadata, timeout=timeout)
+                    answer = call(iter([request]) if paged else request, metadata=other.metadata, timeout=timeout)
                     if method in ("AttachOptimizer", "WatchSteps", "CheckpointOptimizer"):
                         for _ in answer:
                             pass

@@ -127,7 +127,7 @@ def test_a_request_that_ends_before_its_last_page_does_nothing(connection, metho
     )
     first.more = True
     with pytest.raises(grpc.RpcError) as error:
-        answer = getattr(connection._stub, method)(iter([first]), metadata=connection._metadata)
+        answer = getattr(connection._session.stub, method)(iter([first]), metadata=connection._session.metadata)
         list(answer)
     assert error.value.code() == grpc.StatusCode.CANCELLED
     listed = connection.call("ListOptimizers", pb.ListOptimizersRequest()).optimizers
@@ -138,7 +138,7 @@ def test_pages_at_once_are_few(connection):
     """Whoever asks for many is refused or served, and has a place again when they are there."""
     connection.call("CreateOptimizer", wide("wide", 10_000))
     full = pb.GetOptimizerRequest(name="wide", view=pb.OPTIMIZER_VIEW_FULL)
-    calls = [connection._stub.GetOptimizer.future(full, metadata=connection._metadata) for _ in range(30)]
+    calls = [connection._session.stub.GetOptimizer.future(full, metadata=connection._session.metadata) for _ in range(30)]
     codes = {call.code() for call in calls}
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert grpc.StatusCode.OK in codes

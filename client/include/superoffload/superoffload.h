@@ -43,17 +43,19 @@ SUPEROFFLOAD_API size_t superoffload_size_of(const char* name);
 /* The sentence of the last failed call of this thread; empty when there was none. Valid until the next call. */
 SUPEROFFLOAD_API const char* superoffload_last_error(void);
 
-/* Connects to the descriptor socket (ServerInfo.descriptor_socket). UNAVAILABLE when nobody listens there. */
+/* Connects to the descriptor socket (ServerInfo.descriptor_socket). UNAVAILABLE when nobody listens there. One connection
+ * carries all attachments of a process to a daemon, which limits each user's connections; any thread may use it. */
 SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection);
 
 /* The token for gRPC metadata: 64 hexadecimal characters, NUL-ended, owned by the connection. */
 SUPEROFFLOAD_API const char* superoffload_token(const superoffload_connection* connection);
 
-/* Ends the connection, and with it every attachment made through it. NULL is allowed. */
+/* Ends the connection, and with it every attachment made through it: their calls return UNAVAILABLE from then on. NULL is
+ * allowed. */
 SUPEROFFLOAD_API void superoffload_disconnect(superoffload_connection* connection);
 
 /* Fetches and maps the memory of an attachment whose AttachOptimizer stream is open. `last_step` is Optimizer.step and
- * `bucket_count` the number of Layout.buckets of the attach response. The connection must outlive the attachment. */
+ * `bucket_count` the number of Layout.buckets of the attach response. */
 SUPEROFFLOAD_API int superoffload_attach(superoffload_connection* connection, uint64_t attachment_epoch,
                                          uint64_t last_step, uint32_t bucket_count,
                                          superoffload_attachment** attachment);

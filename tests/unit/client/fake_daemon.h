@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -96,6 +97,7 @@ class FakeDaemon {
 
   superoffload_socket_reply welcome{};  // to HELLO
   superoffload_socket_reply reply{};    // to DESCRIPTORS
+  std::chrono::milliseconds reply_delay{0};
   size_t reply_bytes = sizeof(superoffload_socket_reply);
   std::vector<int> descriptors;  // sent with it
   superoffload_ring_header* header;
@@ -112,6 +114,7 @@ class FakeDaemon {
     superoffload_socket_request request;
     while (::recv(fd, &request, sizeof(request), 0) > 0) {
       const bool hello = request.kind == SUPEROFFLOAD_SOCKET_HELLO;
+      if (!hello) std::this_thread::sleep_for(reply_delay);
       Send(fd, hello ? welcome : reply, hello ? std::vector<int>() : descriptors);
     }
     ::close(fd);

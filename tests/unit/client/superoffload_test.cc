@@ -4,8 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "tests/unit/client/fake_daemon.h"
 
@@ -118,6 +123,39 @@ TEST_F(ConnectTest, RingsThatReachBeyondTheirMemory) {
 TEST_F(ConnectTest, RingsOfAnotherAttachment) {
   daemon_.header->attachment_epoch = kEpoch + 1;
   ExpectError(Attach(), kInternal, "attachment 10");
+}
+
+TEST_F(ConnectTest, AnAnswerThatComesTooLateIsNotTakenForThatToTheNextRequest) {
+  daemon_.reply_delay = std::chrono::milliseconds(300);
+  ASSERT_EQ(::setenv("SUPEROFFLOAD_CONNECT_SECONDS", "0.2", /*overwrite=*/1), 0);
+  ExpectError(Attach(), kUnavailable, "does not answer");
+  EXPECT_EQ(superoffload_attach(connection_, kEpoch, /*last_step=*/4, kBuckets, &attachment_), kUnavailable);
+  ::unsetenv("SUPEROFFLOAD_CONNECT_SECONDS");
+}
+
+TEST_F(ConnectTest, AnAttachmentOutlivesItsConnectionAndSaysThatThatIsOver) {
+  ASSERT_EQ(Attach(), kOk) << superoffload_last_error();
+  superoffload_disconnect(std::exchange(connection_, nullptr));
+  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);  // the ring has room
+  ASSERT_EQ(superoffload_abandon_step(attachment_), kOk);
+  ExpectError(superoffload_wait_step(attachment_, /*timeout_milliseconds=*/-1, nullptr), kUnavailable, "gone");
+}
+
+TEST_F(ConnectTest, ThreadsShareAConnection) {
+  ASSERT_EQ(Connect(), kOk);
+  std::vector<std::thread> threads;
+  std::atomic<int> attached{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < 25; ++j) {
+        superoffload_attachment* mine = nullptr;
+        if (superoffload_attach(connection_, kEpoch, /*last_step=*/4, kBuckets, &mine) == kOk) ++attached;
+        superoffload_detach(mine);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(attached, 100);
 }
 
 TEST_F(ConnectTest, NullHandlesAreRefused) {

@@ -1,4 +1,4 @@
-"""The control plane: one gRPC channel and one descriptor connection to a daemon."""
+"""The control plane: what one optimizer says to a daemon, in a session that all of the process share."""
 
 import ctypes
 import os
@@ -8,16 +8,15 @@ from typing import Any
 
 import grpc
 
-from superoffload._core import library, patience
+from superoffload._core import patience, session
 from superoffload._core.daemon import death_of
 from superoffload._core.error import Error, from_rpc
 from superoffload._core.paging import pages
-from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
+from superoffload.v1 import optimizer_pb2
 
 # What calls of a daemon that died meet: nobody, or a successor that does not know their token.
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
-_TOKEN_KEY = "superoffload-token"
 _RETRY_SECONDS = 0.02
 
 
@@ -26,40 +25,29 @@ class Connection:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self._old_handles: list[ctypes.c_void_p | None] = []
-        self._open_first(patience.seconds(*patience.CONNECT))
+        self._streams: list[Any] = []  # of attachments that this has made
+        self._session = self._first_session(patience.seconds(*patience.CONNECT))
 
-    def _open_first(self, timeout_seconds: float) -> None:
+    def _first_session(self, timeout_seconds: float) -> session.Session:
         """A daemon that has just died leaves its socket to its successor."""
         deadline = time.monotonic() + patience.seconds(*patience.SOCKET)
         while True:
             try:
-                return self._open(timeout_seconds)
+                return session.join(self.endpoint, self, timeout_seconds)
             except Error as error:
                 if error.code != grpc.StatusCode.UNAVAILABLE or not self.alive() or time.monotonic() > deadline:
                     raise
             time.sleep(_RETRY_SECONDS)
 
-    def _open(self, timeout_seconds: float) -> None:
-        channel = patience.open_channel(self.endpoint)
-        handle = ctypes.c_void_p()
-        try:
-            self.server_info = optimizer_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
-                optimizer_pb2.GetServerInfoRequest(), timeout=timeout_seconds
-            )
-            library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
-        except grpc.RpcError as error:
-            channel.close()
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise patience.no_answer(self.endpoint, timeout_seconds) from None
-            raise from_rpc(error) from None
-        except Error:
-            channel.close()
-            raise
-        self._channel: grpc.Channel = channel
-        self.handle: ctypes.c_void_p | None = handle
-        self._stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
-        self._metadata = ((_TOKEN_KEY, library.function("token")(handle).decode()),)
+    @property
+    def server_info(self) -> optimizer_pb2.ServerInfo:
+        """What the daemon is."""
+        return self._session.server_info
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The library's: attachments are made with it."""
+        return self._session.handle
 
     def wait_reopened(self) -> None:
         """Connects anew to a daemon that died, once its successor listens; raises Error when none does.
@@ -71,7 +59,6 @@ class Connection:
         socket_seconds = patience.seconds(*patience.SOCKET)
         deadline = time.monotonic() + patience.seconds(*patience.RECONNECT)
         socket_deadline = time.monotonic() + socket_seconds
-        old_channel, old_handle = self._channel, self.handle
         while True:
             if (death := death_of(self.endpoint)) is not None:
                 raise Error(
@@ -80,9 +67,9 @@ class Connection:
                     "this optimizer and build another, which starts another daemon, from a checkpoint or a state_dict",
                 )
             try:
-                self._open(max(1, deadline - time.monotonic()))
-                old_channel.close()
-                self._old_handles.append(old_handle)  # attachments that were made through it still have their mappings
+                last, seconds = self._session, max(1, deadline - time.monotonic())
+                self._session = session.join(self.endpoint, self, seconds, dead=last)
+                self._leave(last)
                 return
             except Error as error:
                 now = time.monotonic()
@@ -105,7 +92,7 @@ class Connection:
         """One call with one answer; raises Error."""
         sent = pages(request) if method == "CreateOptimizer" else request
         try:
-            return getattr(self._stub, method)(sent, metadata=self._metadata, timeout=timeout_seconds)
+            return getattr(self._session.stub, method)(sent, metadata=self._session.metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
@@ -149,7 +136,7 @@ class Connection:
     def stream(self, method: str, request: Any) -> Any:
         """A call that answers with a stream; returns its last message; raises Error."""
         try:
-            return list(getattr(self._stub, method)(request, metadata=self._metadata))[-1]
+            return list(getattr(self._session.stub, method)(request, metadata=self._session.metadata))[-1]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
@@ -157,7 +144,8 @@ class Connection:
         self, request: optimizer_pb2.AttachOptimizerRequest
     ) -> tuple[Any, optimizer_pb2.AttachOptimizerResponse]:
         """Opens the stream that is the attachment's life; returns it with its message, the whole optimizer in it."""
-        stream = self._stub.AttachOptimizer(pages(request), metadata=self._metadata)
+        stream = self._session.stub.AttachOptimizer(pages(request), metadata=self._session.metadata)
+        self._streams = [open for open in self._streams if open.is_active()] + [stream]
         try:
             response = next(stream)
             response.optimizer.CopyFrom(self.get_pages(request.name))
@@ -174,8 +162,11 @@ class Connection:
 
     def close(self) -> None:
         """Ends every attachment made through this connection."""
-        if self.handle:
-            for handle in [*self._old_handles, self.handle]:
-                library.function("disconnect")(handle)
-            self.handle = None
-            self._channel.close()
+        self._leave(self._session)
+
+    def _leave(self, last: session.Session) -> None:
+        """Others of the process may go on with a session: attachments made through it end one by one."""
+        for stream in self._streams:
+            stream.cancel()
+        self._streams.clear()
+        last.leave(self)

@@ -16,6 +16,7 @@ class Owned(Protocol):
         """Called in the child. Must neither wait nor touch what it shares with the parent."""
 
 
+_talks: int | None = None  # the process that has opened the first channel of gRPC
 _owned: "weakref.WeakSet[Owned]" = weakref.WeakSet()
 _kept: list[Owned] = []  # in a child: destructors would talk to the parent's daemon
 
@@ -29,8 +30,24 @@ def check_process(builder: int) -> None:
     if os.getpid() != builder:
         raise Error(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"the optimizer belongs to process {builder}, which has built it and was forked; build another one in this "
-            "process",
+            f"the optimizer belongs to process {builder}, which has built it and was forked; build another one in a "
+            "process that is spawned instead (multiprocessing's start method)",
+        )
+
+
+def check_may_talk() -> None:
+    """Raises Error in a forked child of a process that talks to daemons: its calls would wait for ever.
+
+    gRPC's threads stay behind in the parent.
+    """
+    global _talks
+    if _talks is None:
+        _talks = os.getpid()
+    if _talks != os.getpid():
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"this process was forked from process {_talks} after that had an optimizer, and gRPC does not work in such "
+            "a child; spawn it instead (multiprocessing's start method), or fork it before the first optimizer is built",
         )
 
 

@@ -4,6 +4,7 @@ import os
 
 import grpc
 
+from superoffload._core import owner
 from superoffload._core.error import Error
 
 CONNECT = ("SUPEROFFLOAD_CONNECT_SECONDS", 30)
@@ -35,6 +36,12 @@ def no_answer(endpoint: str, waited_seconds: float) -> Error:
 
 
 def open_channel(endpoint: str) -> grpc.Channel:
-    """gRPC gives up a connection that stays silent for 20 seconds, whatever a call's time is."""
+    """A connection of its own, tried at once.
+
+    gRPC gives up a connection that stays silent for 20 seconds, whatever a call's time is. It shares connections among
+    channels, and lets all of them wait for a second or more once an attempt has failed.
+    """
+    owner.check_may_talk()
     milliseconds = max(1, int(1000 * seconds(*CONNECT)))
-    return grpc.insecure_channel(endpoint, options=[("grpc.min_reconnect_backoff_ms", milliseconds)])
+    options = [("grpc.min_reconnect_backoff_ms", milliseconds), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(endpoint, options=options)
