@@ -107,7 +107,7 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config, uint64_
   }
   config.set_memory_budget_bytes(memory::BudgetBytes(config.memory_budget_bytes(), memory_limit_bytes));
   if (config.per_user_memory_bytes() == 0) config.set_per_user_memory_bytes(config.memory_budget_bytes());
-  if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(256);
+  if (config.max_optimizers_per_user() == 0) config.set_max_optimizers_per_user(1024);
   if (config.control_calls_per_second() == 0) config.set_control_calls_per_second(500);
   if (config.prefetch_elements() == 0) {
     config.set_prefetch_elements(static_cast<uint32_t>(kernels::PrefetchElements()));

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -19,11 +18,6 @@ namespace {
 std::string Find(const grpc::AuthMetadataProcessor::InputMetadata& metadata, const char* key) {
   const auto found = metadata.find(key);
   return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
-}
-
-bool IsOpen(int fd, ino_t inode) {
-  struct stat file {};
-  return ::fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == inode;
 }
 
 }  // namespace
@@ -49,12 +43,12 @@ class ConnectionAcceptor::ListenerGate final : public grpc::AuthMetadataProcesso
   std::atomic<int64_t> uid_{-1};  // written before the listener's first connection is passed on
 };
 
-ConnectionAcceptor::ConnectionAcceptor(memory::FileDescriptor listener, const transport::ConnectionLimits& limits,
-                                       Gate gate, Allows allows, std::vector<grpc::ServerBuilder>& builders,
+ConnectionAcceptor::ConnectionAcceptor(memory::FileDescriptor listener, std::unique_ptr<ConnectionRelay> relay, Gate gate,
+                                       Allows allows, std::vector<grpc::ServerBuilder>& builders,
                                        grpc::ServerBuilder& strangers_builder)
     : acceptor_(std::move(listener)),
       stop_event_(::eventfd(0, EFD_CLOEXEC)),
-      limits_(limits),
+      relay_(std::move(relay)),
       gate_(std::move(gate)),
       allows_(std::move(allows)) {
   for (size_t i = 0; i < kListeners; ++i) listeners_.push_back(MakeListener(builders[i % builders.size()]));
@@ -89,25 +83,13 @@ void ConnectionAcceptor::Run() {
 void ConnectionAcceptor::Accept() {
   ucred peer{};
   memory::FileDescriptor fd = acceptor_.Accept(&peer);
-  struct stat file {};
-  if (!fd.valid() || ::fstat(fd.get(), &file) != 0 || !MayConnect(peer.uid)) return;
-  passed_[peer.uid].push_back({fd.get(), file.st_ino});
+  if (!fd.valid()) return;
+  absl::StatusOr<memory::FileDescriptor> relayed = relay_->Add(std::move(fd), peer.uid);
+  if (!relayed.ok()) return;
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = acceptor_.listener();
-  connection.fd = fd.Release();  // the server's from here
+  connection.fd = relayed->Release();  // the server's from here
   ListenerOf(peer.uid).acceptor->HandleNewConnection(&connection);
-}
-
-bool ConnectionAcceptor::MayConnect(uid_t uid) {
-  size_t total = 0;
-  for (const auto& [user, passed] : passed_) total += passed.size();
-  if (passed_[uid].size() < limits_.per_user && total < limits_.total) return true;
-  total = 0;
-  for (auto& [user, passed] : passed_) {
-    std::erase_if(passed, [](const Passed& connection) { return !IsOpen(connection.fd, connection.inode); });
-    total += passed.size();
-  }
-  return uid == 0 || (passed_[uid].size() < limits_.per_user && total < limits_.total);
 }
 
 ConnectionAcceptor::Listener& ConnectionAcceptor::ListenerOf(uid_t uid) {

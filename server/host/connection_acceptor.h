@@ -1,5 +1,6 @@
 // Passes the connections of the control socket to the gRPC servers. gRPC neither takes over a socket that somebody else
-// listens on nor tells a call by whom its connection was made; this does both, and limits the connections of each user.
+// listens on nor tells a call by whom its connection was made; this does both. What passes through a connection, and how
+// many there may be, is the relay's (connection_relay.h).
 //
 // gRPC identifies the peers of a unix socket by nothing, but a call by the listener through which it came. So there is
 // one listener per user, up to kListeners of them; the last one is that of all further users, whose calls only
@@ -14,7 +15,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/host/connection_relay.h"
 #include "server/memory/shared_memory.h"
-#include "server/transport/access_policy.h"
 #include "server/transport/unix_listener.h"
 
 namespace superoffload::host {
@@ -38,8 +38,8 @@ class ConnectionAcceptor {
   using Allows = std::function<bool(uid_t uid)>;
 
   // Before the servers are built; `gate` is called by their threads and must not block.
-  ConnectionAcceptor(memory::FileDescriptor listener, const transport::ConnectionLimits& limits, Gate gate,
-                     Allows allows, std::vector<grpc::ServerBuilder>& builders,
+  ConnectionAcceptor(memory::FileDescriptor listener, std::unique_ptr<ConnectionRelay> relay, Gate gate, Allows allows,
+                     std::vector<grpc::ServerBuilder>& builders,
                      grpc::ServerBuilder& strangers_builder);
   ~ConnectionAcceptor();
 
@@ -55,27 +55,18 @@ class ConnectionAcceptor {
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   };
 
-  // A connection that was passed on. The server closes it whenever it likes: the number may be another file's by now.
-  struct Passed {
-    int fd;
-    ino_t inode;
-  };
-
   void Run();
   void Accept();
-  bool MayConnect(uid_t uid);
   Listener& ListenerOf(uid_t uid);
   Listener MakeListener(grpc::ServerBuilder& builder);
 
   transport::Acceptor acceptor_;
   const memory::FileDescriptor stop_event_;
-  const transport::ConnectionLimits limits_;
+  const std::unique_ptr<ConnectionRelay> relay_;
   const Gate gate_;
   const Allows allows_;
   std::vector<Listener> listeners_;
   Listener strangers_;  // of no certain user
-  // The thread's own.
-  std::map<uid_t, std::vector<Passed>> passed_;
   std::thread thread_;
 };
 

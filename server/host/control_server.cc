@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -81,8 +82,12 @@ absl::Status ControlServer::Start(const v1::DaemonConfig& config, memory::FileDe
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   std::vector<grpc::ServerBuilder> builders(kServers);
   grpc::ServerBuilder strangers_builder;
+  CallLimits calls;
+  calls.calls = std::max<double>(calls.calls, 2 * config.control_calls_per_second());  // what is slowed down is not refused
+  absl::StatusOr<std::unique_ptr<ConnectionRelay>> relay = ConnectionRelay::Start(ControlConnectionLimits(), calls);
+  if (!relay.ok()) return relay.status();
   acceptor_ = std::make_unique<ConnectionAcceptor>(
-      std::move(listener), UsersConnectionLimits(),
+      std::move(listener), *std::move(relay),
       [this](std::optional<uid_t> uid, const std::string& method, const std::string& token) {
         return MayCall(*descriptors_, uid, method, token);
       },

@@ -86,7 +86,7 @@ Daemon::Daemon(const v1::DaemonConfig& config, Seat seat)
       observers_(&metrics_, &hub_, &scheduler_, &stop_checkpoints_),
       stop_checkpoints_(config.stop_checkpoints().directory(), absl::Seconds(config.stop_checkpoints().seconds()),
                         [this](absl::Duration time) { service_manager_.ExtendTimeout(time); }),
-      table_(config.max_optimizers_per_user(), seat_.binding, &budget_, &pool_, &observers_, &service_manager_) {}
+      table_({.per_user = config.max_optimizers_per_user(), .total = MostOptimizers()}, seat_.binding, &budget_, &pool_, &observers_, &service_manager_) {}
 
 absl::Status Daemon::JoinPartition() {
   if (!seat_.superchip || config_.partition().off()) return absl::OkStatus();
@@ -127,7 +127,7 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
       Listener(std::move(inheritance.descriptor_socket), kDescriptorSocket, SOCK_SEQPACKET);
   if (!descriptor_listener.ok()) return descriptor_listener.status();
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Serve(
-      *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_), UsersConnectionLimits(),
+      *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_), DescriptorConnectionLimits(),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
       [this](const transport::Peer& peer, const superoffload_device_request& request,
              std::span<const int> descriptors) { return table_.MapDevice(peer, request, descriptors); },

@@ -49,9 +49,14 @@ absl::Status ShuttingDown() {
 absl::Status OptimizerTable::Admit(const OptimizerId& id) const {
   if (shutting_down_) return ShuttingDown();
   const auto same_user = [&id](const auto& entry) { return entry.first.uid == id.uid; };
-  if (static_cast<size_t>(std::count_if(optimizers_.begin(), optimizers_.end(), same_user)) >= max_per_user_) {
-    return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", max_per_user_,
+  if (static_cast<size_t>(std::count_if(optimizers_.begin(), optimizers_.end(), same_user)) >= limits_.per_user) {
+    return absl::ResourceExhaustedError(absl::StrCat("uid ", id.uid, " has ", limits_.per_user,
                                                      " optimizers; delete one or raise max_optimizers_per_user"));
+  }
+  if (optimizers_.size() + damaged_.size() >= limits_.total) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the daemon has the ", limits_.total, " optimizers for which its limit of open files is enough; delete "
+                     "one or raise the limit (ulimit -n, or LimitNOFILE= of its unit)"));
   }
   if (damaged_.contains(id) || optimizers_.contains(id)) {
     return absl::AlreadyExistsError(

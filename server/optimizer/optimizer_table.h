@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -23,13 +24,19 @@ namespace superoffload::optimizer {
 // Shared because a call may still use an optimizer that another call deletes.
 using OptimizerPtr = std::shared_ptr<HostedOptimizer>;
 
+// How many optimizers there may be. Those that a predecessor left are taken over all the same.
+struct OptimizerLimits {
+  size_t per_user = 1024;
+  size_t total = std::numeric_limits<size_t>::max();
+};
+
 // Thread-safe. A peer sees the optimizers of its own user, an operator those of all.
 class OptimizerTable {
  public:
   // All must outlive the table.
-  OptimizerTable(size_t max_per_user, const memory::Binding& binding, memory::MemoryBudget* budget,
+  OptimizerTable(const OptimizerLimits& limits, const memory::Binding& binding, memory::MemoryBudget* budget,
                  engine::WorkerPool* pool, OptimizerObserver* observer, DescriptorStore* store)
-      : max_per_user_(max_per_user),
+      : limits_(limits),
         binding_(binding),
         budget_(budget),
         pool_(pool),
@@ -149,7 +156,7 @@ class OptimizerTable {
   void Expire(const OptimizerId& id);
   absl::Status Erase(const OptimizerPtr& optimizer, bool lease_over);
 
-  const size_t max_per_user_;
+  const OptimizerLimits limits_;
   const memory::Binding binding_;
   memory::MemoryBudget* const budget_;
   engine::WorkerPool* const pool_;

@@ -17,10 +17,18 @@ struct AccessPolicy {
   bool Allows(uid_t uid) const { return allowed.empty() || allowed.contains(uid) || IsOperator(uid); }
 };
 
-// How many connections the users other than root may have to one socket.
+// How many connections the users may have to one socket. A process needs one.
 struct ConnectionLimits {
-  size_t per_user = 256;
-  size_t total = 1024;
+  size_t per_user = 128;
+  size_t total = 1024;  // root may have more
+
+  // Whether a user that has `own` of `all` may have one more. The last quarter is for those who have next to none, so
+  // that a few users cannot take everything.
+  bool Admits(uid_t uid, size_t own, size_t all) const {
+    constexpr size_t kNextToNone = 4;
+    if (own >= per_user) return false;
+    return uid == 0 || all < (own < kNextToNone ? total : total - total / 4);
+  }
 };
 
 }  // namespace superoffload::transport

@@ -71,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   NullObserver observer;
   NullStore store;
   checkpoint::Scheduler scheduler(&observer);
-  optimizer::OptimizerTable table(16, {}, &budget, &pool, &observer, &store);
+  optimizer::OptimizerTable table({.per_user = 16}, {}, &budget, &pool, &observer, &store);
   const absl::Status adopted = rpc::Adopt(table, scheduler, {1000, "fuzzed"}, std::move(fds));
   if (!adopted.ok() && adopted.message().empty()) std::abort();
   scheduler.Shutdown();

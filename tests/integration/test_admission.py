@@ -14,6 +14,7 @@ from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, become, configur
 import superoffload.torch
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
+from superoffload._core.session import Session
 from superoffload.v1 import optimizer_pb2 as pb
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
@@ -121,14 +122,14 @@ def test_names_are_charged_to_the_budget(daemon):
 
 
 def test_a_user_has_so_many_connections(daemon):
-    connections = [Connection(daemon.endpoint)]
+    sessions = [Session(daemon.endpoint, 30)]
     with pytest.raises(Error) as raised:
         for _ in range(1000):
-            connections.append(Connection(daemon.endpoint))
+            sessions.append(Session(daemon.endpoint, 30))
     assert raised.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert len(connections) == 256
-    for connection in connections:
-        connection.close()
+    assert len(sessions) == 128
+    for session in sessions:
+        session.leave(None)
 
 
 def make_certificate(directory, name, signer=None):

@@ -12,10 +12,12 @@ import tempfile
 import textwrap
 
 import pytest
+import torch
 from tests import conftest
 from tests.conftest import BINARY, Daemon
 from tests.support.users import CTL, FRIEND, STRANGER, TRAINER, become, configured, ctl, request
 
+import superoffload.torch
 from superoffload._core.control import Connection
 from superoffload.v1 import optimizer_pb2 as pb
 
@@ -150,7 +152,7 @@ def test_a_cpp_client_does_not_take_the_daemon_of_another_user_for_its_own(share
 def test_a_token_is_of_no_use_to_another_user(daemon):
     os.chmod(daemon.directory.name, 0o755)
     connection = Connection(daemon.endpoint)
-    token = connection._metadata[0][1]
+    token = connection._session.metadata[0][1]
     code = f"""
         channel = grpc.insecure_channel("{daemon.endpoint}")
         stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
@@ -353,6 +355,68 @@ def test_a_user_without_a_token_takes_no_memory_of_the_daemon(tmp_path, monkeypa
     assert daemon.stop() == 0
 
 
+FRAMES = """
+    import itertools, struct, time
+
+    def frame(kind, flags, call, payload=b""):
+        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", call) + payload
+
+    def text(string):
+        return bytes([len(string)]) + string
+
+    path = b"/grpc.health.v1.Health/Watch"
+    head = b"\\x83\\x86\\x04" + text(path) + b"\\x01" + text(b"localhost")
+    head += b"\\x00" + text(b"te") + text(b"trailers") + b"\\x00" + text(b"content-type") + text(b"application/grpc")
+    long = (b"\\x00" + text(b"x-a") + text(b"y" * 120)) * 100
+    calls = itertools.count(1, 2)
+    floods = {
+        "calls-cancelled-at-once": lambda: frame(1, 4, call := next(calls), head) + frame(3, 0, call, b"\\0\\0\\0\\x08"),
+        "calls-left-open": lambda: frame(1, 4, next(calls), head),
+        "headers-without-end": lambda: frame(1, 0, 1, head) if next(calls) == 1 else frame(9, 0, 1, long),
+    }
+"""
+
+
+@pytest.mark.parametrize("flood", ["calls-cancelled-at-once", "calls-left-open", "headers-without-end"])
+def test_frames_before_any_token_take_little_memory_and_disturb_nobody(tmp_path, monkeypatch, flood):
+    """Without a limit one connection took 4 GB in four seconds."""
+    keep_little_of_what_is_freed(monkeypatch)
+    daemon = configured(tmp_path, "")
+    os.chmod(daemon.directory.name, 0o755)
+    before = peak_bytes(daemon)
+    code = f"""
+        import threading
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect("{daemon.directory.name}/control.sock")
+        connection.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + frame(4, 0, 0))
+
+        def send():
+            try:
+                while True:
+                    connection.sendall(b"".join(floods["{flood}"]() for _ in range(50)))
+            except OSError:  # it was thrown out
+                pass
+
+        threading.Thread(target=send, daemon=True).start()
+        time.sleep(4)
+        print("tried", flush=True)
+        time.sleep(60)
+    """
+    program = python_of(STRANGER, textwrap.dedent(FRAMES) + textwrap.dedent(code))
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "tried\n"
+    assert peak_bytes(daemon) - before < SHADOWS * 200 << 20
+    model = torch.nn.Linear(8, 8)
+    optimizer = superoffload.torch.AdamW(model.parameters(), endpoint=daemon.endpoint)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer.committed_steps == 1
+    optimizer.close()
+    process.kill()
+    process.wait()
+    assert daemon.stop() == 0
+
+
 def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(tmp_path, monkeypatch):
     """Eight plans of which always one more page comes, and 100,000 streams that are not let in."""
     keep_little_of_what_is_freed(monkeypatch)
@@ -370,10 +434,10 @@ def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(
         print("attacks", flush=True)
         while True:
             calls = [
-                connection._stub.CreateOptimizer.future(itertools.repeat(page, 5000), metadata=connection._metadata)
+                connection._session.stub.CreateOptimizer.future(itertools.repeat(page, 5000), metadata=connection._session.metadata)
                 for _ in range(8)
             ]
-            streams = [connection._stub.WatchSteps(watch, metadata=connection._metadata) for _ in range(500)]
+            streams = [connection._session.stub.WatchSteps(watch, metadata=connection._session.metadata) for _ in range(500)]
             refused = {{call.code().name for call in calls}}
             assert "OK" not in refused, refused
             print(*refused, flush=True)

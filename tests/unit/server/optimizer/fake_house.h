@@ -74,8 +74,8 @@ inline engine::OptimizerSpec SmallSpec() {
 }
 
 struct FakeHouse {
-  explicit FakeHouse(size_t max_per_user = 8, uint64_t budget_bytes = uint64_t{1} << 30)
-      : budget(budget_bytes), table(max_per_user, {}, &budget, &pool, &observer, &store) {}
+  explicit FakeHouse(const OptimizerLimits& limits = {}, uint64_t budget_bytes = uint64_t{1} << 30)
+      : budget(budget_bytes), table(limits, {}, &budget, &pool, &observer, &store) {}
 
   absl::StatusOr<OptimizerPtr> Create(uid_t uid, const std::string& name) {
     return table.Create(User(uid), name, SmallSpec(), {}, "description");

@@ -26,7 +26,7 @@ TEST(OptimizerTableTest, AUsersNameIsTakenOnceAndOthersMayHaveItAsWell) {
 }
 
 TEST(OptimizerTableTest, RefusesNamesThatAreNoneAndFurtherOnesOfAUser) {
-  FakeHouse house(/*max_per_user=*/1);
+  FakeHouse house({.per_user = 1});
   for (const std::string name : {"", "a/b", "a b", "\n"}) {
     EXPECT_EQ(house.Create(kAnna, name).status().code(), absl::StatusCode::kInvalidArgument) << name;
   }
@@ -36,8 +36,19 @@ TEST(OptimizerTableTest, RefusesNamesThatAreNoneAndFurtherOnesOfAUser) {
   EXPECT_TRUE(house.Create(kBert, "two").ok());
 }
 
+TEST(OptimizerTableTest, RefusesFurtherOnesThanItsOpenFilesAreEnoughFor) {
+  FakeHouse house({.total = 2});
+  ASSERT_TRUE(house.Create(kAnna, "one").ok());
+  ASSERT_TRUE(house.Create(kBert, "one").ok());
+  const absl::Status refused = house.Create(kBert, "two").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("LimitNOFILE="));
+  ASSERT_TRUE(house.table.Delete(FakeHouse::User(kAnna), "one").ok());
+  EXPECT_TRUE(house.Create(kBert, "two").ok());
+}
+
 TEST(OptimizerTableTest, ACreationThatFailsLeavesTheNameFree) {
-  FakeHouse house(/*max_per_user=*/8, /*budget_bytes=*/1);
+  FakeHouse house({}, /*budget_bytes=*/1);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(house.Create(kAnna, "model").status().code(), absl::StatusCode::kResourceExhausted);
   }
@@ -63,7 +74,7 @@ TEST(OptimizerTableTest, APlanIsWhatIsCreatedAndCreatesNothing) {
   EXPECT_EQ(plan->use.total_bytes(), (*house.Create(kBert, "model"))->memory_bytes());
   EXPECT_EQ(house.table.Plan(FakeHouse::User(kAnna), "model", spec).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(house.table.Plan(FakeHouse::User(kAnna), "a/b", spec).status().code(), absl::StatusCode::kInvalidArgument);
-  FakeHouse small(/*max_per_user=*/8, /*budget_bytes=*/1);
+  FakeHouse small({}, /*budget_bytes=*/1);
   EXPECT_EQ(small.table.Plan(FakeHouse::User(kAnna), "model", spec)->room.code(), absl::StatusCode::kResourceExhausted);
 }
 
