@@ -142,7 +142,9 @@ void KeeperLink::Stopped() {
 void KeeperLink::Post(Message message) {
   if (queue_.empty() && Send(message)) return;
   if (queue_.empty()) {
-    LogWarning("the keeper reads no messages; until it does, what is created now does not outlive the daemon");
+    LogWarning(absl::StrCat(refusal_ == 0 ? "the keeper reads no messages"
+                                          : absl::StrCat("the keeper cannot be given memory (", std::strerror(refusal_), ")"),
+                            "; until that is over, what is created now does not outlive the daemon"));
   }
   queue_.push_back(std::move(message));
   Wake();
@@ -168,8 +170,9 @@ bool KeeperLink::Send(const Message& message) {
     ancillary->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
     std::memcpy(CMSG_DATA(ancillary), fds.data(), fds.size() * sizeof(int));
   }
-  if (::sendmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return true;
-  return false;  // it is full, or the keeper is gone; the thread sees to either
+  const bool sent = ::sendmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+  refusal_ = sent || errno == EAGAIN ? 0 : errno;
+  return sent;  // else it is full, the keeper is gone, or the kernel passes no descriptors; the thread sees to each
 }
 
 void KeeperLink::SendQueued() {
@@ -179,20 +182,22 @@ void KeeperLink::SendQueued() {
 void KeeperLink::Run() {
   for (;;) {
     pollfd polled[2] = {{wake_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
+    bool refused;
     {
       absl::MutexLock lock(&mu_);
       if (ending_) return;
       polled[1].fd = socket_.get();
-      if (!queue_.empty()) polled[1].events |= POLLOUT;
+      refused = !queue_.empty() && refusal_ != 0;  // although the socket has room
+      if (!queue_.empty() && !refused) polled[1].events |= POLLOUT;
     }
     const bool alone = polled[1].fd < 0;  // no keeper could be started
-    const int ready = ::poll(polled, 2, alone ? static_cast<int>(absl::ToInt64Milliseconds(kPause)) : -1);
+    const int ready = ::poll(polled, 2, alone || refused ? static_cast<int>(absl::ToInt64Milliseconds(kPause)) : -1);
     if (ready < 0) continue;
     uint64_t count;
     (void)!::read(wake_.get(), &count, sizeof(count));
     if (alone || (polled[1].revents & (POLLHUP | POLLERR)) != 0) {
       Replace();
-    } else if ((polled[1].revents & POLLOUT) != 0) {
+    } else if (refused || (polled[1].revents & POLLOUT) != 0) {
       absl::MutexLock lock(&mu_);
       SendQueued();
     }

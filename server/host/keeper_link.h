@@ -59,6 +59,7 @@ class KeeperLink {
   absl::Time replaced_ = absl::InfinitePast();          // likewise
   std::map<std::string, std::vector<int>> kept_ ABSL_GUARDED_BY(mu_);
   std::deque<Message> queue_ ABSL_GUARDED_BY(mu_);  // what the keeper has not read yet
+  int refusal_ ABSL_GUARDED_BY(mu_) = 0;  // an errno: why the last message could not be sent, if it is not that the socket is full
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   memory::FileDescriptor listener_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

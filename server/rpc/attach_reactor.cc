@@ -1,8 +1,10 @@
 #include "server/rpc/attach_reactor.h"
 
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "server/memory/thread.h"
 #include "server/rpc/from_proto.h"
 #include "server/rpc/to_proto.h"
 
@@ -16,10 +18,15 @@ AttachReactor::AttachReactor(optimizer::OptimizerTable* table, const checkpoint:
 
 void AttachReactor::OnReadDone(bool ok) {
   if (!ok) return Finish(EndedEarly());
-  absl::Status status = request_->Add(page_);
-  if (status.ok() && !request_->complete()) return StartRead(&page_);
-  if (status.ok()) status = Attach(request_->whole());
-  if (!status.ok()) return Finish(ToGrpc(status));
+  if (absl::Status status = request_->Add(page_); !status.ok()) return Finish(ToGrpc(status));
+  if (!request_->complete()) return StartRead(&page_);
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-call", [this] { Answer(); });
+  if (!thread.ok()) return Finish(ToGrpc(thread.status()));
+  thread->detach();  // the server's shutdown waits for the call
+}
+
+void AttachReactor::Answer() {
+  if (absl::Status status = Attach(request_->whole()); !status.ok()) return Finish(ToGrpc(status));
   request_.reset();
   StartWrite(&response_);
   bool cancelled;

@@ -1,9 +1,11 @@
 #include "server/transport/descriptor_server.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -69,6 +71,13 @@ bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescri
     for (size_t i = 0; i < SUPEROFFLOAD_DESCRIPTOR_COUNT; ++i) fds[i] = descriptors->fds[i].get();
   }
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
+}
+
+// A client reads each reply before it asks again. The kernel counts the descriptors in replies that nobody has read, for all
+// of a user's processes together, and lets the daemon send no others at some number.
+bool HasUnreadReply(int fd) {
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 // The size of a request, however large it was, and the descriptors that came with it; the kernel drops further ones.
@@ -250,16 +259,17 @@ absl::Status DescriptorServer::Admit(uid_t uid) const {
     return absl::PermissionDeniedError(
         absl::StrCat("uid ", uid, " may not use this daemon; ask its operator to add it to allowed_uids"));
   }
-  const auto same_user = [uid](const auto& entry) { return entry.second.peer.uid == uid && entry.second.refusal.ok(); };
-  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), same_user)) >= limits_.per_user) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", uid, " has ", limits_.per_user, " connections; close some first"));
+  size_t own = 0;
+  size_t all = 0;
+  for (const auto& [fd, connection] : connections_) {
+    if (!connection.refusal.ok()) continue;
+    ++all;
+    if (connection.peer.uid == uid) ++own;
   }
-  const auto admitted = [](const auto& entry) { return entry.second.refusal.ok(); };
-  if (uid != 0 &&
-      static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), admitted)) >= limits_.total) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the daemon has its ", limits_.total, " connections; try again later"));
+  if (!limits_.Admits(uid, own, all)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "uid ", uid, " has ", own, " connections (at most ", limits_.per_user, ") and all users have ", all, " (at most ",
+        limits_.total, "); close some, or try again later. One is enough for all optimizers of a process"));
   }
   return absl::OkStatus();
 }
@@ -284,6 +294,7 @@ bool DescriptorServer::Answer(const Connection& connection) {
   const ssize_t received = Receive(connection.fd.get(), &device_request, &descriptors);
   if (received < 0) return errno == EAGAIN || errno == EINTR;
   if (received == 0) return false;
+  if (HasUnreadReply(connection.fd.get())) return false;
   const superoffload_socket_request& request = device_request.header;
   const size_t expected = request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
   if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC) {

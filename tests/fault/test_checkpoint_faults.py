@@ -135,14 +135,14 @@ def test_a_checkpoint_and_a_pickle_beside_another_wait_for_it(failing_daemon, di
     disk.write_text("slow")
     control = Connection(failing_daemon.endpoint)
     request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "first"))
-    first = control._stub.CheckpointOptimizer(request, metadata=control._metadata)
+    first = control._session.stub.CheckpointOptimizer(request, metadata=control._session.metadata)
     while not os.path.exists(tmp_path / ".first.partial"):
         next(first)
     assert optimizer.save_checkpoint(tmp_path / "second") == 4
     assert list(first)[-1].committed_steps == 4
-    again = control._stub.CheckpointOptimizer(
+    again = control._session.stub.CheckpointOptimizer(
         optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "third")),
-        metadata=control._metadata,
+        metadata=control._session.metadata,
     )
     while not os.path.exists(tmp_path / ".third.partial"):
         next(again)
@@ -162,7 +162,7 @@ def test_a_cancelled_checkpoint_leaves_nothing(failing_daemon, disk, tmp_path):
     disk.write_text("slow")
     control = Connection(failing_daemon.endpoint)
     request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=str(tmp_path / "cancelled"))
-    call = control._stub.CheckpointOptimizer(request, metadata=control._metadata)
+    call = control._session.stub.CheckpointOptimizer(request, metadata=control._session.metadata)
     next(call)
     call.cancel()
     train(model, optimizer, 4, 8)
@@ -179,13 +179,42 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(disk):
     disk.write_text("hang")
     connection = Connection(daemon.endpoint)
     request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=f"{disk.parent}/never")
-    progress = connection._stub.CheckpointOptimizer(request, metadata=connection._metadata)
+    progress = connection._session.stub.CheckpointOptimizer(request, metadata=connection._session.metadata)
     while not os.path.exists(f"{disk.parent}/.never.partial"):
         next(progress)
     daemon.process.terminate()
     assert daemon.process.wait(240) == 0
     assert "stopping without" in daemon.process.stderr.read()
     optimizer.close()
+
+
+def test_trainers_that_attach_while_a_disk_hangs_hold_up_nobody_else(disk):
+    """What their last step has left to absorb waits for the snapshot, and they wait for that in threads of their own."""
+    daemon = Daemon("--metrics_address=off")
+    trained(daemon, "other")[1].close()
+    connection = Connection(daemon.endpoint)
+    stub, metadata = connection._session.stub, connection._session.metadata
+    calls = []
+    for name in ["a", "b", "c", "d"]:  # more than gRPC has threads for each core
+        disk.write_text("ok")
+        model, optimizer = trained(daemon, name)
+        disk.write_text("hang")
+        request = optimizer_pb2.CheckpointOptimizerRequest(name=name, directory=f"{disk.parent}/{name}")
+        calls.append(stub.CheckpointOptimizer(request, metadata=metadata))
+        while not os.path.exists(f"{disk.parent}/.{name}.partial"):
+            next(calls[-1])
+        train(model, optimizer, 4, 5)
+        optimizer.close()
+    for name in ["a", "b", "c", "d"]:
+        request = optimizer_pb2.AttachOptimizerRequest(name=name, sync=optimizer_pb2.SYNC_PULL)
+        calls.append(stub.AttachOptimizer(iter([request]), metadata=metadata))
+    time.sleep(0.5)  # for all of them to arrive
+    request = optimizer_pb2.GetOptimizerRequest(name="other")
+    assert connection.call("GetOptimizer", request, timeout_seconds=60).name == "other"
+    for call in calls:
+        call.cancel()
+    daemon.process.kill()
+    daemon.process.wait()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "shard"])

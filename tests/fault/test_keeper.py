@@ -10,11 +10,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
+import textwrap
 import time
 
 import pytest
-from tests.conftest import Daemon
-from tests.support.users import CTL
+from tests.conftest import BINARY, Daemon
+from tests.support.users import CTL, STRANGER, become
 
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
@@ -46,14 +49,15 @@ def wait_until(condition):
     return result
 
 
-def reconnected(daemon):
-    def connect():
-        try:
-            return Connection(daemon.endpoint)
-        except Error:
-            return None
+def connected(endpoint):
+    try:
+        return Connection(endpoint)
+    except Error:
+        return None
 
-    return wait_until(connect)
+
+def reconnected(daemon):
+    return wait_until(lambda: connected(daemon.endpoint))
 
 
 def threads_children(pid):
@@ -221,6 +225,61 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     assert names(reconnected(kept)) == many - {"run-7"} | {"last", "very-last"}
     assert kept.stop() == 0, kept.log
     assert "the keeper reads no messages" in kept.log
+
+
+FILLS_QUEUES = """
+    import array, itertools, resource, socket, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))
+    file, pairs = sys.stdin.fileno(), []
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file] * 250))]
+    for _ in range(12):
+        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        pairs[-1][0].sendmsg([b"."], rights)
+    print("full", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_where_the_kernel_passes_no_descriptors_the_daemon_says_so_and_does_it_later_and_rests_meanwhile(tmp_path):
+    """A user may have so many descriptors on their way, whichever of its processes has sent them."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="so-test-", dir="/tmp"))
+    os.chown(directory, STRANGER, STRANGER)
+    endpoint = f"unix:{directory}/control.sock"
+    command = [BINARY, "--keeper", OFF, f"--runtime_directory={directory}"]
+    log = open(tmp_path / "log", "w")
+    keeper = subprocess.Popen(["prlimit", "--nofile=1024:1024", *become(STRANGER, "--clear-groups"), *command], stderr=log)
+    program = [*become(STRANGER, "--clear-groups"), sys.executable, "-c", textwrap.dedent(FILLS_QUEUES)]
+    filler = None
+    try:
+        wait_until(lambda: os.path.exists(directory / "control.sock"))
+        connection = Connection(endpoint)
+        create(connection, "before")
+        filler = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert filler.stdout.readline() == "full\n"
+        create(connection, "after")
+        (daemon,) = children(keeper.pid)
+        (thread,) = (
+            task for task in pathlib.Path(f"/proc/{daemon}/task").iterdir() if "so-keeper" in (task / "comm").read_text()
+        )
+
+        def ticks():
+            return sum(map(int, (thread / "stat").read_text().rpartition(")")[2].split()[11:13]))
+
+        used = ticks()
+        time.sleep(2)
+        assert ticks() - used < os.sysconf("SC_CLK_TCK") / 2
+        filler.communicate("", timeout=60)
+        time.sleep(1)  # ten times the pause
+        os.kill(daemon, signal.SIGKILL)
+        wait_until(lambda: children(keeper.pid) not in ([], [daemon]))
+        assert names(wait_until(lambda: connected(endpoint))) == {"before", "after"}
+    finally:
+        if filler is not None:
+            filler.kill()
+        keeper.terminate()
+        assert keeper.wait(60) == 0
+        shutil.rmtree(directory)
+    assert "Too many references" in (tmp_path / "log").read_text()
 
 
 def test_the_keeper_has_no_address_that_another_user_could_take():

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -124,6 +125,17 @@ class DescriptorServerTest : public ::testing::Test {
   std::vector<uint64_t> ended_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<DescriptorServer> server_;
 };
+
+TEST_F(DescriptorServerTest, APeerThatAsksAgainBeforeItHasReadItsReplyIsDropped) {
+  const memory::FileDescriptor fd = Connect();
+  const superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, 5);
+  ASSERT_EQ(::send(fd.get(), &request, sizeof(request), 0), static_cast<ssize_t>(sizeof(request)));
+  pollfd answered{fd.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&answered, 1, /*timeout=*/-1), 1);
+  ASSERT_EQ(::send(fd.get(), &request, sizeof(request), 0), static_cast<ssize_t>(sizeof(request)));
+  pollfd closed{fd.get(), POLLRDHUP, 0};
+  EXPECT_EQ(::poll(&closed, 1, /*timeout=*/20'000), 1);
+}
 
 TEST_F(DescriptorServerTest, AClientOfAnotherReleaseLearnsBothVersions) {
   for (const int other : {SUPEROFFLOAD_WIRE_VERSION - 1, SUPEROFFLOAD_WIRE_VERSION + 1}) {
