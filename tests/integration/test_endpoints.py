@@ -55,9 +55,19 @@ def standing(daemon, monkeypatch, tmp_path):
 def test_a_daemon_that_stands_still_for_a_while_is_waited_for(standing):
     later = threading.Timer(22, standing.process.send_signal, [signal.SIGCONT])  # gRPC by itself gives up after 20
     later.start()
-    endpoint = endpoints.resolve_endpoint(None)
-    later.join()
-    assert endpoint == endpoints.default_endpoints()[0]
+    with subprocess.Popen([CTL, "info"], env=environment(XDG_RUNTIME_DIR=os.environ["XDG_RUNTIME_DIR"])) as info:
+        endpoint = endpoints.resolve_endpoint(None)
+        later.join()
+        assert endpoint == endpoints.default_endpoints()[0]
+        assert info.wait(60) == 0
+
+
+def test_a_client_in_cpp_waits_no_longer_than_the_environment_says(standing):
+    """For longer, gRPC would say after 20 seconds that the daemon is unavailable."""
+    place = os.environ["XDG_RUNTIME_DIR"]
+    info = ctl("info", XDG_RUNTIME_DIR=place, SUPEROFFLOAD_CONNECT_SECONDS="0.5")
+    assert info.returncode != 0
+    assert "DEADLINE_EXCEEDED" in info.stderr
 
 
 def test_no_other_daemon_is_started_beside_one_that_stands_still(standing, monkeypatch):

@@ -2,7 +2,9 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -22,10 +24,20 @@ namespace {
 using Stub = v1::OptimizerService::Stub;
 
 // $SUPEROFFLOAD_CONNECT_SECONDS, else 30.
-std::chrono::seconds ConnectTimeout() {
+std::chrono::milliseconds ConnectTimeout() {
+  constexpr double kLongestSeconds = 86400;
   const char* text = std::getenv("SUPEROFFLOAD_CONNECT_SECONDS");
-  uint32_t seconds = 0;
-  return std::chrono::seconds(text != nullptr && absl::SimpleAtoi(text, &seconds) ? seconds : 30);
+  double seconds = 0;
+  const bool given = text != nullptr && absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= kLongestSeconds;
+  return std::chrono::milliseconds(given ? static_cast<int64_t>(1000 * seconds) : 30'000);
+}
+
+// gRPC gives up a connection that stays silent for 20 seconds, whatever a call's time is.
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint,
+                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, std::max(1, static_cast<int>(ConnectTimeout().count())));
+  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -63,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectRemote(const std::string&
 
 Client::Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : endpoint_(std::move(endpoint)),
-      channel_(grpc::CreateChannel(endpoint_, credentials)),
+      channel_(OpenChannel(endpoint_, credentials)),
       server_(v1::ServerService::NewStub(channel_)),
       optimizers_(v1::OptimizerService::NewStub(channel_)) {}
 
