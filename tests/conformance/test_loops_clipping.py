@@ -1,7 +1,9 @@
 """Loops that clip by torch.nn.utils.clip_grad_norm_ and go on with their gradients: equal to torch.optim, or told."""
 
 import contextlib
+import ctypes
 
+import numpy as np
 import pytest
 import torch
 from tests.conformance.test_loops_gradients import agree_or_be_told
@@ -189,6 +191,92 @@ def test_reads_of_clipped_gradients(ours_on_host, read, when):  # noqa: F811
     assert not told(caught, "from now on")
 
 
+def views(model):
+    return [p.grad.view(-1) for p in model.parameters()]
+
+
+def parts(model):
+    return [part for p in model.parameters() for part in p.grad.unbind()]
+
+
+def datas(model):
+    return [p.grad.data for p in model.parameters()]
+
+
+def numpy_arrays(model):
+    return [p.grad.numpy()[:2] for p in model.parameters()]
+
+
+def storages(model):
+    return [p.grad.untyped_storage() for p in model.parameters()]
+
+
+def typed(memory):
+    if isinstance(memory, torch.UntypedStorage):
+        return torch.empty(0).set_(memory, 0, (memory.nbytes() // 4,))
+    return torch.as_tensor(memory)
+
+
+@pytest.mark.parametrize("take", [views, parts, datas, numpy_arrays, storages])
+def test_reads_through_memory_that_was_taken_before_the_clip(ours_on_host, take):  # noqa: F811
+    """In every second step, and overlap goes on."""
+
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        seen = []
+        for step in range(STEPS):
+            model(batch(step)).square().mean().backward()
+            taken = take(model) if step % 2 else []
+            clip(model)
+            seen += [typed(memory).clone() for memory in taken]
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*seen, *model.parameters()]
+
+    caught = assert_agree(loop, ours_on_host)
+    assert not told(caught, "from now on")
+
+
+def test_reads_of_one_buffer_of_all_gradients_after_the_clip(ours_on_host):  # noqa: F811
+    """Each is a view of it, from the first step on."""
+
+    def loop(make):
+        model = net()
+        optimizer = make(model.parameters())
+        buffer = torch.zeros(sum(p.numel() for p in model.parameters()))
+        seen = []
+        for step in range(STEPS):
+            parts = buffer.zero_().split([p.numel() for p in model.parameters()])
+            for p, part in zip(model.parameters(), parts, strict=True):
+                p.grad = part.view_as(p)
+            del part, parts, p
+            model(batch(step)).square().mean().backward()
+            clip(model)
+            seen.append(buffer.clone())
+            optimizer.step()
+        return [*seen, *model.parameters()]
+
+    assert_agree(loop, ours_on_host)
+
+
+def test_gradients_whose_memory_nobody_has_stay_until_they_are_used(ours_on_host):  # noqa: F811
+    """Those of parameters that are put together are parts of one tensor."""
+    if ours_on_host.form == "off":
+        pytest.skip("torch clips")
+    weights = [torch.nn.Parameter(torch.full((2, 8), float(i))) for i in range(3)]
+    ours_on_host(weights)
+    (batch(0) @ torch.cat(weights).T).square().mean().backward()
+    addresses = [p.grad.data_ptr() for p in weights]
+    assert addresses == [addresses[0] + 64 * i for i in range(3)]
+    before = torch.cat([p.grad.flatten() for p in weights]).tolist()
+    torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
+    array = np.ctypeslib.as_array((ctypes.c_float * len(before)).from_address(addresses[0]))
+    assert array.tolist() == before
+    weights[0].grad.sum()
+    assert array.tolist() != before
+
+
 def test_reads_of_clipped_gradients_on_a_gpu(ours_on_gpu):
     """Those that have left it are NaN, which is told; from then on they stay."""
 
@@ -266,7 +354,9 @@ def test_writes_to_clipped_gradients_that_nobody_sees(ours_on_host):  # noqa: F8
     model = net()
     optimizer = ours_on_host(model.parameters())
     model(batch(0)).square().mean().backward()
-    array = model[0].weight.grad.numpy()
+    gradient = model[0].weight.grad
+    array = np.ctypeslib.as_array((ctypes.c_float * gradient.numel()).from_address(gradient.data_ptr()))
+    del gradient
     clip(model)
     array *= 0.5
     for _ in range(2):

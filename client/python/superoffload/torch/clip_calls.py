@@ -24,13 +24,14 @@ _EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
 class ClipCalls:
     """Each call scales the gradients that those before it have left.
 
-    ``scale`` multiplies all of ``.grad``, and returns whether what was submitted stands for them still.
+    ``scale`` multiplies all of ``.grad``, and returns whether what was submitted stands for them still. ``alone``: in
+    one rank. In several FSDP and DistributedDataParallel have the memory of gradients, too.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], scale: Callable[[float], bool]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], scale: Callable[[float], bool], *, alone: bool) -> None:
         self._tensors = tensors
         self._scale = weakref.WeakMethod(scale)
-        self._watch = GradientWatch(tensors, self._on_use)
+        self._watch = GradientWatch(tensors, self._on_use, sees_memory=alone)
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self.drop()
 

@@ -49,10 +49,14 @@ def _install() -> None:
 
 
 class GradientWatch:
-    """``on_use`` is called before the first access to ``.grad`` of one of the tensors from outside of this package."""
+    """``on_use`` is called before the first access to ``.grad`` of one of the tensors from outside of this package.
 
-    def __init__(self, tensors: Sequence[torch.Tensor], on_use: Callable[[], None]) -> None:
+    ``sees_memory``: nobody but the loop has the memory of gradients.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], on_use: Callable[[], None], sees_memory: bool) -> None:
         self._tensors = tensors
+        self._sees_memory = sees_memory
         self.on_use = weakref.WeakMethod(on_use)
 
     def begin(self) -> None:
@@ -65,8 +69,8 @@ class GradientWatch:
             _watches.pop(id(tensor), None)
 
     def is_late(self) -> bool:
-        """Whether somebody has one of the gradients already."""
-        return any(map(_is_held, self._tensors))
+        """Whether somebody has one of the gradients already, or its memory."""
+        return any(map(_is_held, self._tensors)) or (self._sees_memory and _is_memory_held(self._tensors))
 
 
 def _references(tensor: torch.Tensor) -> int:
@@ -79,6 +83,41 @@ def _is_held(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def _references_of_nobody() -> int:
+    return _references(_with_gradient())
+
+
+def _uses(gradient: torch.Tensor) -> tuple[int, int]:
+    """Of its memory by tensors, arrays of numpy among them, and of the storage as Python has it."""
+    storage = gradient.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+def _is_memory_held(tensors: Sequence[torch.Tensor]) -> bool:
+    """Gradients may lie in one storage."""
+    others: dict[int, int] = {}  # by storage, the tensors that are none of these gradients
+    tensors_of_nobody, references_of_nobody = _uses_of_nobody()
+    for tensor in tensors:
+        gradient = tensor.grad
+        if gradient is None or gradient.layout != torch.strided:
+            continue
+        if gradient.untyped_storage().nbytes() < gradient.nbytes:
+            continue  # it stands for one that has gone
+        uses, references = _uses(gradient)
+        if references > references_of_nobody:
+            return True
+        address = gradient.untyped_storage()._cdata
+        others[address] = others.get(address, uses - tensors_of_nobody + 1) - 1
+    return any(others.values())
+
+
+@functools.cache
+def _uses_of_nobody() -> tuple[int, int]:
+    gradient = _with_gradient().grad
+    assert gradient is not None
+    return _uses(gradient)
+
+
+def _with_gradient() -> torch.Tensor:
     tensor = torch.zeros(1, dtype=torch.float32, device="cpu")
     tensor.grad = torch.zeros_like(tensor)
-    return _references(tensor)
+    return tensor

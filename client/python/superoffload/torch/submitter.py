@@ -67,7 +67,7 @@ class Submitter(abc.ABC):
         self.expected_scale = 1.0  # gradient scale of the step before
         self._begun = False
         self.cut_off = CutOff()
-        self.clip = ClipCalls(self.trained(), self.scale)
+        self.clip = ClipCalls(self.trained(), self.scale, alone=sharding is None)
         self._reset()
         self._handles = [
             parameter.tensor.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), index))
