@@ -1,11 +1,10 @@
 """Optimizer state that leaves the daemon and comes back: checkpoints, state_dict(), torch's own format."""
 
-import operator
 import os
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import torch
@@ -14,13 +13,13 @@ from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.layout import array_offsets
 from superoffload.torch import options, replicas, shards, tensor_file
-from superoffload.torch.algorithm import MASTER, STEP, Algorithm, array_name
-from superoffload.torch.checkpoints import CheckpointOwner, drop_others
+from superoffload.torch.algorithm import STEP, array_name
+from superoffload.torch.checkpoints import drop_others
 from superoffload.torch.fingerprint import digests
 from superoffload.torch.moment import FORMAT, Moment, callers, find_directory, module_of
 from superoffload.torch.parameter_state import ParameterState
 from superoffload.torch.sharding import TorchGroup
-from superoffload.torch.state_copies import StateCopies
+from superoffload.torch.written_state import WrittenState
 from superoffload.v1 import optimizer_pb2
 
 _KEY = "superoffload"  # of the moment in a state_dict
@@ -36,10 +35,8 @@ _SLOW_SECONDS = 10  # until a rank that waits for others says so
 _closed: dict[tuple[str, str], tuple[str, int]] = {}
 
 
-class StateOwner(CheckpointOwner):
-    """The part of the optimizers that saves and loads their state."""
-
-    algorithm: ClassVar[Algorithm]
+class StateOwner(WrittenState):
+    """The part of the optimizers that reads, saves and loads their state."""
 
     def _own_state(self, state_directory: str | os.PathLike[str] | None, continues: bool) -> None:
         """To be called once it is attached; ``continues``: with the state that it found."""
@@ -50,26 +47,11 @@ class StateOwner(CheckpointOwner):
             self._lineage = lineage
         self._fill_state()
 
-    def _fill_state(self) -> None:
-        """torch.distributed.checkpoint makes a step of its own where it finds no state."""
-        self._copies = StateCopies()
-        self._states = [ParameterState(self, index) for index in range(len(self._hosted))]
-        self.state.update(
-            {parameter.tensor: state for parameter, state in zip(self._hosted, self._states, strict=True)}
-        )
-
     def _state_closed(self) -> None:
         """To be called when it is detached."""
         self.state.clear()
         if not self._anonymous:
             _closed[self._connection.endpoint, self.name] = self._lineage, self._committed_steps()
-
-    def torch_keys(self) -> tuple[str, ...]:
-        """Of ``optimizer.state[parameter]`` in torch."""
-        return (STEP, *self.algorithm.moments)
-
-    def state_keys(self) -> tuple[str, ...]:
-        return (*self.torch_keys(), MASTER)
 
     def is_attached(self) -> bool:
         return self._attached
@@ -84,72 +66,6 @@ class StateOwner(CheckpointOwner):
     def _state_replaced(self) -> None:
         """The state is another than so many steps have made it."""
         self._lineage = uuid.uuid4().hex
-
-    # Writing.
-
-    def copy_of_state(self, index: int, key: str) -> torch.Tensor:
-        """For `ParameterState`: what the loop has written already, or a copy."""
-        return self._copies.get(index, key, lambda: self._views([index], [key])[index][key].clone())
-
-    def set_state(self, index: int, key: str, value: Any) -> None:
-        shape = torch.Size() if key == STEP else self._hosted[index].local.shape
-        given = torch.as_tensor(
-            shards.local(value) if torch.is_tensor(value) else value, dtype=torch.float32, device="cpu"
-        )
-        if given.shape != shape and given.numel() != 1:
-            raise Error(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{key} of {self._hosted[index].name} is given as {list(given.shape)} but is {list(shape)}",
-            )
-        self._copies.set(index, key, given.expand(shape) if given.dim() <= len(shape) else given.reshape(shape))
-
-    def _written_state(self) -> dict[int, dict[str, torch.Tensor]]:
-        """What the loop has written to ``optimizer.state`` since the last step, by index of the parameter."""
-        if self._states_are_in_place():
-            return self._copies.written()
-        for index, parameter in enumerate(self._hosted):
-            state = self.state.get(parameter.tensor)
-            if state is self._states[index] and not state.is_cleared:
-                continue
-            given = dict(state or {})
-            ours = self.state[parameter.tensor] = self._states[index] = ParameterState(self, index)
-            if not given.keys() & set(self.state_keys()):  # torch makes it anew
-                zeros = torch.zeros(self._hosted[index].local.shape, dtype=torch.float32, device="cpu")
-                given |= dict.fromkeys(self.algorithm.moments, zeros) | {STEP: 0.0}
-            missing = [key for key in self.torch_keys() if key not in given]
-            if missing:
-                raise Error(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"optimizer.state of {parameter.name} was replaced and has no {missing[0]}; give it "
-                    f"{', '.join(self.torch_keys())}, or nothing to begin anew",
-                )
-            ours.update(given)
-        return self._copies.written()
-
-    def _states_are_in_place(self) -> bool:
-        """In the order in which they were filled in, as they are unless the loop has replaced some: fast."""
-        in_place = len(self.state) >= len(self._states) and all(map(operator.is_, self._states, self.state.values()))
-        return in_place and not any(state.is_cleared for state in self._states)
-
-    def _send_written_state(self) -> None:
-        """Has the daemon take over what the loop has written. Raises Error in several ranks."""
-        written = self._written_state()
-        if not written:
-            return
-        if self._ranks() > 1:
-            self._copies.on_another_moment()
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"optimizer.state of {self._hosted[min(written)].name} was written, which reaches no other rank, and "
-                "is left out; have all ranks call torch_state_dict(), then load_torch_state_dict() with the new one",
-            )
-        self._stepping.check_parameters()
-        tensors = {
-            self._hosted[index].name: tensors | {key: given.clone() for key, given in written.get(index, {}).items()}
-            for index, tensors in self._views(range(len(self._hosted)), self.state_keys()).items()
-        }
-        steps = [self._committed_steps(), *(int(state[STEP]) for state in written.values() if STEP in state)]
-        self._restore_tensors(tensors, max(steps))
 
     # Reading.
 
