@@ -109,6 +109,17 @@ def test_rope_that_depends_on_the_length_has_the_bits_of_whole_sequences(trained
         "mask": "an attention_mask, cu_seq_lens_q",
         "positional mask": "an attention_mask, cu_seq_lens_q",
         "documents": "an attention_mask, cu_seq_lens_q",
+        "no positions": "position_ids are missing",
+        "axes of positions": "position_ids have 3 axes but must be [batch, sequence / ranks]",
+        "more than a causal mask": "the model adds to its causal mask",
+        "less than a causal mask": "the model adds to its causal mask",
+        "blocks in a causal mask": "the model adds to its causal mask",
+        "blocks in packed rows": "the model adds to its causal mask",
+        "mask of a layer": "LlamaAttention makes a mask of its own",
+        "bias": "attention with position_bias is not supported",
+        "both sides of padding": "sees padding; give batches a length that 2 ranks divide",
+        "window to both sides": "attention with a window to both sides is not supported",
+        "batch's mask": "a batch has an attention_mask with padding",
         "jump": "neither go on by 1 nor begin again at 0",
         "batch's documents": "a batch has cu_seq_lens_q",
         "batch's embeddings": "a batch has inputs_embeds",
@@ -118,7 +129,8 @@ def test_rope_that_depends_on_the_length_has_the_bits_of_whole_sequences(trained
 def test_all_ranks_refuse_what_would_be_ignored_on_one(trained, name, said):
     for result in trained["refused arguments"]:
         assert said in result[name]
-        assert result["whole"] is None
+        allowed = ("whole", "causal mask", "causal mask of packed rows", "both sides")
+        assert [result[name] for name in allowed] == [None] * 4
 
 
 def others_positions(everybody: list[torch.Tensor], own: torch.Tensor, group: object = None) -> None:

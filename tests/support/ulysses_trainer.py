@@ -108,10 +108,52 @@ def refuse() -> dict:
     documents = torch.tensor([0, 5, 12], dtype=torch.int32)
     said["documents"] = _refusal(lambda: model(**inputs, cu_seq_lens_q=documents, cu_seq_lens_k=documents))
     said["jump"] = _refusal(lambda: model(inputs["input_ids"], position_ids=inputs["position_ids"] + 3 * rank))
+    said["no positions"] = _refusal(lambda: model(inputs["input_ids"]))
+    axes = inputs["position_ids"].expand(3, 1, -1)
+    said["axes of positions"] = _refusal(lambda: model(inputs["input_ids"], position_ids=axes))
+    said["batch's mask"] = _refusal(parallel.part, {**batch, "attention_mask": torch.tensor([[1] * 20 + [0] * 4])})
     said["batch's documents"] = _refusal(parallel.part, {**batch, "cu_seq_lens_q": documents})
     said["batch's embeddings"] = _refusal(parallel.part, {**batch, "inputs_embeds": torch.zeros(1, 24, 48)})
+    said |= _refused_layers(model, parallel)
     model.set_attn_implementation("eager")
     said["implementation"] = _refusal(lambda: model(**inputs))
+    return said
+
+
+def _refused_layers(model: torch.nn.Module, parallel: ulysses.SequenceParallel) -> dict:
+    """What ranks say to layers that have more to tell of who sees whom than positions do."""
+    from transformers.masking_utils import create_causal_mask
+
+    inputs, padded = (parallel.part(batches("whole", 1, length)[0]).inputs for length in (24, 23))
+    layer = model.model.layers[0].self_attn
+    said = {}
+
+    def mask(positions=inputs["position_ids"], **more) -> None:
+        embeds = torch.zeros(*positions.shape, 48)
+        create_causal_mask(model.config, embeds, None, None, position_ids=positions, **more)
+
+    said["causal mask"] = _refusal(mask)
+    said["more than a causal mask"] = _refusal(lambda: mask(or_mask_function=lambda *_: torch.tensor(True)))
+    said["less than a causal mask"] = _refusal(lambda: mask(and_mask_function=lambda *_: torch.tensor(True)))
+    blocks = torch.zeros_like(inputs["input_ids"])
+    said["blocks in a causal mask"] = _refusal(lambda: mask(block_sequence_ids=blocks))
+    packed = torch.arange(12)[None] % 6
+    said["causal mask of packed rows"] = _refusal(lambda: mask(packed))
+    said["blocks in packed rows"] = _refusal(lambda: mask(packed, block_sequence_ids=blocks))
+
+    def run(arguments: dict, given: dict) -> str | None:
+        hook = layer.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | given), with_kwargs=True)
+        refusal = _refusal(lambda: model(**arguments))
+        hook.remove()
+        return refusal
+
+    said["mask of a layer"] = run(inputs, {"attention_mask": torch.zeros(1, 1, 12, 12)})
+    said["bias"] = run(inputs, {"position_bias": torch.zeros(1, 4, 12, 12)})
+    layer.is_causal = False
+    said["both sides"] = run(inputs, {})
+    said["both sides of padding"] = run(padded, {})
+    said["window to both sides"] = run(inputs, {"sliding_window": 5})
+    layer.is_causal = True
     return said
 
 

@@ -246,5 +246,12 @@ def _masks(arguments: dict[str, Any]) -> bool:
 
 def _no_mask(*_: Any, mask_function: Any, use_vmap: bool = False, **__: Any) -> None:
     """Who sees whom follows from all ranks' positions, but for what a model adds to that."""
-    if use_vmap or mask_function.__qualname__.startswith("or_masks"):
+    if use_vmap or _adds(mask_function):
         raise refused(f"the model adds to its causal mask (tokens of an image see each other, for one); {REMEDY}")
+
+
+def _adds(mask_function: Any) -> bool:
+    """Whether it is what transformers makes of a mask and more, or is made of that: packed rows put theirs around it."""
+    inner = [cell.cell_contents for cell in mask_function.__closure__ or ()]
+    functions = [each for value in inner for each in (value if isinstance(value, tuple) else (value,))]
+    return mask_function.__qualname__.startswith("or_masks") or any(map(_adds, filter(inspect.isfunction, functions)))
