@@ -251,7 +251,7 @@ def _no_mask(*_: Any, mask_function: Any, use_vmap: bool = False, **__: Any) -> 
 
 
 def _adds(mask_function: Any) -> bool:
-    """Whether it is what transformers makes of a mask and more, or is made of that: packed rows put theirs around it."""
+    """Whether transformers made it of a mask and more, or of what it had made so: packed rows put theirs around it."""
     inner = [cell.cell_contents for cell in mask_function.__closure__ or ()]
     functions = [each for value in inner for each in (value if isinstance(value, tuple) else (value,))]
     return mask_function.__qualname__.startswith("or_masks") or any(map(_adds, filter(inspect.isfunction, functions)))
