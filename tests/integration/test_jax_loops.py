@@ -138,6 +138,29 @@ def test_a_schedule_may_read_what_the_loop_changes():
     assert same_bits(params, trained(4, lambda count: jnp.where(count < 2, RATE, RATE / 2)))
 
 
+def test_a_schedule_is_run_once_for_all_groups_when_a_step_is_prepared_and_when_it_ends():
+    """Once more is to see what the loop has changed in between; compiled, it is run once for each count."""
+    looked, compiled = [], []
+
+    def schedule(count):
+        if not isinstance(count, jax.core.Tracer):
+            looked.append(int(count))
+        else:
+            jax.debug.callback(lambda count: compiled.append(int(count)), count)
+        return RATE / (1 + count)
+
+    optimizer = superoffload.jax.adamw(schedule, mask=jax.tree.map(lambda leaf: leaf.ndim > 1, tree()))
+    optimizer.init(tree())
+    assert len(optimizer._groups) == 2
+    looked.clear()
+    for step in range(3):
+        optimizer.step(gradients(step))
+    assert looked == [0, 1, 1, 2, 2, 3]
+    optimizer.close()
+    jax.effects_barrier()
+    assert compiled == [0, 1, 2, 3]
+
+
 def test_a_program_on_more_devices_than_init_had_is_refused_before_it_runs():
     code = """
         import os

@@ -1,5 +1,6 @@
 """Parameter groups of a pytree: labels as in optax.multi_transform, masks as Optax's optimizers have them."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,15 @@ from superoffload.jax.algorithm import Algorithm
 from superoffload.v1 import optimizer_pb2
 
 _ALL = "all"
+
+
+@dataclasses.dataclass
+class _Compiled:
+    """A schedule, and what it was at the count that was asked for last."""
+
+    call: Any
+    committed_steps: int | None = None
+    value: float | None = None
 
 
 class Groups:
@@ -31,7 +41,7 @@ class Groups:
         self._values = tree.group_values(defaults, {_ALL: {}} if groups is None else groups)
         self._labels, self._mask = labels, mask
         self._keys: list[tuple[str, bool]] = []
-        self._compiled: dict[int, Any] = {}
+        self._compiled: dict[int, _Compiled] = {}  # by schedule
         for label, values in self._values.items():
             for name, value in values.items():
                 if callable(value):
@@ -58,24 +68,43 @@ class Groups:
         label, decayed = self._keys[index]
         return self._algorithm.values(self._values[label], decayed)
 
-    def scalars(self, index: int, names: Sequence[str], committed_steps: int) -> list[float]:
-        """A group's values for the step that follows ``committed_steps``, in the order of ``names``."""
-        values = self._group(index)
-        return [
-            self._at(values[name], committed_steps) if callable(values[name]) else float(values[name]) for name in names
-        ]
+    def scalars(self, names: Sequence[str], committed_steps: int) -> list[list[float]]:
+        """Each group's values for the step that follows ``committed_steps``, in the order of ``names``."""
+        rates: dict[int, float] = {}  # by schedule, which several groups may have
+
+        def value_of(value: Any) -> float:
+            if not callable(value):
+                return float(value)
+            if id(value) not in rates:
+                rates[id(value)] = self._at(value, committed_steps)
+            return rates[id(value)]
+
+        return [[value_of(self._group(index)[name]) for name in names] for index in range(len(self))]
 
     def _at(self, schedule: Any, committed_steps: int) -> float:
-        """As compiled, with the bits of steps inside of jit, unless that cannot be or is no longer what it says."""
-        count = jnp.asarray(committed_steps, jnp.int32)
-        now = float(schedule(count))
-        compiled = self._compiled.setdefault(id(schedule), jax.jit(lambda count: jnp.asarray(schedule(count))))
-        try:
-            value = float(compiled(count))
-        except TypeError:  # Python branches on the count
+        """As compiled, with the bits of steps inside of jit, unless that cannot be or is no longer what it says.
+
+        It is called each time: what it reads of the loop, and whether it does, shows in nothing else.
+        """
+        now = float(schedule(jnp.asarray(committed_steps, jnp.int32)))
+        value = self._compiled_at(schedule, committed_steps)
+        if value is None:
             return now
         same = math.isclose(value, now, rel_tol=1e-4, abs_tol=1e-9)  # else it reads what the loop has changed
         return value if same else now
+
+    def _compiled_at(self, schedule: Any, committed_steps: int) -> float | None:
+        """None: Python branches on the count. It is run once for each count, and traced once."""
+        known = self._compiled.get(id(schedule))
+        if known is None:
+            known = self._compiled[id(schedule)] = _Compiled(jax.jit(lambda count: jnp.asarray(schedule(count))))
+        if known.committed_steps != committed_steps:
+            try:
+                known.value = float(known.call(jnp.asarray(committed_steps, jnp.int32)))
+            except TypeError:
+                known.value = None
+            known.committed_steps = committed_steps
+        return known.value
 
     def schedules(self, names: Sequence[str]) -> dict[int, Any]:
         """Schedules by the place of their scalar among those of all groups."""
@@ -91,9 +120,8 @@ class Groups:
         return [
             optimizer_pb2.ParameterGroup(
                 scalars=[
-                    optimizer_pb2.Scalar(name=name, value=value)
-                    for name, value in zip(names, self.scalars(index, names, committed_steps), strict=True)
+                    optimizer_pb2.Scalar(name=name, value=value) for name, value in zip(names, values, strict=True)
                 ]
             )
-            for index in range(len(self))
+            for values in self.scalars(names, committed_steps)
         ]

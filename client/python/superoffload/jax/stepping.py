@@ -46,8 +46,7 @@ class Stepping:
         self._attachment.prepare(self._scalars(), self._gradient_scale)
 
     def _scalars(self) -> list[list[float]]:
-        names, committed = self._attachment.scalar_names, self._attachment.committed_steps
-        return [self._groups.scalars(index, names, committed) for index in range(len(self._groups))]
+        return self._groups.scalars(self._attachment.scalar_names, self._attachment.committed_steps)
 
     def sync(self) -> None:
         """Takes notice of steps inside of jit, and comes back from one that the daemon's death has cut off.
