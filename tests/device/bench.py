@@ -43,6 +43,12 @@ def _tails() -> list[str]:
     return tail.tails()
 
 
+def _pack_beside() -> list[str]:
+    from tests.device import pack_beside
+
+    return pack_beside.pack_beside_a_product()
+
+
 def _table_of_rows(session: Session, rows: list[tuple], found: dict[str, dict]) -> None:
     for title, limit, labels, *what in rows:
         _into_table(session, session.call(title, limit, _row, *what), labels, found)
@@ -87,6 +93,7 @@ def bench(session: Session) -> None:
     _probe_into_table(session, session.call("the link", 20, _probe, "both_directions"))
     _probe_into_table(session, session.call("GPU memory", 60, _probe, "memory_by_mover"))
     _table_of_rows(session, rows[MOST_WANTED:], found)
+    _probe_into_table(session, session.call("pack beside a product", 20, _pack_beside))
     _probe_into_table(session, session.call("movers beside kernels", 45, _probe, "movers_beside_kernels"))
     with tempfile.TemporaryDirectory(prefix="so-mps-") as directory:
         what = ("movers_beside_kernels_with_mps", directory)

@@ -47,11 +47,11 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_C
 export LD_LIBRARY_PATH="$PWD/$build/client${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"  # of programs that the build runs
 grep -q '^SUPEROFFLOAD_XLA_INCLUDE:PATH=/' "$build/CMakeCache.txt" ||
   { echo "there are no headers of XLA here, so JAX's checks would fail: install jax in $venv" >&2 && exit 1; }
-ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client superoffload_fake_cuda superoffload_fake_xla_gpu
+ninja -C "$build" --quiet kernel_check pack_alone gpu_test superoffloadd superoffload_client superoffload_fake_cuda superoffload_fake_xla_gpu
 
 mkdir -p "$staging"/{bin,lib,tests/device,tests/support/fake-cuda,python,dry}
 cp "$build"/tests/device/kernel_check "$build"/tests/integration/gpu_test "$build"/server/superoffloadd "$staging/bin"
-cp -L "$build"/client/libsuperoffload.so.0 "$staging/lib"
+cp -L "$build"/client/libsuperoffload.so.0 "$build"/tests/device/libpack_alone.so "$staging/lib"
 ldd "$staging"/bin/* | sed -n 's/^\s*\(\S*\) => \(\/\S*\) .*/\1 \2/p' | sort -u | while read -r name path; do
   # The C and C++ runtimes are the machine's: a copy of Debian's would need Debian's glibc.
   [[ "$name" =~ ^(ld-linux-.*|lib(c|m|dl|rt|pthread|util|resolv|anl)|libstdc\+\+|libgcc_s)\.so || -e "$staging/lib/$name" ]] ||

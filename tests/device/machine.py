@@ -20,6 +20,7 @@ DEVICE = "cpu" if DRY_RUN else "cuda"
 GIB = 1 << 30
 MOVERS = ("trainer", "daemon", "direct")  # the order in which they are tried
 KERNEL_CHECK = pathlib.Path(os.environ.get("SUPEROFFLOAD_KERNEL_CHECK", "kernel_check"))
+PACK_ALONE = pathlib.Path(os.environ.get("SUPEROFFLOAD_PACK_ALONE", "libpack_alone.so"))
 GPU_TEST = pathlib.Path(os.environ.get("SUPEROFFLOAD_GPU_TEST", "gpu_test"))
 DAEMON = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
 # Of the daemon per parameter, where gradients leave the GPU in bf16: master, moments, theta and two gradient slots, and
@@ -50,6 +51,13 @@ def synchronize() -> None:
 
     if not DRY_RUN:
         torch.cuda.synchronize()
+
+
+def side_stream() -> contextlib.AbstractContextManager:
+    """Within it torch computes on a stream of its own; it can be entered again."""
+    import torch
+
+    return contextlib.nullcontext() if DRY_RUN else torch.cuda.stream(torch.cuda.Stream())
 
 
 def release_cached() -> None:

@@ -1,6 +1,5 @@
 """How the movers and a trainer's kernels get along: copies beside kernels, and kernels beside copies."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -97,7 +96,7 @@ def both_directions() -> list[str]:
         (
             torch.empty(PROBE_ELEMENTS, dtype=torch.bfloat16, device=machine.DEVICE),
             torch.empty(PROBE_ELEMENTS, dtype=torch.bfloat16, pin_memory=not machine.DRY_RUN),
-            contextlib.nullcontext() if machine.DRY_RUN else torch.cuda.stream(torch.cuda.Stream()),
+            machine.side_stream(),
         )
         for _ in range(2)
     ]
@@ -176,8 +175,7 @@ def _plain_copy_seconds(elements: int) -> float:
 def _products_seconds() -> float:
     """Of matrix products on a stream of their own."""
     matrix = torch.randn(MATRIX, MATRIX, device=machine.DEVICE).to(torch.bfloat16)
-    stream = contextlib.nullcontext() if machine.DRY_RUN else torch.cuda.stream(torch.cuda.Stream())
-    with stream:
+    with machine.side_stream():
         machine.synchronize()
         begin = time.perf_counter()
         for _ in range(PRODUCTS):

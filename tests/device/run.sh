@@ -49,7 +49,7 @@ fi
 cd "$root" || exit 1
 if [[ -n "$bundle" ]]; then
   python="${PYTHON:-python3}"
-  check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test"
+  check="$bundle/bin/kernel_check" gpu_test="$bundle/bin/gpu_test" pack="$bundle/lib/libpack_alone.so"
   export SUPEROFFLOAD_DAEMON="$bundle/bin/superoffloadd" SUPEROFFLOAD_LIBRARY="$bundle/lib/libsuperoffload.so.0"
   export PYTHONPATH="$bundle/python${PYTHONPATH:+:$PYTHONPATH}"
   export SUPEROFFLOAD_BUILD="$bundle"  # where dry runs find the fake driver
@@ -63,14 +63,15 @@ else
   if [[ -z "$build" ]]; then
     build="$PWD/build/device"
     cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_CUDA=ON >/dev/null &&
-      ninja -C "$build" --quiet kernel_check gpu_test superoffloadd superoffload_client ||
+      ninja -C "$build" --quiet kernel_check pack_alone gpu_test superoffloadd superoffload_client ||
       { echo "It cannot be built here. Make a bundle elsewhere, with tests/device/bundle.sh, and name it with --bundle." >&2 && exit 1; }
   fi
   check="$build/tests/device/kernel_check" gpu_test="$build/tests/integration/gpu_test"
+  pack="$build/tests/device/libpack_alone.so"
   export SUPEROFFLOAD_BUILD="$build"
   export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd" SUPEROFFLOAD_LIBRARY="$build/client/libsuperoffload.so.0"
 fi
-export SUPEROFFLOAD_KERNEL_CHECK="$check" SUPEROFFLOAD_GPU_TEST="$gpu_test" PYTHONUNBUFFERED=1
+export SUPEROFFLOAD_KERNEL_CHECK="$check" SUPEROFFLOAD_GPU_TEST="$gpu_test" SUPEROFFLOAD_PACK_ALONE="$pack" PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 libraries="${LD_LIBRARY_PATH:-}"
 if [[ -n "${SUPEROFFLOAD_DEVICE_DRY_RUN:-}" ]]; then

@@ -37,6 +37,7 @@ def test_our_library_and_what_is_linked_like_it_run_with_glibc_2_34(folder):
         pytest.skip("a sanitizer's runtime is another matter")
     shutil.copy(library, folder / "lib" / "libsuperoffload.so.0")
     shutil.copy(BUILD / "tests/device/kernel_check", folder / "bin")
+    shutil.copy(BUILD / "tests/device/libpack_alone.so", folder / "lib")
     done = needs(folder)
     assert done.returncode == 0, done.stderr
 

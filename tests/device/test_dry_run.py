@@ -140,6 +140,8 @@ def test_bench_has_every_row_in_its_regime(dry):
     for mover in ("trainer", "daemon", "direct"):
         assert re.search(rf"after backward: {mover} +\d+\.\d+ ms until step\(\) has the verdict, +\d", text)
         assert re.search(rf"GPU memory: {mover} .* took {mover}\n", text)
+    for slot in ("bfloat16", "float32 "):
+        assert re.search(rf"pack beside a product: bfloat16 to {slot} pack \d+\.\d+ ms alone, .*; product \d", text)
     assert "GPU memory: auto" in text and re.search(r"the link: both at once +\d+\.\d GB/s", text)
     assert results["superoffload, layers compiled (own floor), 4 residents"]["floor_milliseconds"] > 0
     assert (dry[1] / "bench.trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
