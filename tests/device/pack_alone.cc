@@ -1,5 +1,5 @@
-// The pack kernel alone, for Python: a library that launches it on a stream of the caller's, as often as wanted. Nothing
-// is copied and nobody waits. One at a time; not thread-safe.
+// The pack kernel alone, for Python: a library that launches it on a stream of the caller's, as often as wanted.
+// Nothing is copied and nobody waits. One at a time; not thread-safe.
 //
 //   pack_open(elements)         of a bucket, on GPU 0, in its primary context. Null, or what is wrong
 //   pack_launch(width, stream)  packs the bucket of bf16 into a slot of as wide elements (2 or 4 bytes). Null, or ...
@@ -28,7 +28,8 @@ class Bucket {
     slot_ = Aligned(elements * DTypeBytes(DType::kBFloat16));
     sums_ = slot_ + Aligned(elements * DTypeBytes(DType::kFloat32));
     const uint64_t chunks = (elements + kChunkElements - 1) / kChunkElements;
-    if (CudaStatus status = SharedGpuMemory::Allocate(device_, sums_ + chunks * sizeof(double), &memory_); !status.ok()) {
+    if (CudaStatus status = SharedGpuMemory::Allocate(device_, sums_ + chunks * sizeof(double), &memory_);
+        !status.ok()) {
       return status;
     }
     const size_t table_bytes = sizeof(PackedTensor) + (chunks + 1) * sizeof(uint32_t);

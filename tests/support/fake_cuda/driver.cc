@@ -11,6 +11,7 @@
 
 #include "kernels/gpu/cuda_driver.h"
 #include "tests/support/fake_cuda/kernels.h"
+#include "tests/support/fake_cuda/launch.h"
 #include "tests/support/fake_cuda/machine.h"
 #include "tests/support/fake_cuda/memory.h"
 #include "tests/support/fake_cuda/stream.h"
@@ -33,7 +34,7 @@ namespace {
 constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 constexpr int kClockKhz = 1'980'000;  // an H100's
 
-int context, module;  // their addresses are handles
+int context;  // its address is its handle
 std::atomic<int> primary_contexts[16];  // by device
 thread_local std::vector<CudaContext> contexts;  // the last one is current
 
@@ -97,9 +98,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   *value = attribute == superoffload::kernels::kCudaPageableMemoryAccess ? machine.pageable_access
            : attribute == superoffload::kernels::kCudaHostPageTables     ? machine.host_page_tables
            : attribute == superoffload::kernels::kCudaClockKhz           ? kClockKhz
-           : attribute == superoffload::kernels::kCudaMostSharedBytesPerBlock
-               ? static_cast<int>(machine.shared_bytes)
-               : 1;
+           : attribute == superoffload::kernels::kCudaMostSharedBytesPerBlock ? static_cast<int>(machine.shared_bytes)
+           : fake::LaunchAttribute(attribute) != 0                            ? fake::LaunchAttribute(attribute)
+                                                                              : 1;
   return 0;
 }
 int cuDeviceGetUuid_v2(CudaUuid* uuid, int device) {
@@ -141,27 +142,28 @@ int cuCtxPopCurrent_v2(CudaContext* popped) {
 int cuModuleLoadData(CudaModule* handle, const void* image) {
   IN_CONTEXT_AND_SAFE();
   if (image == nullptr) return fake::kInvalidValue;
-  fake::CountObject(1);
-  return *handle = reinterpret_cast<CudaModule>(&module), 0;
+  return fake::LoadModule(reinterpret_cast<void**>(handle));
 }
-int cuModuleUnload(CudaModule) {
+int cuModuleUnload(CudaModule module) {
   IN_CONTEXT_AND_SAFE();
-  return fake::CountObject(-1), 0;
+  return fake::UnloadModule(module);
 }
-int cuModuleGetFunction(CudaFunction* function, CudaModule, const char* name) {
-  *function = reinterpret_cast<CudaFunction>(const_cast<void*>(fake::FindKernel(name)));
-  return *function == nullptr ? fake::kNotFound : 0;
+int cuModuleGetFunction(CudaFunction* function, CudaModule module, const char* name) {
+  FAIL_IF_TOLD();
+  return fake::GetFunction(reinterpret_cast<void**>(function), module, name);
 }
 int cuFuncSetAttribute(CudaFunction function, int attribute, int value) {
   FAIL_IF_TOLD();
   if (attribute != superoffload::kernels::kCudaFunctionDynamicSharedBytes) return fake::kInvalidValue;
   return fake::AllowShared(function, value);
 }
-int cuLaunchKernel(CudaFunction function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
-                   unsigned shared_bytes, CudaStream stream, void** arguments, void**) {
+int cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream, void** arguments,
+                   void**) {
   IN_CONTEXT();
-  if (const fakeCudaLaunchHook hook = on_launch; hook != nullptr) hook(fake::NameOf(function), grid, shared_bytes);
-  return fake::Launch(function, grid, block, shared_bytes, stream, arguments);
+  const char* const name = fake::NameOf(function);
+  if (const fakeCudaLaunchHook hook = on_launch; hook != nullptr && name != nullptr) hook(name, grid_x, shared_bytes);
+  return fake::Launch(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
 }
 
 int cuMemAlloc_v2(CudaPointer* pointer, size_t bytes) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -20,7 +19,7 @@
 // A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
 // are.
 namespace superoffload::kernels {
-inline constexpr unsigned kFakePackThreads = 32;
+inline constexpr unsigned kFakePackThreads = 32, kRealPackThreads = kPackThreads;
 }
 #define kPackThreads kFakePackThreads
 // After fake_cuda.h.
@@ -33,32 +32,6 @@ namespace {
 using kernels::PackArguments;
 using kernels::PackedTensor;
 using kernels::ResidentArguments;
-
-const char kProduct[] = "superoffload_product";
-
-std::mutex shared_mu;
-std::map<const void*, unsigned> allowed_shared;
-
-struct PackKernel {
-  const char* name;
-  kernels::DType from, to;
-  void (*run)(PackArguments);
-};
-constexpr PackKernel kPack[] = {
-#define X(kernel, from, to) {#kernel, kernels::DType::from, kernels::DType::to, kernels::kernel},
-    SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
-#undef X
-};
-
-struct ResidentKernel {
-  const char* name;
-  void (*run)(ResidentArguments);
-};
-constexpr ResidentKernel kResident[] = {
-#define X(kernel, Formula) {#kernel, kernels::kernel},
-    SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
-#undef X
-};
 
 std::atomic<int> fault = 0;
 
@@ -75,10 +48,14 @@ bool Find(T** pointer, size_t bytes) {
   return *pointer != nullptr;
 }
 
-void Pack(const PackKernel& kernel, PackArguments a, unsigned grid) {
+using PackCode = void (*)(PackArguments);
+using ResidentCode = void (*)(ResidentArguments);
+
+// `block`: of the GPU's threads, of which each of the fake's stands for some.
+void Pack(PackCode code, kernels::DType from, kernels::DType to, PackArguments a, unsigned grid, unsigned block) {
   const uint64_t chunks = (a.elements + kernels::kChunkElements - 1) / kernels::kChunkElements;
   std::vector<PackedTensor> tensors(a.table.count);
-  bool found = a.dtype == kernel.from && a.slot.dtype == kernel.to;
+  bool found = a.dtype == from && a.slot.dtype == to;
   if (a.table.count > 0) {
     found = found && Find(&a.table.tensors, tensors.size() * sizeof(PackedTensor)) &&
             Find(&a.table.chunk_begins, (chunks + 1) * sizeof(uint32_t));
@@ -93,7 +70,8 @@ void Pack(const PackKernel& kernel, PackArguments a, unsigned grid) {
     return;
   }
   a.table.tensors = tensors.data();
-  RunAlone([&] { LaunchFake(kernel.run, grid, kernels::kPackThreads, a); });
+  const unsigned threads = block * kernels::kFakePackThreads / kernels::kRealPackThreads;
+  RunAlone([&] { LaunchFake(code, grid, threads, a); });
 }
 
 // The host takes too long for what nobody looks at: the time is a GPU's.
@@ -103,7 +81,7 @@ void Product(kernels::ProductArguments p) {
   std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void Resident(const ResidentKernel& kernel, ResidentArguments a, unsigned grid, unsigned block) {
+void Resident(ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
   bool found = true;
   for (void*& array : a.state.arrays) found = found && (array == nullptr || Find(&array, a.elements * sizeof(float)));
   if (!found || !Find(&a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
@@ -111,53 +89,49 @@ void Resident(const ResidentKernel& kernel, ResidentArguments a, unsigned grid, 
     SetFault();
     return;
   }
-  RunAlone([&] { LaunchFakeInTurn(kernel.run, grid, block, a); });
+  RunAlone([&] { LaunchFakeInTurn(code, grid, block, a); });
+}
+
+Kernel OfPack(const char* name, kernels::DType from, kernels::DType to, PackCode code) {
+  return {name, kernels::kRealPackThreads, kernels::kPackSharedBytes,
+          [=](void** arguments, unsigned grid, unsigned block) {
+            return [=, a = *static_cast<PackArguments*>(arguments[0])] { Pack(code, from, to, a, grid, block); };
+          }};
+}
+
+Kernel OfResident(const char* name, ResidentCode code) {
+  return {name, kernels::kResidentThreads, 0, [=](void** arguments, unsigned grid, unsigned block) {
+            return [=, a = *static_cast<ResidentArguments*>(arguments[0])] { Resident(code, a, grid, block); };
+          }};
+}
+
+Kernel OfProduct(const char* name) {
+  return {name, kernels::kProductTile * kernels::kProductTile, kernels::kProductStaticBytes,
+          [](void** arguments, unsigned, unsigned) {
+            return [p = *static_cast<kernels::ProductArguments*>(arguments[0])] { Product(p); };
+          }};
+}
+
+// Registers need no count: with at most 256 threads, none of which can have more than 255, a block's 64 Ki suffice.
+const std::vector<Kernel>& Kernels() {
+  static const auto* const all = new std::vector<Kernel>{
+#define X(kernel, from, to) OfPack(#kernel, kernels::DType::from, kernels::DType::to, kernels::kernel),
+      SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
+#undef X
+#define X(kernel, Formula) OfResident(#kernel, kernels::kernel),
+      SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
+#undef X
+      OfProduct("superoffload_product")};
+  return *all;
 }
 
 }  // namespace
 
-const void* FindKernel(const char* name) {
-  for (const PackKernel& known : kPack) {
-    if (std::strcmp(name, known.name) == 0) return &known;
-  }
-  if (std::strcmp(name, kProduct) == 0) return kProduct;
-  for (const ResidentKernel& known : kResident) {
-    if (std::strcmp(name, known.name) == 0) return &known;
+const Kernel* FindKernel(const char* name) {
+  for (const Kernel& kernel : Kernels()) {
+    if (std::strcmp(name, kernel.name) == 0) return &kernel;
   }
   return nullptr;
-}
-
-const char* NameOf(const void* kernel) {
-  for (const PackKernel& known : kPack) {
-    if (kernel == &known) return known.name;
-  }
-  return kernel == kProduct ? kProduct : static_cast<const ResidentKernel*>(kernel)->name;
-}
-
-int AllowShared(const void* kernel, int dynamic_bytes) {
-  const unsigned own = kernel == kProduct ? kernels::kProductStaticBytes : 0;
-  if (dynamic_bytes < 0 || own + static_cast<unsigned>(dynamic_bytes) > ThisMachine().shared_bytes) return kInvalidValue;
-  std::lock_guard lock(shared_mu);
-  allowed_shared[kernel] = static_cast<unsigned>(dynamic_bytes);
-  return 0;
-}
-
-int Launch(const void* kernel, unsigned grid, unsigned block, unsigned dynamic_bytes, void* stream, void** arguments) {
-  constexpr unsigned kUnasked = 48 << 10;
-  {
-    std::lock_guard lock(shared_mu);
-    if (grid == 0 || dynamic_bytes > std::max(kUnasked, allowed_shared[kernel])) return kInvalidValue;
-  }
-  for (const PackKernel& known : kPack) {
-    if (kernel != &known) continue;
-    return Issue(stream, [&known, grid, a = *static_cast<PackArguments*>(arguments[0])] { Pack(known, a, grid); });
-  }
-  if (kernel == kProduct) {
-    return Issue(stream, [p = *static_cast<kernels::ProductArguments*>(arguments[0])] { Product(p); });
-  }
-  return Issue(stream, [kernel, grid, block, a = *static_cast<ResidentArguments*>(arguments[0])] {
-    Resident(*static_cast<const ResidentKernel*>(kernel), a, grid, block);
-  });
 }
 
 int Fault() { return fault; }

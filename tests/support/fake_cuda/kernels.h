@@ -2,14 +2,20 @@
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 
+#include <functional>
+
 namespace superoffload::fake_cuda {
 
+struct Kernel {
+  const char* name;
+  unsigned most_threads;  // of a block, by its launch bounds
+  unsigned static_bytes;  // of shared memory that its code declares
+  // What a launch does when its turn comes; takes its own copy of the arguments.
+  std::function<std::function<void()>(void** arguments, unsigned blocks, unsigned threads)> bind;
+};
+
 // Null: there is no such kernel.
-const void* FindKernel(const char* name);
-const char* NameOf(const void* kernel);
-// As the driver does, which grants more than 48 KiB of shared memory only to a kernel that has asked for it.
-int AllowShared(const void* kernel, int dynamic_bytes);
-int Launch(const void* kernel, unsigned grid, unsigned block, unsigned dynamic_bytes, void* stream, void** arguments);
+const Kernel* FindKernel(const char* name);
 
 // The CUresult with which every call ends once a kernel or a copy touched memory that is not there, or 0.
 int Fault();

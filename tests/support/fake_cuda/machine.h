@@ -23,7 +23,7 @@ namespace superoffload::fake_cuda {
 // CUresults.
 inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
                      kEccUncorrectable = 214, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700,
-                     kAlreadyRegistered = 712, kCaptureUnsupported = 900, kCaptureInvalidated = 901,
+                     kOutOfResources = 701, kAlreadyRegistered = 712, kCaptureUnsupported = 900, kCaptureInvalidated = 901,
                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907;
 
 using Graph = struct GraphTag*;  // CUgraph

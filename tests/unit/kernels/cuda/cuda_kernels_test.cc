@@ -2,6 +2,7 @@
 // GPU makes of them is tests/device's to check.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -224,6 +225,31 @@ TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
       EXPECT_EQ(theta, expected_theta);
     }
   }
+}
+
+std::atomic<bool> first_block_was_here = false;
+
+// As a scan that looks back does: fine where blocks run in order, or all at once.
+void WaitForTheBlockBefore(int) {
+  if (blockIdx.x == 0) first_block_was_here = true;
+  while (!first_block_was_here) std::this_thread::yield();
+}
+
+TEST(FakeCudaDeathTest, ABlockThatWaitsForAnotherIsFoundOut) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        fake_block_patience = std::chrono::milliseconds(50);
+        LaunchFakeInTurn(WaitForTheBlockBefore, 2, 1, 0);
+      },
+      "block 1 of 2 does not end");
+  EXPECT_DEATH(
+      {
+        fake_block_patience = std::chrono::milliseconds(50);
+        LaunchFake(WaitForTheBlockBefore, 3, 2, 0);
+      },
+      "block 2 of 3 does not end");
+  LaunchFake(WaitForTheBlockBefore, 1, 2, 0);
 }
 
 }  // namespace
