@@ -138,8 +138,9 @@ def test_steps_inside_of_jit_have_the_bits_of_steps_outside_and_on_the_cpu(gpu, 
     assert same_bits(params, expected)
 
 
-def test_a_step_inside_of_jit_takes_no_memory_for_gradients(gpu):
+def test_a_step_inside_of_jit_takes_no_memory_for_gradients(gpu, monkeypatch):
     """XLA's are packed from where they are."""
+    monkeypatch.setenv("FAKE_CUDA_REGISTER_COST", "0")  # page tables of the step's pinned memory are another matter
     optimizer, params = gpu()
     before = fake_jax_gpu.used_bytes()
     whole_step = jax.jit(lambda params: optimizer.step(jax.tree.map(lambda leaf: 2 * leaf, params)), donate_argnums=0)

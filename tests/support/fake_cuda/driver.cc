@@ -2,10 +2,12 @@
 // GPU. It is meant to be no kinder than hardware: device memory is not the host's (memory.h), streams are late
 // (stream.h), copies of memory that is not registered wait, and what goes wrong elsewhere goes wrong here when told to
 // (machine.h). A thread without a current context can do next to nothing.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 #include <vector>
 
@@ -35,9 +37,11 @@ constexpr int kBrokenUuid = 13;  // of a GPU that must not be opened by mistake
 constexpr int kClockKhz = 1'980'000;  // an H100's
 
 int context;  // its address is its handle
-std::atomic<int> primary_contexts[16];  // by device
+std::mutex contexts_mu;
+int primary_contexts[16];  // by device: who uses it
 thread_local std::vector<CudaContext> contexts;  // the last one is current
 
+std::atomic<int> pageable_copies = 0;
 std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
 std::atomic<fakeCudaLaunchHook> on_launch = nullptr;
 
@@ -59,11 +63,17 @@ int Copy(const char* direction, const void* to, const void* from, const void* ho
   const void* const device = host == to ? from : to;
   const bool host_is_gpu = fake::Setting("FAKE_CUDA_HOST_IS_GPU") != 0;
   if (!host_is_gpu && !fake::IsDevicePointer(reinterpret_cast<uint64_t>(device), bytes)) return fake::kInvalidValue;
-  const bool waits = !fake::IsRegistered(host, bytes) && !fake::ThisMachine().host_page_tables;
+  const fake::Pinned pinned = fake::IsPinned(host, bytes);
+  if (pinned == fake::Pinned::kInPart) return fake::kInvalidValue;
+  const bool pageable = fake::ThisMachine().host_page_tables;
+  const bool waits = pinned == fake::Pinned::kNone && !pageable;
   if (waits && fake::Setting("FAKE_CUDA_REFUSE_PAGEABLE") != 0) return fake::kInvalidValue;
+  if (waits) ++pageable_copies;
+  const bool needs_pinned = pinned == fake::Pinned::kAll && !pageable;
   const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", direction));
   fake::Issue(stream, [=] {
     if (longer.count() > 0) std::this_thread::sleep_for(longer);
+    if (needs_pinned && fake::IsPinned(host, bytes) != fake::Pinned::kAll) return fake::SetFault();  // not any longer
     void* const on_gpu = fake::OnGpu(device, bytes);
     if (on_gpu == nullptr) {
       fake::SetFault();
@@ -114,15 +124,22 @@ int cuDeviceCanAccessPeer(int* can, int device, int peer) {
 int cuDevicePrimaryCtxRetain(CudaContext* handle, int device) {
   FAIL_IF_TOLD();
   if (fake::Uuids().at(static_cast<size_t>(device)) == kBrokenUuid) return fake::kEccUncorrectable;
+  std::lock_guard lock(contexts_mu);
+  if (primary_contexts[device] == 0) {
+    if (const int result = fake::TakeContext(device); result != 0) return result;
+  }
   fake::CountObject(1);
   ++primary_contexts[device];
   return *handle = reinterpret_cast<CudaContext>(&context), 0;
 }
 int cuDevicePrimaryCtxRelease_v2(int device) {
-  --primary_contexts[device];
+  std::lock_guard lock(contexts_mu);
+  if (primary_contexts[device] == 0) return fake::kInvalidContext;
+  if (--primary_contexts[device] == 0) fake::GiveContextBack(device);
   return fake::CountObject(-1), 0;
 }
 int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  std::lock_guard lock(contexts_mu);
   return *flags = 0, *active = primary_contexts[device] > 0, 0;
 }
 int cuCtxSetCurrent(CudaContext handle) {
@@ -177,7 +194,7 @@ int cuMemFree_v2(CudaPointer pointer) {
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   IN_CONTEXT();
   *total_bytes = fake::ThisMachine().memory_bytes;
-  *free_bytes = *total_bytes - fake::UsedBytes();
+  *free_bytes = *total_bytes - std::min(*total_bytes, fake::UsedBytes());
   return 0;
 }
 int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = fake::kGranularity, 0; }
@@ -311,6 +328,7 @@ int cuGetErrorString(int result, const char** text) {
 }
 
 void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook) { on_copy_to_gpu = hook; }
+int fakeCudaPageableCopies() { return pageable_copies; }
 void fakeCudaOnLaunch(fakeCudaLaunchHook hook) { on_launch = hook; }
 
 // For fake_nccl.cc and tests.

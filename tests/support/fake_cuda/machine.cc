@@ -14,9 +14,11 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr unsigned kHopperShared = 227 << 10, kLessShared = 99 << 10;
-constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB, kHopperShared},
-    kGh200{"fake GPU", true, true, 8192 * kMiB, kHopperShared}, kHmm{"fake GPU", true, false, 8192 * kMiB, kLessShared},
-    kMig{"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared};
+constexpr size_t kContext = 512 * kMiB, kSmallContext = 32 * kMiB, kTableEntry = 8;
+constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB, kHopperShared, kContext, kTableEntry},
+    kGh200{"fake GPU", true, true, 8192 * kMiB, kHopperShared, kContext, 0},  // it uses the host's page tables
+    kHmm{"fake GPU", true, false, 8192 * kMiB, kLessShared, kContext, kTableEntry},
+    kMig{"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared, kSmallContext, kTableEntry};
 
 std::mutex stall_mu;
 std::condition_variable stall_changed;
@@ -46,9 +48,9 @@ std::vector<int> Uuids() {
   return uuids;
 }
 
-int Setting(const char* variable) {
+int Setting(const char* variable, int unless_set) {
   const char* const value = std::getenv(variable);
-  return value == nullptr ? 0 : std::atoi(value);
+  return value == nullptr ? unless_set : std::atoi(value);
 }
 
 int SettingOf(const char* variable, const char* key) {

@@ -8,6 +8,8 @@
 //   FAKE_CUDA_SLOW     "HtoD=2000": each copy in this direction (or DtoH) takes so many microseconds longer
 //   FAKE_CUDA_FAIL     "cuMemAlloc_v2=2,cuMemCreate=801": these calls end with these CUresults
 //   FAKE_CUDA_OOM      5: the fifth allocation after this was set finds no memory, on the GPU or pinned; the next one does
+//   FAKE_CUDA_CONTEXT_MIB    what a context takes of the GPU's memory; the machine's, unless set
+//   FAKE_CUDA_REGISTER_COST  bytes of it that a page of registered host memory takes; the machine's, unless set
 //   FAKE_CUDA_REFUSE_PAGEABLE  1: a copy that would wait, because its host memory is not registered, fails instead
 //   FAKE_CUDA_NO_PEERS  1: the GPUs cannot reach each other's memory
 //   FAKE_CUDA_HOST_IS_GPU      1: memory of this process stands for GPU memory of a framework, and kernels may use it
@@ -23,7 +25,8 @@ namespace superoffload::fake_cuda {
 // CUresults.
 inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
                      kEccUncorrectable = 214, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700,
-                     kOutOfResources = 701, kAlreadyRegistered = 712, kCaptureUnsupported = 900, kCaptureInvalidated = 901,
+                     kOutOfResources = 701, kAlreadyRegistered = 712, kNotRegistered = 713,
+                     kCaptureUnsupported = 900, kCaptureInvalidated = 901,
                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907;
 
 using Graph = struct GraphTag*;  // CUgraph
@@ -34,12 +37,14 @@ struct Machine {
   bool host_page_tables;  // attribute 100: and nobody copies or faults for it
   size_t memory_bytes;
   unsigned shared_bytes;  // attribute 97: of a block, at most
+  size_t context_bytes;   // of its memory, for a process that uses it
+  size_t register_cost;   // bytes of its memory for a page of registered host memory: an entry of its page tables
 };
 const Machine& ThisMachine();
 
 std::vector<int> Uuids();
 
-int Setting(const char* variable);  // 0 unless set
+int Setting(const char* variable, int unless_set = 0);
 
 // The number that a variable of the form "key=1,other=2" has for the key, or 0.
 int SettingOf(const char* variable, const char* key);
@@ -69,6 +74,8 @@ typedef void (*fakeCudaLaunchHook)(const char* kernel, unsigned blocks, unsigned
 void fakeCudaOnLaunch(fakeCudaLaunchHook hook);
 // How many allocations, registrations, streams, events, modules and contexts there are.
 int fakeCudaObjects();
+// How many copies have waited so far, because their host memory was not registered.
+int fakeCudaPageableCopies();
 }
 
 #endif  // SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -66,10 +67,17 @@ std::mutex mu;
 std::map<uint64_t, size_t> ranges;  // of addresses, taken
 std::map<uint64_t, Mapped> mapped;
 std::map<uint64_t, PhysicalPtr> created;  // VMM allocations that this process has handles of
-std::map<uint64_t, size_t> registered;
+struct Host {
+  size_t bytes;
+  bool allocated;  // by the driver
+  PhysicalPtr tables;
+};
+std::map<uint64_t, Host> registered;
+std::set<int> contexts;  // by device
 uint64_t cursor = 0;  // addresses are not used again soon, so that who uses freed memory is noticed
 
 size_t SizeOf(const Mapped& mapping) { return mapping.bytes; }
+size_t SizeOf(const Host& host) { return host.bytes; }
 size_t SizeOf(size_t bytes) { return bytes; }
 
 // The one that contains all of it, or end().
@@ -135,7 +143,17 @@ int UnmapFile(uint64_t pointer) {
   return 0;
 }
 
-bool Fits(size_t bytes) { return !OutOfMemory() && bytes <= ThisMachine().memory_bytes - Physical::used; }
+// The machine may have become another one, with the same contexts.
+size_t ContextBytes() {
+  const int mib = Setting("FAKE_CUDA_CONTEXT_MIB", static_cast<int>(ThisMachine().context_bytes >> 20));
+  return static_cast<size_t>(mib) << 20;
+}
+size_t Used() { return Physical::used + contexts.size() * ContextBytes(); }
+
+bool IsLeft(size_t bytes) {
+  return Used() <= ThisMachine().memory_bytes && bytes <= ThisMachine().memory_bytes - Used();
+}
+bool Fits(size_t bytes) { return !OutOfMemory() && IsLeft(bytes); }
 
 bool InGranules(uint64_t pointer, size_t bytes) {
   return bytes > 0 && pointer % kGranularity == 0 && bytes % kGranularity == 0;
@@ -159,6 +177,42 @@ bool Covered(uint64_t pointer, size_t bytes) {
 
 uint64_t PageBegin(uint64_t address) { return address / kPageBytes * kPageBytes; }
 uint64_t PageEnd(uint64_t address) { return PageBegin(address + kPageBytes - 1); }
+
+// Whether something is mapped at all of its pages.
+bool Exists(uint64_t begin, size_t bytes) {
+  const size_t pages = (PageEnd(begin + bytes) - PageBegin(begin)) / kPageBytes;
+  std::vector<unsigned char> resident(pages);
+  return ::mincore(reinterpret_cast<void*>(PageBegin(begin)), pages * kPageBytes, resident.data()) == 0;
+}
+
+// The ranges that have pages in common with this one.
+bool AnyRegistered(uint64_t begin, size_t bytes) {
+  return std::ranges::any_of(registered, [=](const auto& other) {
+    return PageBegin(begin) < PageEnd(other.first + other.second.bytes) &&
+           PageBegin(other.first) < PageEnd(begin + bytes);
+  });
+}
+
+int RegisterAs(uint64_t begin, size_t bytes, bool allocated) {
+  if (begin == 0 || bytes == 0 || !Exists(begin, bytes)) return kInvalidValue;
+  if (AnyRegistered(begin, bytes)) return kAlreadyRegistered;
+  const size_t pages = (PageEnd(begin + bytes) - PageBegin(begin)) / kPageBytes;
+  const auto cost =
+      static_cast<size_t>(Setting("FAKE_CUDA_REGISTER_COST", static_cast<int>(ThisMachine().register_cost)));
+  if (!IsLeft(pages * cost)) return kOutOfMemory;
+  registered[begin] = {bytes, allocated, std::make_shared<Physical>(pages * cost)};
+  CountObject(1);
+  return 0;
+}
+
+// False: there is none of this kind.
+bool Forget(void* data, bool allocated) {
+  const auto found = registered.find(reinterpret_cast<uint64_t>(data));
+  if (found == registered.end() || found->second.allocated != allocated) return false;
+  registered.erase(found);
+  CountObject(-1);
+  return true;
+}
 
 }  // namespace
 
@@ -185,11 +239,11 @@ int Free(uint64_t pointer) {
 
 size_t UsedBytes() {
   std::lock_guard lock(mu);
-  return Physical::used;
+  return Used();
 }
 size_t PeakBytes() {
   std::lock_guard lock(mu);
-  return Physical::peak;
+  return Physical::peak + contexts.size() * ContextBytes();
 }
 void ResetPeak() {
   std::lock_guard lock(mu);
@@ -285,40 +339,51 @@ int Unmap(uint64_t pointer, size_t bytes) {
   return found == mapped.end() || found->second.bytes != bytes ? kInvalidValue : UnmapFile(pointer);
 }
 
-int Register(void* data, size_t bytes) {
-  const uint64_t begin = reinterpret_cast<uint64_t>(data);
+int TakeContext(int device) {
   std::lock_guard lock(mu);
-  for (const auto& [other, other_bytes] : registered) {
-    if (PageBegin(begin) < PageEnd(other + other_bytes) && PageBegin(other) < PageEnd(begin + bytes)) {
-      return kAlreadyRegistered;
-    }
-  }
-  registered[begin] = bytes;
-  CountObject(1);
+  if (!IsLeft(ContextBytes())) return kOutOfMemory;
+  contexts.insert(device);
   return 0;
+}
+
+void GiveContextBack(int device) {
+  std::lock_guard lock(mu);
+  contexts.erase(device);
+}
+
+int Register(void* data, size_t bytes) {
+  std::lock_guard lock(mu);
+  return RegisterAs(reinterpret_cast<uint64_t>(data), bytes, false);
 }
 
 int Unregister(void* data) {
   std::lock_guard lock(mu);
-  if (registered.erase(reinterpret_cast<uint64_t>(data)) != 1) return kInvalidValue;
-  CountObject(-1);
-  return 0;
+  return Forget(data, false) ? 0 : kNotRegistered;
 }
 
 int AllocateHost(void** data, size_t bytes) {
   *data = OutOfMemory() ? nullptr : std::aligned_alloc(kPageBytes, PageEnd(bytes));
-  return *data == nullptr ? kOutOfMemory : Register(*data, bytes);
-}
-
-int FreeHost(void* data) {
-  const int result = Unregister(data);
-  if (result == 0) std::free(data);
+  if (*data == nullptr) return kOutOfMemory;
+  std::lock_guard lock(mu);
+  const int result = RegisterAs(reinterpret_cast<uint64_t>(*data), bytes, true);
+  if (result != 0) std::free(std::exchange(*data, nullptr));
   return result;
 }
 
-bool IsRegistered(const void* data, size_t bytes) {
+int FreeHost(void* data) {
   std::lock_guard lock(mu);
-  return Containing(registered, reinterpret_cast<uint64_t>(data), bytes) != registered.end();
+  if (!Forget(data, true)) return kInvalidValue;
+  std::free(data);
+  return 0;
+}
+
+Pinned IsPinned(const void* data, size_t bytes) {
+  const auto begin = reinterpret_cast<uint64_t>(data);
+  std::lock_guard lock(mu);
+  if (Containing(registered, begin, bytes) != registered.end()) return Pinned::kAll;
+  const auto after = registered.lower_bound(begin + bytes);
+  const bool touched = after != registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin;
+  return touched ? Pinned::kInPart : Pinned::kNone;
 }
 
 void* OnGpu(const void* pointer, size_t bytes) {
@@ -327,7 +392,7 @@ void* OnGpu(const void* pointer, size_t bytes) {
     return IsDevicePointer(address, bytes) ? reinterpret_cast<void*>(Alias(address)) : nullptr;
   }
   const bool usable = ThisMachine().pageable_access || Setting("FAKE_CUDA_HOST_IS_GPU") != 0;
-  return usable || IsRegistered(pointer, bytes) ? const_cast<void*>(pointer) : nullptr;
+  return usable || IsPinned(pointer, bytes) == Pinned::kAll ? const_cast<void*>(pointer) : nullptr;
 }
 
 bool IsDevicePointer(uint64_t pointer, size_t bytes) {

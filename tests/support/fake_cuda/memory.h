@@ -16,6 +16,7 @@
 
 namespace superoffload::fake_cuda {
 
+// What the process takes of the GPU's memory: allocations, contexts, and page tables of registered host memory.
 int Allocate(uint64_t* pointer, size_t bytes);
 int Free(uint64_t pointer);
 size_t UsedBytes();
@@ -39,14 +40,19 @@ int Unmap(uint64_t pointer, size_t bytes);
 // The GPUs whose access to this memory was opened.
 std::vector<int> Accessors(uint64_t pointer);
 
-// Host memory: whole pages, once each.
+// A context of a GPU, which nobody in this process had.
+int TakeContext(int device);
+void GiveContextBack(int device);
+
+// Host memory: whole pages that exist, once each. Who registers unregisters, by the same base; who allocates frees.
 int Register(void* data, size_t bytes);
 int Unregister(void* data);
 int AllocateHost(void** data, size_t bytes);
 int FreeHost(void* data);
 
-// Whether copies from and to this memory are asynchronous.
-bool IsRegistered(const void* data, size_t bytes);
+// Copies from and to memory that is all registered are asynchronous. The driver takes none of it in part.
+enum class Pinned { kAll, kNone, kInPart };
+Pinned IsPinned(const void* data, size_t bytes);
 
 // Where the GPU's work finds what a pointer names, in device memory or in host memory that it can use; null: nowhere.
 void* OnGpu(const void* pointer, size_t bytes);

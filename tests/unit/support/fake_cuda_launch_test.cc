@@ -6,13 +6,18 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.cuh"
+#include "tests/support/fake_cuda/machine.h"
 #include "tests/support/gpu_buffer.h"
 
 namespace superoffload::kernels {
 namespace {
 
-// CUresults.
-constexpr int kInvalidValue = 1, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700, kOutOfResources = 701;
+using fake_cuda::kIllegalAddress;
+using fake_cuda::kInvalidHandle;
+using fake_cuda::kInvalidValue;
+using fake_cuda::kNotFound;
+using fake_cuda::kOutOfResources;
+
 constexpr unsigned kPackLeft = (48 << 10) - kPackSharedBytes;  // for dynamic shared memory, unless asked for more
 constexpr char kPack[] = "superoffload_pack_bf16_to_bf16";
 

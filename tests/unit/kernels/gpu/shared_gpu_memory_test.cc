@@ -29,11 +29,17 @@ class SharedGpuMemoryTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.message;
     return memory;
   }
-  size_t used() const { return OfFakeDriver<size_t()>("fakeCudaUsedBytes")(); }
+  // Beyond the context.
+  size_t used() const { return all_used() - before_; }
   int objects() const { return OfFakeDriver<int()>("fakeCudaObjects")(); }
 
   const std::shared_ptr<const GpuDevice> device_ = test::OpenGpu();
   const CurrentDevice current_{*device_};
+
+ private:
+  static size_t all_used() { return OfFakeDriver<size_t()>("fakeCudaUsedBytes")(); }
+
+  const size_t before_ = all_used();
 };
 
 TEST_F(SharedGpuMemoryTest, ReservingTakesNoMemoryAndBackingAsManyPiecesAsAreAskedFor) {
