@@ -1,13 +1,14 @@
 // A libcuda.so.1 for machines without a GPU: it covers everything up to the driver's calls, and says nothing about a
 // GPU. It is meant to be no kinder than hardware: device memory is not the host's (memory.h), streams are late
-// (stream.h), copies of memory that is not registered wait, and what goes wrong elsewhere goes wrong here when told to
-// (machine.h). A thread without a current context can do next to nothing.
+// (stream.h), copies of memory that is not registered wait, launches that no GPU could run are refused (launch.h), copies
+// outlive their process (outlive.h), and what goes wrong elsewhere goes wrong here when told to (machine.h). A thread without a current context can do next to nothing.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "tests/support/fake_cuda/launch.h"
 #include "tests/support/fake_cuda/machine.h"
 #include "tests/support/fake_cuda/memory.h"
+#include "tests/support/fake_cuda/outlive.h"
 #include "tests/support/fake_cuda/stream.h"
 
 namespace fake = superoffload::fake_cuda;
@@ -72,6 +74,8 @@ int Copy(const char* direction, const void* to, const void* from, const void* ho
   const bool needs_pinned = pinned == fake::Pinned::kAll && !pageable;
   const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", direction));
   fake::Issue(stream, [=] {
+    std::optional<fake::UnfinishedCopy> unfinished;
+    if (host == to) unfinished.emplace(const_cast<void*>(to), fake::OnGpu(from, bytes), bytes);
     if (longer.count() > 0) std::this_thread::sleep_for(longer);
     if (needs_pinned && fake::IsPinned(host, bytes) != fake::Pinned::kAll) return fake::SetFault();  // not any longer
     void* const on_gpu = fake::OnGpu(device, bytes);

@@ -11,6 +11,7 @@
 //   FAKE_CUDA_CONTEXT_MIB    what a context takes of the GPU's memory; the machine's, unless set
 //   FAKE_CUDA_REGISTER_COST  bytes of it that a page of registered host memory takes; the machine's, unless set
 //   FAKE_CUDA_REFUSE_PAGEABLE  1: a copy that would wait, because its host memory is not registered, fails instead
+//   FAKE_CUDA_OUTLIVES  milliseconds by which the end of a killed process is late, in which its copies to the host land
 //   FAKE_CUDA_NO_PEERS  1: the GPUs cannot reach each other's memory
 //   FAKE_CUDA_HOST_IS_GPU      1: memory of this process stands for GPU memory of a framework, and kernels may use it
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
