@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "kernels/check.h"
@@ -95,6 +96,9 @@ Status StepPlane::ParametersAbsent(uint32_t first, uint32_t count) {
 Status StepPlane::BeginStep(double gradient_scale) {
   if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
   if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
+  if (step_ == std::numeric_limits<uint64_t>::max()) {
+    return Error(Code::kFailedPrecondition, "step ", step_, " is the last that can be counted; restore a checkpoint");
+  }
   if (Status status = WaitOver(); !status.ok()) return status;
   ++step_;
   SUPEROFFLOAD_CHECK_LT(ended_step_.load(std::memory_order_relaxed), step_);

@@ -1,10 +1,13 @@
 #include "server/engine/record.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "server/engine/spec.h"
 #include "server/memory/crc32.h"
 
 namespace superoffload::engine {
@@ -119,10 +122,30 @@ absl::Status Record::Check() const {
   for (uint32_t i = 0; whole && i < parameters_; ++i) whole = counted(i);
   const uint64_t prepared = header_->prepared;
   if (prepared > header_->committed + 1 || header_->prepared_attempt > header_->attempt) whole = false;
+  // The attempts of an optimizer are steps that were begun: it never comes near to the end of what they are counted in.
+  if (header_->committed > kMaxSteps || header_->attempt > std::numeric_limits<uint64_t>::max() / 2) whole = false;
+  // The steps that recovery, or whoever commits what is prepared, is going to make.
+  const uint64_t absorbed = chunks_ == 0 ? header_->committed : *std::min_element(absorbed_, absorbed_ + chunks_);
+  for (uint64_t t = absorbed + 1; whole && t <= header_->committed; ++t) {
+    whole = ValuesInRange(t) && std::isfinite(header_->gradient_scale[t % 2]);
+  }
+  if (whole && complete() && this->prepared()) {
+    const uint64_t t = prepared;
+    whole = ValuesInRange(t) && std::isfinite(header_->unscale[t % 2]) && header_->unscale[t % 2] != 0 &&
+            header_->max_grad_norm[t % 2] >= 0;
+  }
   if (complete() && !whole) {
     return absl::DataLossError("the optimizer's record of what its state holds is damaged");
   }
   return absl::OkStatus();
+}
+
+bool Record::ValuesInRange(uint64_t t) const {
+  const std::vector<double> scalars = Values(t).scalars;
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    if (!ValidateScalar(algorithm_->scalars[i % algorithm_->scalars.size()], scalars[i]).ok()) return false;
+  }
+  return true;
 }
 
 uint32_t Record::version() const { return header_->version; }

@@ -179,6 +179,7 @@ class Record {
     kernels::KeepOrder();
     deaths_->MayCome();
   }
+  bool ValuesInRange(uint64_t t) const;  // the hyper-parameters that Values(t) has
   void WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent);
   uint64_t* steps(uint64_t t) const { return steps_ + (t % 2) * parameters_; }
 

@@ -52,6 +52,7 @@ inline constexpr size_t kMaxGroups = size_t{1} << 16;  // some give each paramet
 inline constexpr size_t kMaxParameters = size_t{1} << 20;
 inline constexpr size_t kMaxParameterNameBytes = 512;
 inline constexpr size_t kMaxRunNameBytes = 128;
+inline constexpr uint64_t kMaxSteps = 0xffffffff;  // committed ones: the claim of an undo slot has 32 bits for them
 inline constexpr uint64_t kMaxParameterElements = uint64_t{1} << 40;
 
 // INVALID_ARGUMENT naming the scalar that is out of its range.

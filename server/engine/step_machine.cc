@@ -87,6 +87,10 @@ absl::Status StepMachine::BeginStep(uint64_t step, double gradient_scale) {
     return absl::FailedPreconditionError(absl::StrCat("BEGIN_STEP of step ", step, " but the next step is ",
                                                       statistics_.step + 1, "; attach again to learn the step"));
   }
+  if (statistics_.committed_steps >= kMaxSteps) {
+    return absl::FailedPreconditionError(absl::StrCat("BEGIN_STEP of step ", step, " but an optimizer commits at most ",
+                                                      kMaxSteps, " steps; restore a checkpoint of fewer"));
+  }
   if (absl::Status status = CheckScale(gradient_scale); !status.ok()) return status;
   record_.BeginAttempt();
   ++statistics_.step;

@@ -19,13 +19,18 @@ class NoObserver final : public OptimizerObserver {
   void OnDelete(const OptimizerId&) override {}
 };
 
+// Whether it may have made the steps that its record says.
+bool KnowsSteps(const engine::Record& damaged) {
+  return damaged.HeaderWhole() && damaged.committed() <= engine::kMaxSteps;
+}
+
 // One that has the state be what it is, of the step that the damaged one names, if that can be believed.
 absl::StatusOr<memory::SharedMemory> NewRecord(const engine::Record& damaged, const engine::Layout& layout) {
   absl::StatusOr<memory::SharedMemory> memory =
       memory::SharedMemory::Create("superoffload-record", engine::Record::Bytes(layout));
   if (!memory.ok()) return memory;
   engine::Record record(memory->data(), layout);
-  const uint64_t committed = damaged.HeaderWhole() ? damaged.committed() : 0;
+  const uint64_t committed = KnowsSteps(damaged) ? damaged.committed() : 0;
   std::vector<uint64_t> steps(layout.placements.size());
   for (uint32_t i = 0; i < steps.size(); ++i) steps[i] = std::min(committed, damaged.ParameterSteps(committed, i));
   record.EndRestore(committed, steps);
@@ -49,7 +54,7 @@ absl::StatusOr<Salvaged> Salvage(OptimizerId id, engine::OptimizerSpec spec, Hos
         status.message(),
         ". Masters and moments are as they stood in memory: parts of them may be up to two steps behind others, and a "
         "part whose update was cut off may be a mixture of two steps. ",
-        damaged.HeaderWhole() ? "The number of committed steps is the damaged record's. " : "The number of committed steps is not known, and written as 0. ",
+        KnowsSteps(damaged) ? "The number of committed steps is the damaged record's. " : "The number of committed steps is not known, and written as 0. ",
         "Hyper-parameters are those of the creation.");
     absl::StatusOr<memory::SharedMemory> record = NewRecord(damaged, *layout);
     if (!record.ok()) return record.status();
