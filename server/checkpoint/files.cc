@@ -49,8 +49,8 @@ absl::Status FileError(int error, const std::string& action, const std::string& 
   return absl::ErrnoToStatus(error, absl::StrCat(action, " ", path));
 }
 
-absl::StatusOr<File> File::Create(const std::string& path, uint64_t bytes) {
-  memory::FileDescriptor fd(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644));
+absl::StatusOr<File> File::Create(const std::string& path, uint64_t bytes, mode_t mode) {
+  memory::FileDescriptor fd(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, mode));
   if (!fd.valid()) return FileError(errno, "creating", path);
   // Better no space now than with half of the state written.
   if (bytes > 0 && ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP) {
@@ -100,10 +100,16 @@ absl::Status File::Sync() const {
   return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : FileError(errno, "syncing", path_);
 }
 
-absl::StatusOr<uint64_t> File::Bytes() const {
+absl::StatusOr<FileIdentity> File::Identity() const {
   struct stat file {};
   if (::fstat(fd_.get(), &file) != 0) return FileError(errno, "looking at", path_);
-  return static_cast<uint64_t>(file.st_size);
+  return FileIdentity{file.st_dev, file.st_ino, static_cast<uint64_t>(file.st_size)};
+}
+
+absl::StatusOr<uint64_t> File::Bytes() const {
+  const absl::StatusOr<FileIdentity> identity = Identity();
+  if (!identity.ok()) return identity.status();
+  return identity->bytes;
 }
 
 absl::StatusOr<std::string> ReadText(const std::string& path, uint64_t max_bytes) {

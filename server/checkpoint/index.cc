@@ -1,29 +1,47 @@
 #include "server/checkpoint/index.h"
 
-#include <algorithm>
-
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/algorithm.h"
+#include "server/checkpoint/json_fields.h"
+#include "server/checkpoint/safetensors.h"
+#include "server/checkpoint/summed_json.h"
+#include "server/engine/spec.h"
 
 namespace superoffload::checkpoint {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;                   // finds a name among many
+using OrderedJson = nlohmann::ordered_json;  // writes them in the order that people read
 
 constexpr char kFormat[] = "superoffload";
-constexpr uint64_t kVersion = 2, kOldestVersion = 1;
+constexpr uint64_t kVersion = 3, kOldestVersion = 1;
+constexpr uint64_t kFirstSummedVersion = 3;
+constexpr uint64_t kMaxStep = uint64_t{1} << 48;  // skipped ones count, too
+constexpr uint64_t kMaxTotalBytes = uint64_t{1} << 60;
+constexpr char kAlgorithmOfGroup[] = "algorithm";  // stands among the scalars in version 1
 
 absl::Status Bad(absl::string_view what) {
   return absl::DataLossError(absl::StrCat(kIndexFile, " is not the index of a checkpoint: ", what));
 }
 
-// What is no number is left out, and comes out as the value that the optimizer was created with.
-NamedScalars ParseGroup(const Json& json) {
+// Scalars that `algorithm` has are in their ranges; null: it is not known, and they are finite.
+absl::StatusOr<NamedScalars> ParseGroup(const Json& json, const kernels::Algorithm* algorithm) {
   NamedScalars scalars;
-  if (!json.is_object()) return scalars;
+  if (!json.is_object()) return Bad("a group of \"groups\" is no JSON object");
   for (const auto& [name, value] : json.items()) {
-    if (value.is_number()) scalars[name] = value.get<double>();
+    if (name == kAlgorithmOfGroup) continue;
+    if (!value.is_number()) return Bad(absl::StrCat("hyper-parameter \"", name, "\" is no number"));
+    scalars[name] = value.get<double>();
+    if (!std::isfinite(scalars[name])) return Bad(absl::StrCat("hyper-parameter \"", name, "\" is not finite"));
+    for (const kernels::Scalar& scalar : algorithm ? algorithm->scalars : std::span<const kernels::Scalar>()) {
+      if (scalar.name != name) continue;
+      if (absl::Status status = engine::ValidateScalar(scalar, scalars[name]); !status.ok()) return Bad(status.message());
+    }
   }
   return scalars;
 }
@@ -40,15 +58,31 @@ absl::StatusOr<std::vector<uint64_t>> ParseExtents(const Json& json, const char*
   return extents;
 }
 
-// An optional object of the index: {} when there is none.
-const Json& ObjectOf(const Json& json, const char* name) {
-  static const Json* const none = new Json(Json::object());
-  return json.contains(name) && json[name].is_object() ? json[name] : *none;
+absl::StatusOr<ShardPlace> ParsePlace(const std::string& parameter, const Json& json) {
+  absl::StatusOr<std::vector<uint64_t>> shape = ParseExtents(json, "global_shape");
+  if (!shape.ok()) return shape.status();
+  absl::StatusOr<std::vector<uint64_t>> offset = ParseExtents(json, "global_offset");
+  if (!offset.ok()) return offset.status();
+  bool lies = offset->size() == shape->size() && TensorBytes(sizeof(double), *shape).has_value();
+  for (size_t i = 0; lies && i < shape->size(); ++i) lies = (*offset)[i] <= (*shape)[i];
+  if (!lies) return Bad(absl::StrCat("the shard of parameter \"", parameter, "\" does not lie in a tensor"));
+  return ShardPlace{*std::move(shape), *std::move(offset)};
 }
 
-// An unsigned number of `json`; 0 when there is none.
-uint64_t Unsigned(const Json& json, const char* name) {
-  return json.contains(name) && json[name].is_number_unsigned() ? json[name].get<uint64_t>() : 0;
+absl::Status ParseMetadata(const Json& json, Index& index) {
+  JsonFields fields(json);
+  index.optimizer = fields.Text("optimizer");
+  index.algorithm = fields.Text("algorithm");
+  index.run_name = fields.Text("run_name");
+  index.ranks = static_cast<uint32_t>(fields.Unsigned("ranks", 1, std::numeric_limits<uint32_t>::max(), 1));
+  index.rank = static_cast<uint32_t>(fields.Unsigned("rank", 0, index.ranks - 1));
+  index.lineage = fields.Unsigned("lineage", 0);
+  index.run = fields.Unsigned("run", 0);
+  index.sequence = fields.Unsigned("sequence", 0, engine::kMaxSteps);
+  index.committed_steps = fields.Unsigned("committed_steps", std::nullopt, engine::kMaxSteps);
+  index.step = fields.Unsigned("step", index.committed_steps, kMaxStep, index.committed_steps);
+  index.total_bytes = fields.Unsigned("total_size", 0, kMaxTotalBytes);
+  return fields.wrong().empty() ? absl::OkStatus() : Bad(fields.wrong());
 }
 
 bool IsFileName(const std::string& name) {
@@ -59,11 +93,11 @@ bool IsFileName(const std::string& name) {
 }  // namespace
 
 std::string EncodeIndex(const Index& index) {
-  Json shards = Json::object();
+  OrderedJson shards = OrderedJson::object();
   for (const auto& [name, place] : index.shards) {
     shards[name] = {{"global_shape", place.global_shape}, {"global_offset", place.global_offset}};
   }
-  const Json json = {{"metadata",
+  const OrderedJson json = {{"metadata",
                       {{"format", kFormat},
                        {"version", kVersion},
                        {"optimizer", index.optimizer},
@@ -83,7 +117,21 @@ std::string EncodeIndex(const Index& index) {
                      {"shards", shards},
                      {"crc32", index.file_crc32},
                      {"weight_map", index.tensor_files}};
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return SumUp(json.dump(1, ' ', false, OrderedJson::error_handler_t::replace));
+}
+
+uint64_t BytesOf(const Index& index) {
+  constexpr uint64_t kEntry = 128;  // of a map: its node, a string and a number
+  uint64_t bytes = sizeof(index);
+  for (const NamedScalars& group : index.groups) bytes += sizeof(group) + kEntry * group.size();
+  for (const auto& [name, group] : index.parameter_groups) bytes += kEntry + name.size();
+  for (const auto& [name, steps] : index.parameter_steps) bytes += kEntry + name.size();
+  for (const auto& [name, place] : index.shards) {
+    bytes += kEntry + name.size() + sizeof(uint64_t) * (place.global_shape.size() + place.global_offset.size());
+  }
+  for (const auto& [tensor, file] : index.tensor_files) bytes += kEntry + tensor.size() + file.size();
+  for (const auto& [file, crc32] : index.file_crc32) bytes += kEntry + file.size();
+  return bytes;
 }
 
 std::string HyperparametersText(const std::vector<NamedScalars>& groups) { return Json(groups).dump(); }
@@ -95,44 +143,56 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
     if (!json.contains(part) || !json[part].is_object()) return Bad(absl::StrCat("\"", part, "\" is missing"));
   }
   if (!json.contains("groups") || !json["groups"].is_array()) return Bad("\"groups\" is missing");
+  for (const char* part : {"parameter_steps", "shards"}) {
+    if (json.contains(part) && !json[part].is_object()) return Bad(absl::StrCat("\"", part, "\" is no JSON object"));
+  }
   const Json& metadata = json["metadata"];
   if (!metadata.contains("format") || metadata["format"] != kFormat) return Bad("its format is another one");
-  if (const uint64_t version = Unsigned(metadata, "version"); version < kOldestVersion || version > kVersion) {
+  const uint64_t version = JsonFields(metadata).Unsigned("version", 0);
+  if (version < kOldestVersion || version > kVersion) {
     return absl::FailedPreconditionError(absl::StrCat("the checkpoint is of format version ", version,
                                                       ", this daemon knows versions ", kOldestVersion, " to ", kVersion,
                                                       "; restore it with a daemon of that version"));
   }
+  if ((version >= kFirstSummedVersion || json.contains(kSumKey)) && !IsSummedUp(text)) {
+    return absl::DataLossError(absl::StrCat(kIndexFile, " is damaged or was changed: its CRC-32 is not the one at its end; ",
+                                            "restore an earlier checkpoint"));
+  }
   Index index;
-  if (metadata.contains("optimizer") && metadata["optimizer"].is_string()) index.optimizer = metadata["optimizer"];
-  if (metadata.contains("algorithm") && metadata["algorithm"].is_string()) index.algorithm = metadata["algorithm"];
-  if (metadata.contains("run_name") && metadata["run_name"].is_string()) index.run_name = metadata["run_name"];
-  index.rank = static_cast<uint32_t>(Unsigned(metadata, "rank"));
-  index.ranks = static_cast<uint32_t>(std::max<uint64_t>(Unsigned(metadata, "ranks"), 1));
-  index.lineage = Unsigned(metadata, "lineage");
-  index.run = Unsigned(metadata, "run");
-  index.sequence = Unsigned(metadata, "sequence");
-  index.step = Unsigned(metadata, "step");
-  index.committed_steps = Unsigned(metadata, "committed_steps");
-  index.total_bytes = Unsigned(metadata, "total_size");
-  for (const Json& group : json["groups"]) index.groups.push_back(ParseGroup(group));
+  if (absl::Status status = ParseMetadata(metadata, index); !status.ok()) return status;
+  if (json["groups"].size() > engine::kMaxGroups) {
+    return Bad(absl::StrCat("it has ", json["groups"].size(), " groups; there are at most ", engine::kMaxGroups));
+  }
+  if (json["parameter_groups"].size() > engine::kMaxParameters) {
+    return Bad(absl::StrCat("it has ", json["parameter_groups"].size(), " parameters; there are at most ",
+                            engine::kMaxParameters));
+  }
+  const kernels::Algorithm* const algorithm = kernels::FindAlgorithm(index.algorithm);
+  for (const Json& json_group : json["groups"]) {
+    absl::StatusOr<NamedScalars> group = ParseGroup(json_group, algorithm);
+    if (!group.ok()) return group.status();
+    index.groups.push_back(*std::move(group));
+  }
   for (const auto& [name, group] : json["parameter_groups"].items()) {
     if (!group.is_number_unsigned() || group.get<uint64_t>() >= index.groups.size()) {
       return Bad(absl::StrCat("the group of parameter \"", name, "\" does not exist"));
     }
     index.parameter_groups[name] = group.get<uint32_t>();
   }
-  for (const auto& [name, steps] : ObjectOf(json, "parameter_steps").items()) {
-    if (!steps.is_number_unsigned() || steps.get<uint64_t>() > index.committed_steps) {
-      return Bad(absl::StrCat("the steps of parameter \"", name, "\" are no number up to those of the optimizer"));
+  if (json.contains("parameter_steps")) {
+    for (const auto& [name, steps] : json["parameter_steps"].items()) {
+      if (!steps.is_number_unsigned() || steps.get<uint64_t>() > index.committed_steps) {
+        return Bad(absl::StrCat("the steps of parameter \"", name, "\" are no number up to those of the optimizer"));
+      }
+      index.parameter_steps[name] = steps.get<uint64_t>();
     }
-    index.parameter_steps[name] = steps.get<uint64_t>();
   }
-  for (const auto& [name, place] : ObjectOf(json, "shards").items()) {
-    absl::StatusOr<std::vector<uint64_t>> shape = ParseExtents(place, "global_shape");
-    if (!shape.ok()) return shape.status();
-    absl::StatusOr<std::vector<uint64_t>> offset = ParseExtents(place, "global_offset");
-    if (!offset.ok()) return offset.status();
-    index.shards[name] = {*std::move(shape), *std::move(offset)};
+  if (json.contains("shards")) {
+    for (const auto& [name, json_place] : json["shards"].items()) {
+      absl::StatusOr<ShardPlace> place = ParsePlace(name, json_place);
+      if (!place.ok()) return place.status();
+      index.shards[name] = *std::move(place);
+    }
   }
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !IsFileName(file.get<std::string>())) {

@@ -7,7 +7,9 @@
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and
 // beside them what restoring needs: the format's version, the run, steps, algorithm, the hyper-parameters of each parameter
 // group by name, each parameter's group, the steps of each parameter that lacked gradients in some, the place of shards
-// in their tensors, and the CRC-32 of each file. Version 1 had no steps of parameters; it is read, too.
+// in their tensors, the CRC-32 of each file, and at its end that of the index itself (summed_json.h). Version 2 had no
+// CRC-32 of itself, version 1 no steps of parameters either; both are read. Whoever has made a file may have put any number
+// into it: each is in its range, or the index is refused.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 
@@ -24,7 +26,14 @@ namespace superoffload::checkpoint {
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kDoubtfulIndexFile[] = "model.safetensors.index.json.doubtful";
 inline constexpr char kDoubtsFile[] = "NOT_GUARANTEED.txt";
-inline constexpr size_t kMaxIndexBytes = 1 << 30;
+
+// The tensors' files name every tensor, as the index does, in at least an eighth of the bytes: an index that is larger is
+// none. The MiB is for one of few tensors and many groups.
+inline constexpr uint64_t kMaxIndexBytes = uint64_t{1} << 30;
+constexpr uint64_t MaxIndexBytes(uint64_t tensor_file_bytes) {
+  constexpr uint64_t kLeast = uint64_t{1} << 20, kPerByte = 8;
+  return tensor_file_bytes >= (kMaxIndexBytes - kLeast) / kPerByte ? kMaxIndexBytes : kLeast + kPerByte * tensor_file_bytes;
+}
 
 // Hyper-parameters of a parameter group, by name.
 using NamedScalars = std::map<std::string, double>;
@@ -54,12 +63,15 @@ struct Index {
   uint64_t total_bytes = 0;
 };
 
+// Memory that it takes, about.
+uint64_t BytesOf(const Index& index);
+
 std::string EncodeIndex(const Index& index);
 
 // The groups as a JSON array, in one line.
 std::string HyperparametersText(const std::vector<NamedScalars>& groups);
 
-// DATA_LOSS: not an index. FAILED_PRECONDITION: of a version that this daemon does not know. File names have no path.
+// DATA_LOSS: not an index, or one that was changed after it was written, or with a number out of its range. FAILED_PRECONDITION: of a version that this daemon does not know. File names have no path.
 absl::StatusOr<Index> ParseIndex(std::string_view text);
 
 }  // namespace superoffload::checkpoint

@@ -12,7 +12,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/checkpoint/reader.h"
 #include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/saved_tensors.h"
 #include "superoffload/v1/printable.h"

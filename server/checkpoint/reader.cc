@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 
 class Reader {
  public:
+  explicit Reader(const ReadScope& scope) : scope_(scope), saved_(scope) {}
+
   absl::Status Open(const RestoreSource& source) {
     if (source.directories.empty() && source.files.empty()) {
       return absl::InvalidArgumentError("directories is empty; name the checkpoint's directory");
@@ -76,7 +78,7 @@ class Reader {
   }
 
   // Compares every file that is used with its checksum.
-  absl::Status Verify() const { return SavedTensors::Verify(tensors_); }
+  absl::Status Verify() const { return SavedTensors::Verify(tensors_, scope_); }
 
   absl::Status Load(const optimizer::HostedOptimizer& optimizer) const {
     const engine::Layout& layout = optimizer.layout();
@@ -84,7 +86,7 @@ class Reader {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       std::byte* const to = optimizer.memory().state.data() +
                             layout.StateByte(i % arrays, layout.placements[i / arrays].state_offset);
-      if (absl::Status status = SavedTensors::Read(tensors_[i], to); !status.ok()) return status;
+      if (absl::Status status = SavedTensors::Read(tensors_[i], to, scope_); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
@@ -106,6 +108,10 @@ class Reader {
   }
 
   absl::Status SetStep(const std::string& from, uint64_t committed_steps) {
+    if (committed_steps > engine::kMaxSteps) {
+      return absl::InvalidArgumentError(absl::StrCat(from, " is of step ", committed_steps, " but an optimizer makes at most ",
+                                                     engine::kMaxSteps, " committed steps"));
+    }
     uint64_t& all = moment_.statistics.committed_steps;
     if (std::exchange(any_, true) && all != committed_steps) {
       return absl::InvalidArgumentError(absl::StrCat(from, " is of step ", committed_steps, " but another is of step ",
@@ -126,7 +132,7 @@ class Reader {
 
   absl::Status OpenDirectory(const fs::path& directory) {
     if (absl::Status status = CheckAbsolute(directory, "directories"); !status.ok()) return status;
-    absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(directory);
+    absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(directory, scope_);
     if (!checkpoint.ok()) return checkpoint.status();
     for (const Part& part : checkpoint->parts) {
       const Index& index = part.index;
@@ -140,6 +146,7 @@ class Reader {
     return absl::OkStatus();
   }
 
+  const ReadScope& scope_;
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
   std::map<std::string, uint64_t> optimizers_;                      // runs by name of the optimizer
@@ -152,15 +159,9 @@ class Reader {
 
 }  // namespace
 
-absl::StatusOr<Index> ReadIndex(const std::string& directory) {
-  absl::StatusOr<std::string> text = ReadText(absl::StrCat(directory, "/", kIndexFile), kMaxIndexBytes);
-  if (!text.ok()) return text.status();
-  return ParseIndex(*text);
-}
-
 absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
-                               const RestoreSource& source) {
-  Reader reader;
+                               const RestoreSource& source, const ReadScope& scope) {
+  Reader reader(scope);
   if (absl::Status status = reader.Open(source); !status.ok()) return status;
   std::vector<engine::Scalars> groups =
       source.directories.empty() ? optimizer.engine().groups() : optimizer.spec().groups;

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/checkpoint/index.h"
+#include "server/checkpoint/read_scope.h"
 #include "server/optimizer/hosted_optimizer.h"
 
 namespace superoffload::checkpoint {
@@ -34,12 +34,10 @@ struct RestoreSource {
 //
 // INVALID_ARGUMENT: nothing to restore from, or not of the same step; a path is not absolute. FAILED_PRECONDITION: a
 // trainer is attached; a parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged
-// files. Others: what the file system says.
+// files. RESOURCE_EXHAUSTED: what describes the tensors is too large for the user's budget. CANCELLED: `scope` says so; if
+// the state was being loaded, the optimizer is incomplete until it is restored again. Others: what the file system says.
 absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
-                               const RestoreSource& source);
-
-// The index of the checkpoint in `directory`.
-absl::StatusOr<Index> ReadIndex(const std::string& directory);
+                               const RestoreSource& source, const ReadScope& scope = {});
 
 }  // namespace superoffload::checkpoint
 

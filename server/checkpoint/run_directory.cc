@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -23,33 +24,82 @@ absl::Status Exists(const std::string& target) {
   return absl::AlreadyExistsError(absl::StrCat(target, " exists; remove it or choose another directory"));
 }
 
-// The text of a part's index, if it is one of `moment` and `rank`.
-absl::StatusOr<std::string> ReadPart(const std::string& directory, const RunMoment& moment, uint32_t rank,
-                                     Index* index) {
-  absl::StatusOr<std::string> text = ReadText(absl::StrCat(directory, "/", kIndexFile), kMaxIndexBytes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<Index> parsed = ParseIndex(*text);
-  if (!parsed.ok()) return parsed.status();
-  if (MomentOf(*parsed) != moment || parsed->rank != rank) {
-    return absl::DataLossError(absl::StrCat(
-        directory, " is of rank ", parsed->rank, " of ", parsed->ranks, " of run \"", parsed->run_name, "\" at step ",
-        parsed->committed_steps, ", not of rank ", rank, " of ", moment.ranks, " of run \"", moment.run_name,
-        "\" at step ", moment.committed_steps, "; restore an earlier checkpoint"));
+// Of the tensors' files in a directory.
+uint64_t TensorFileBytes(const std::string& directory) {
+  std::error_code error;
+  uint64_t bytes = 0;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code gone;
+    if (entry->path().extension() != ".safetensors") continue;
+    const uint64_t size = entry->file_size(gone);
+    if (!gone) bytes += std::min(size, kMaxIndexBytes);  // more than that says no more
   }
-  *index = *std::move(parsed);
+  return bytes;
+}
+
+// A text, and the memory in which it is going to be parsed.
+struct Text {
+  std::string text;
+  memory::MemoryReservation reservation;
+};
+
+absl::StatusOr<Text> ReadForParsing(const std::string& directory, const char* name, uint64_t max_bytes,
+                                    const ReadScope& scope) {
+  if (absl::Status status = scope.CheckGoesOn(); !status.ok()) return status;
+  const std::string path = absl::StrCat(directory, "/", name);
+  absl::StatusOr<File> file = File::Open(path);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<uint64_t> bytes = file->Bytes();
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes > max_bytes) {
+    return absl::DataLossError(absl::StrCat(path, " has ", *bytes, " bytes, but an index of what is beside it has at most ",
+                                            max_bytes, "; restore an earlier checkpoint"));
+  }
+  absl::StatusOr<memory::MemoryReservation> reservation = scope.ReserveParsing(path, *bytes);
+  if (!reservation.ok()) return reservation.status();
+  Text text{std::string(*bytes, '\0'), *std::move(reservation)};
+  if (absl::Status status = file->ReadAt(0, text.text.data(), text.text.size()); !status.ok()) return status;
   return text;
+}
+
+// The index of the optimizer's checkpoint in a directory, and the CRC-32 of its text.
+absl::StatusOr<Part> ReadPart(const std::string& directory, const ReadScope& scope, uint32_t* crc32) {
+  const absl::StatusOr<Text> text = ReadForParsing(
+      directory, kIndexFile, std::min(scope.max_index_bytes, MaxIndexBytes(TensorFileBytes(directory))), scope);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Index> index = ParseIndex(text->text);
+  if (!index.ok()) return index.status();
+  absl::StatusOr<memory::MemoryReservation> kept = memory::MemoryReservation();
+  if (text->text.size() > kFreeTextBytes) kept = scope.ReserveKept(directory, BytesOf(*index));
+  if (!kept.ok()) return kept.status();
+  *crc32 = memory::Crc32(text->text.data(), text->text.size());
+  return Part{directory, *std::move(index), *std::move(kept)};
+}
+
+// The same, if it is one of `moment` and `rank`.
+absl::StatusOr<Part> ReadPart(const std::string& directory, const RunMoment& moment, uint32_t rank,
+                              const ReadScope& scope, uint32_t* crc32) {
+  absl::StatusOr<Part> part = ReadPart(directory, scope, crc32);
+  if (!part.ok()) return part;
+  if (MomentOf(part->index) != moment || part->index.rank != rank) {
+    return absl::DataLossError(absl::StrCat(
+        directory, " is of rank ", part->index.rank, " of ", part->index.ranks, " of run \"", part->index.run_name,
+        "\" at step ", part->index.committed_steps, ", not of rank ", rank, " of ", moment.ranks, " of run \"",
+        moment.run_name, "\" at step ", moment.committed_steps, "; restore an earlier checkpoint"));
+  }
+  return part;
 }
 
 absl::Status WriteRunIndex(const std::string& path, const std::string& text) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return FileError(errno, "removing", path);
-  absl::StatusOr<File> file = File::Create(path, 0);
+  absl::StatusOr<File> file = File::Create(path, 0, 0644);
   if (!file.ok()) return file.status();
   if (absl::Status status = file->WriteAt(0, text.data(), text.size()); !status.ok()) return status;
   return file->Sync();
 }
 
-bool IsSealed(const std::string& target, const RunMoment& moment) {
-  const absl::StatusOr<RunIndex> index = ReadRunIndex(target);
+bool IsSealed(const std::string& target, const RunMoment& moment, const ReadScope& scope) {
+  const absl::StatusOr<RunIndex> index = ReadRunIndex(target, scope);
   return index.ok() && index->moment == moment;
 }
 
@@ -64,37 +114,44 @@ std::string GrowingRun(const std::string& target) {
   return path.parent_path() / absl::StrCat(".", path.filename().string(), ".ranks");
 }
 
-absl::StatusOr<RunIndex> ReadRunIndex(const std::string& directory) {
-  absl::StatusOr<std::string> text = ReadText(absl::StrCat(directory, "/", kRunIndexFile), kMaxIndexBytes);
+absl::StatusOr<RunIndex> ReadRunIndex(const std::string& directory, const ReadScope& scope) {
+  const absl::StatusOr<Text> text = ReadForParsing(directory, kRunIndexFile, std::min(scope.max_index_bytes, kMaxRunIndexBytes), scope);
   if (!text.ok()) return text.status();
-  return ParseRunIndex(*text);
+  return ParseRunIndex(text->text);
 }
 
-absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& directory) {
+absl::StatusOr<Index> ReadIndex(const std::string& directory, const ReadScope& scope) {
+  uint32_t crc32;
+  absl::StatusOr<Part> part = ReadPart(directory, scope, &crc32);
+  if (!part.ok()) return part.status();
+  return std::move(part->index);
+}
+
+absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& directory, const ReadScope& scope) {
   Checkpoint checkpoint;
-  absl::StatusOr<RunIndex> run = ReadRunIndex(directory);
+  uint32_t crc32;
+  absl::StatusOr<RunIndex> run = ReadRunIndex(directory, scope);
   if (absl::IsNotFound(run.status())) {
-    absl::StatusOr<std::string> text = ReadText(absl::StrCat(directory, "/", kIndexFile), kMaxIndexBytes);
-    if (!text.ok()) return text.status();
-    absl::StatusOr<Index> index = ParseIndex(*text);
-    if (!index.ok()) return In(directory, index.status());
-    checkpoint.parts.push_back({directory, *std::move(index)});
+    absl::StatusOr<Part> part = ReadPart(directory, scope, &crc32);
+    if (absl::IsNotFound(part.status())) return part.status();
+    if (!part.ok()) return In(directory, part.status());
+    checkpoint.parts.push_back(*std::move(part));
     return checkpoint;
   }
   if (!run.ok()) return In(directory, run.status());
   for (uint32_t rank = 0; rank < run->moment.ranks; ++rank) {
-    Part& part = checkpoint.parts.emplace_back();
-    part.directory = absl::StrCat(directory, "/", PartName(rank, run->moment.ranks));
-    absl::StatusOr<std::string> text = ReadPart(part.directory, run->moment, rank, &part.index);
-    if (!text.ok()) {
-      const std::string sentence = absl::StrCat("the part of rank ", rank, ": ", text.status().message());
-      return absl::IsNotFound(text.status()) ? absl::DataLossError(sentence)
-                                             : absl::Status(text.status().code(), sentence);
+    const std::string path = absl::StrCat(directory, "/", PartName(rank, run->moment.ranks));
+    absl::StatusOr<Part> part = ReadPart(path, run->moment, rank, scope, &crc32);
+    if (!part.ok()) {
+      const std::string sentence = absl::StrCat("the part of rank ", rank, ": ", part.status().message());
+      return absl::IsNotFound(part.status()) ? absl::DataLossError(sentence)
+                                             : absl::Status(part.status().code(), sentence);
     }
-    if (memory::Crc32(text->data(), text->size()) != run->index_crc32[rank]) {
-      return absl::DataLossError(absl::StrCat(part.directory, "/", kIndexFile, " is damaged: its CRC-32 is not that of ",
+    if (crc32 != run->index_crc32[rank]) {
+      return absl::DataLossError(absl::StrCat(path, "/", kIndexFile, " is damaged: its CRC-32 is not that of ",
                                               kRunIndexFile, "; restore an earlier checkpoint"));
     }
+    checkpoint.parts.push_back(*std::move(part));
   }
   checkpoint.run = *std::move(run);
   return checkpoint;
@@ -107,46 +164,45 @@ absl::Status BeginRun(const std::string& target, const RunMoment& moment) {
         absl::StrCat("directory is \"", target, "\" but must be an absolute path that ends with a name"));
   }
   std::error_code error;
-  if (fs::exists(fs::symlink_status(path, error))) return IsSealed(target, moment) ? absl::OkStatus() : Exists(target);
+  if (fs::exists(fs::symlink_status(path, error))) return IsSealed(target, moment, {}) ? absl::OkStatus() : Exists(target);
   const std::string growing = GrowingRun(target);
   return ::mkdir(growing.c_str(), 0755) == 0 || errno == EEXIST ? absl::OkStatus() : FileError(errno, "creating", growing);
 }
 
-bool HasPart(const std::string& target, const RunMoment& moment, uint32_t rank) {
-  if (IsSealed(target, moment)) return true;
-  const std::string part = absl::StrCat(GrowingRun(target), "/", PartName(rank, moment.ranks));
-  Index index;
-  const absl::StatusOr<std::string> text = ReadPart(part, moment, rank, &index);
-  if (!text.ok() && !absl::IsNotFound(text.status())) {
+bool HasPart(const std::string& target, const RunMoment& moment, uint32_t rank, const ReadScope& scope) {
+  if (IsSealed(target, moment, scope)) return true;
+  const std::string directory = absl::StrCat(GrowingRun(target), "/", PartName(rank, moment.ranks));
+  uint32_t crc32;
+  const absl::StatusOr<Part> part = ReadPart(directory, moment, rank, scope, &crc32);
+  if (!part.ok() && !absl::IsNotFound(part.status())) {
     std::error_code ignored;
-    fs::remove(fs::path(part) / kIndexFile, ignored);  // what is half removed is no checkpoint
-    fs::remove_all(part, ignored);
+    fs::remove(fs::path(directory) / kIndexFile, ignored);  // what is half removed is no checkpoint
+    fs::remove_all(directory, ignored);
   }
-  return text.ok();
+  return part.ok();
 }
 
 absl::StatusOr<Seal> SealRun(const std::string& target, const RunMoment& moment,
-                             const std::function<uint64_t()>& sequence) {
-  if (IsSealed(target, moment)) return Seal::kWasSealed;
+                             const std::function<uint64_t()>& sequence, const ReadScope& scope) {
+  if (IsSealed(target, moment, scope)) return Seal::kWasSealed;
   const std::string growing = GrowingRun(target);
   RunIndex run{.moment = moment, .algorithm = {}, .run = 0, .sequence = 0, .total_bytes = 0, .index_crc32 = {}};
   for (uint32_t rank = 0; rank < moment.ranks; ++rank) {
-    Index index;
-    const absl::StatusOr<std::string> text =
-        ReadPart(absl::StrCat(growing, "/", PartName(rank, moment.ranks)), moment, rank, &index);
-    if (!text.ok()) return IsSealed(target, moment) ? Seal::kWasSealed : Seal::kPartsMissing;
+    const absl::StatusOr<Part> part = ReadPart(absl::StrCat(growing, "/", PartName(rank, moment.ranks)), moment, rank,
+                                               scope, &run.index_crc32.emplace_back());
+    if (absl::IsResourceExhausted(part.status())) return part.status();
+    if (!part.ok()) return IsSealed(target, moment, scope) ? Seal::kWasSealed : Seal::kPartsMissing;
     if (rank == 0) {
-      run.algorithm = index.algorithm;
-      run.run = index.run;
+      run.algorithm = part->index.algorithm;
+      run.run = part->index.run;
     }
-    run.total_bytes += index.total_bytes;
-    run.index_crc32.push_back(memory::Crc32(text->data(), text->size()));
+    run.total_bytes += part->index.total_bytes;
   }
   run.sequence = sequence();
   // Each rank that gets here writes a file of its own, so that none reads a half of another's.
   const std::string mine = absl::StrCat(growing, "/.", kRunIndexFile, ".", ::getpid(), ".", ::gettid());
   if (absl::Status status = WriteRunIndex(mine, EncodeRunIndex(run)); !status.ok()) {
-    return IsSealed(target, moment) ? absl::StatusOr<Seal>(Seal::kWasSealed) : status;
+    return IsSealed(target, moment, scope) ? absl::StatusOr<Seal>(Seal::kWasSealed) : status;
   }
   const std::string named = absl::StrCat(growing, "/", kRunIndexFile);
   absl::Status status;
@@ -160,7 +216,7 @@ absl::StatusOr<Seal> SealRun(const std::string& target, const RunMoment& moment,
       status = FileError(errno, "renaming to", target);
     }
   }
-  if (!status.ok()) return IsSealed(target, moment) ? absl::StatusOr<Seal>(Seal::kWasSealed) : status;
+  if (!status.ok()) return IsSealed(target, moment, scope) ? absl::StatusOr<Seal>(Seal::kWasSealed) : status;
   if (status = SyncDirectory(fs::path(target).parent_path()); !status.ok()) return status;
   return Seal::kSealed;
 }

@@ -1,7 +1,8 @@
 // What a checkpoint of a run of several ranks is, as its index says. It is a directory:
 //
 //   rank-00000-of-00004/   the checkpoint of rank 0's shard (index.h), and so on for each rank
-//   run.index.json         this index: the run, its step, and the CRC-32 of each rank's index
+//   run.index.json         this index: the run, its step, the CRC-32 of each rank's index, and its own (summed_json.h);
+//                          version 1 had not its own, and is read
 //
 // The ranks write beside it, into ".NAME.ranks". Whichever of them comes last finds all parts whole, writes this index and
 // gives the directory its name: what has the name is whole.
@@ -18,6 +19,7 @@
 namespace superoffload::checkpoint {
 
 inline constexpr char kRunIndexFile[] = "run.index.json";
+inline constexpr uint64_t kMaxRunIndexBytes = uint64_t{16} << 20;  // of a hundred thousand ranks
 
 // Of which moment of which run a part is: ranks whose parts have the same one belong together.
 struct RunMoment {
@@ -43,7 +45,7 @@ std::string PartName(uint32_t rank, uint32_t ranks);
 
 std::string EncodeRunIndex(const RunIndex& index);
 
-// DATA_LOSS: not an index of a run. FAILED_PRECONDITION: of a version that this daemon does not know.
+// DATA_LOSS: not an index of a run, or changed, or with a number out of its range. FAILED_PRECONDITION: of a version that this daemon does not know.
 absl::StatusOr<RunIndex> ParseRunIndex(std::string_view text);
 
 }  // namespace superoffload::checkpoint

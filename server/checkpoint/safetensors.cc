@@ -67,7 +67,7 @@ std::optional<uint64_t> TensorBytes(uint64_t element_bytes, const std::vector<ui
 
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
+  if (!header.metadata.empty()) json[kSafetensorsMetadata] = header.metadata;
   for (const SafetensorsTensor& tensor : header.tensors) {
     json[tensor.name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
@@ -95,7 +95,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, 
   if (!json.is_object()) return Bad("its header is no JSON object");
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
-    if (name == "__metadata__") {
+    if (name == kSafetensorsMetadata) {
       if (!value.is_object()) return Bad("its metadata is no JSON object");
       for (const auto& [key, word] : value.items()) {
         if (!word.is_string()) return Bad(absl::StrCat("its metadata \"", key, "\" is no string"));

@@ -19,6 +19,7 @@
 namespace superoffload::checkpoint {
 
 inline constexpr size_t kSafetensorsLengthBytes = 8;
+inline constexpr char kSafetensorsMetadata[] = "__metadata__";  // where a tensor's name would stand
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 struct SafetensorsTensor {

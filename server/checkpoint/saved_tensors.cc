@@ -16,6 +16,7 @@ namespace superoffload::checkpoint {
 namespace {
 
 constexpr size_t kReadBytes = size_t{16} << 20;
+constexpr uint64_t kRunsPerLook = 256;  // small ones, between two looks at whether to go on
 constexpr char kStepsPrefix[] = "steps.";  // of tensors beside the arrays, in files that are no checkpoint
 
 // Whether the box lies in its tensor, and the tensor's bytes fit 64 bits.
@@ -59,7 +60,8 @@ std::string ParameterOf(const std::string& tensor) {
 }
 
 // Reads what `slice` has of `tensor`: runs of elements that are contiguous in both, one after the other.
-absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Tensor& tensor, std::byte* to) {
+absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Tensor& tensor, std::byte* to,
+                       const ReadScope& scope) {
   const std::optional<Box> both = Intersection(slice.box, tensor.box);
   if (!both) return absl::OkStatus();
   size_t inner = both->shape.size();  // dimensions from here on lie together in one run
@@ -70,12 +72,16 @@ absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Ten
     if (both->shape[inner] != slice.box.shape[inner] || both->shape[inner] != tensor.box.shape[inner]) break;
   }
   std::vector<uint64_t> element = both->offset;
-  for (;;) {
+  for (uint64_t runs = 0;; ++runs) {
+    const uint64_t bytes = run * tensor.element_bytes;
     const uint64_t from = slice.offset + Place(slice.box, element) * tensor.element_bytes;
-    if (absl::Status status = slice.file->file.ReadAt(from, to + Place(tensor.box, element) * tensor.element_bytes,
-                                                      run * tensor.element_bytes);
-        !status.ok()) {
-      return status;
+    std::byte* const at = to + Place(tensor.box, element) * tensor.element_bytes;
+    for (uint64_t done = 0; done < bytes; done += kReadBytes) {
+      if (runs % kRunsPerLook == 0) {
+        if (absl::Status status = scope.CheckGoesOn(); !status.ok()) return status;
+      }
+      const size_t count = static_cast<size_t>(std::min<uint64_t>(kReadBytes, bytes - done));
+      if (absl::Status status = slice.file->file.ReadAt(from + done, at + done, count); !status.ok()) return status;
     }
     size_t dimension = inner;
     while (dimension > 0 && ++element[dimension - 1] == both->offset[dimension - 1] + both->shape[dimension - 1]) {
@@ -90,26 +96,26 @@ absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Ten
 
 uint64_t Box::Elements() const { return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>()); }
 
-absl::StatusOr<const SavedTensors::SavedFile*> SavedTensors::Open(const std::string& path, std::vector<Slice>* slices,
-                                                                  std::vector<std::string>* names) {
-  absl::StatusOr<File> opened = File::Open(path);
+absl::StatusOr<SavedTensors::SavedFile*> SavedTensors::Open(const std::string& path, std::vector<Slice>* slices,
+                                                            std::vector<std::string>* names) {
+  if (absl::Status status = scope_.CheckGoesOn(); !status.ok()) return status;
+  absl::StatusOr<PooledFile> opened = PooledFile::Open(&pool_, path);
   if (!opened.ok()) return opened.status();
-  const SavedFile* const saved =
-      files_.insert_or_assign(path, std::make_unique<SavedFile>(SavedFile{*std::move(opened), path, std::nullopt}))
-          .first->second.get();
-  absl::StatusOr<uint64_t> bytes = saved->file.Bytes();
-  if (!bytes.ok()) return bytes.status();
+  const uint64_t bytes = opened->bytes();
+  if (bytes < kSafetensorsLengthBytes) return In(path, ParseSafetensorsLength("", bytes).status());
   std::string text(kSafetensorsLengthBytes, '\0');
-  if (absl::Status status = saved->file.ReadAt(0, text.data(), text.size()); !status.ok()) return status;
-  absl::StatusOr<uint64_t> length = ParseSafetensorsLength(text, *bytes);
+  if (absl::Status status = opened->ReadAt(0, text.data(), text.size()); !status.ok()) return status;
+  absl::StatusOr<uint64_t> length = ParseSafetensorsLength(text, bytes);
   if (!length.ok()) return In(path, length.status());
+  const absl::StatusOr<memory::MemoryReservation> parsing = scope_.ReserveParsing(path, *length);
+  if (!parsing.ok()) return parsing.status();
   text.resize(*length);
-  if (absl::Status status = saved->file.ReadAt(kSafetensorsLengthBytes, text.data(), text.size()); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = opened->ReadAt(kSafetensorsLengthBytes, text.data(), text.size()); !status.ok()) return status;
   const uint64_t data_offset = kSafetensorsLengthBytes + *length;
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(text, *bytes - data_offset);
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(text, bytes - data_offset);
   if (!header.ok()) return In(path, header.status());
+  if (absl::Status status = Charge(path, *header, *length); !status.ok()) return status;
+  SavedFile* const saved = files_.emplace_back(std::make_unique<SavedFile>(SavedFile{*std::move(opened), std::nullopt})).get();
   for (SafetensorsTensor& tensor : header->tensors) {
     slices->push_back({saved, data_offset + tensor.begin, std::move(tensor.dtype), Box::Whole(tensor.shape), 0});
     names->push_back(std::move(tensor.name));
@@ -117,18 +123,36 @@ absl::StatusOr<const SavedTensors::SavedFile*> SavedTensors::Open(const std::str
   return saved;
 }
 
+// What is kept of a file, once it is more than what goes without: of many small ones, too.
+absl::Status SavedTensors::Charge(const std::string& path, const SafetensorsHeader& header, uint64_t text_bytes) {
+  kept_bytes_ += sizeof(SavedFile) + path.size();
+  for (const SafetensorsTensor& tensor : header.tensors) {
+    kept_bytes_ += sizeof(Slice) + tensor.name.size() + 4 * sizeof(uint64_t) * tensor.shape.size();
+  }
+  if (kept_bytes_ <= kFreeTextBytes && text_bytes <= kFreeTextBytes) return absl::OkStatus();
+  absl::StatusOr<memory::MemoryReservation> kept = scope_.ReserveKept(path, std::exchange(kept_bytes_, 0));
+  if (!kept.ok()) return kept.status();
+  reservations_.push_back(*std::move(kept));
+  return absl::OkStatus();
+}
+
 absl::Status SavedTensors::AddPart(const Part& part) {
-  std::set<std::string> files;
-  for (const auto& [tensor, file] : part.index.tensor_files) files.insert(file);
-  for (const std::string& name : files) {
+  std::map<std::string, std::set<std::string>> files;  // what the index says is in each
+  for (const auto& [tensor, file] : part.index.tensor_files) files[file].insert(tensor);
+  for (auto& [name, tensors] : files) {
     const std::string path = absl::StrCat(part.directory, "/", name);
-    if (files_.contains(path)) continue;  // the directory is named twice
+    if (!of_parts_.insert(path).second) continue;  // the directory is named twice
     std::vector<Slice> slices;
     std::vector<std::string> names;
-    absl::StatusOr<const SavedFile*> file = Open(path, &slices, &names);
+    absl::StatusOr<SavedFile*> file = Open(path, &slices, &names);
     if (!file.ok()) return file.status();
     if (const auto found = part.index.file_crc32.find(name); found != part.index.file_crc32.end()) {
-      files_.at(path)->crc32 = found->second;
+      (*file)->crc32 = found->second;
+    }
+    for (const std::string& there : names) tensors.erase(there);
+    if (!tensors.empty()) {
+      return absl::DataLossError(absl::StrCat(path, " lacks tensor \"", *tensors.begin(),
+                                              "\", which it has by its index; restore an earlier checkpoint"));
     }
     for (size_t i = 0; i < slices.size(); ++i) {
       const std::string parameter = ParameterOf(names[i]);
@@ -151,7 +175,7 @@ absl::Status SavedTensors::AddPart(const Part& part) {
 absl::Status SavedTensors::AddFile(const std::string& path, uint64_t committed_steps) {
   std::vector<Slice> slices;
   std::vector<std::string> names;
-  absl::StatusOr<const SavedFile*> file = Open(path, &slices, &names);
+  absl::StatusOr<SavedFile*> file = Open(path, &slices, &names);
   if (!file.ok()) return file.status();
   std::map<std::string, uint64_t> parameter_steps;
   for (size_t i = 0; i < slices.size(); ++i) {
@@ -202,8 +226,8 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
     if (std::any_of(tensor.slices.begin(), tensor.slices.end(), same)) continue;  // a replica
     for (const Slice* other : tensor.slices) {
       if (Intersection(other->box, slice.box)) {
-        return absl::DataLossError(absl::StrCat("shards of tensor \"", name, "\" overlap in ", slice.file->path,
-                                                " and ", other->file->path, "; restore an earlier checkpoint"));
+        return absl::DataLossError(absl::StrCat("shards of tensor \"", name, "\" overlap in ", slice.file->file.path(),
+                                                " and ", other->file->file.path(), "; restore an earlier checkpoint"));
       }
     }
     missing -= both->Elements();
@@ -217,7 +241,7 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
   return tensor;
 }
 
-absl::Status SavedTensors::Verify(const std::vector<Tensor>& tensors) {
+absl::Status SavedTensors::Verify(const std::vector<Tensor>& tensors, const ReadScope& scope) {
   std::set<const SavedFile*> files;
   for (const Tensor& tensor : tensors) {
     for (const Slice* slice : tensor.slices) files.insert(slice->file);
@@ -225,25 +249,25 @@ absl::Status SavedTensors::Verify(const std::vector<Tensor>& tensors) {
   std::vector<char> buffer(kReadBytes);
   for (const SavedFile* saved : files) {
     if (!saved->crc32) continue;
-    absl::StatusOr<uint64_t> bytes = saved->file.Bytes();
-    if (!bytes.ok()) return bytes.status();
+    const uint64_t bytes = saved->file.bytes();
     uint32_t crc32 = 0;
-    for (uint64_t at = 0; at < *bytes; at += kReadBytes) {
-      const size_t count = static_cast<size_t>(std::min<uint64_t>(kReadBytes, *bytes - at));
+    for (uint64_t at = 0; at < bytes; at += kReadBytes) {
+      if (absl::Status status = scope.CheckGoesOn(); !status.ok()) return status;
+      const size_t count = static_cast<size_t>(std::min<uint64_t>(kReadBytes, bytes - at));
       if (absl::Status status = saved->file.ReadAt(at, buffer.data(), count); !status.ok()) return status;
       crc32 = memory::Crc32(buffer.data(), count, crc32);
     }
     if (crc32 != *saved->crc32) {
       return absl::DataLossError(
-          absl::StrCat(saved->path, " is damaged: its CRC-32 is not that of its index; restore an earlier checkpoint"));
+          absl::StrCat(saved->file.path(), " is damaged: its CRC-32 is not that of its index; restore an earlier checkpoint"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status SavedTensors::Read(const Tensor& tensor, std::byte* to) {
+absl::Status SavedTensors::Read(const Tensor& tensor, std::byte* to, const ReadScope& scope) {
   for (const Slice* slice : tensor.slices) {
-    if (absl::Status status = ReadSlice(*slice, tensor, to); !status.ok()) return status;
+    if (absl::Status status = ReadSlice(*slice, tensor, to, scope); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -14,8 +14,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/checkpoint/files.h"
+#include "server/checkpoint/file_pool.h"
+#include "server/checkpoint/read_scope.h"
 #include "server/checkpoint/run_directory.h"
+#include "server/checkpoint/safetensors.h"
 
 namespace superoffload::checkpoint {
 
@@ -34,8 +36,7 @@ struct Box {
 class SavedTensors {
  public:
   struct SavedFile {
-    File file;
-    std::string path;
+    PooledFile file;
     std::optional<uint32_t> crc32;  // that its index has
   };
   struct Slice {
@@ -52,7 +53,9 @@ class SavedTensors {
     std::vector<const Slice*> slices;
   };
 
-  // DATA_LOSS: damaged, or an index that contradicts the files.
+  explicit SavedTensors(ReadScope scope = {}) : scope_(std::move(scope)) {}
+
+  // DATA_LOSS: damaged, or an index that contradicts the files. As others, the errors of `scope`.
   absl::Status AddPart(const Part& part);
 
   // A file that is no part of a checkpoint; see reader.h.
@@ -65,16 +68,23 @@ class SavedTensors {
   const std::map<std::string, std::vector<Slice>>& slices() const { return slices_; }
 
   // Compares the files of these tensors with their checksums. DATA_LOSS: one is damaged.
-  static absl::Status Verify(const std::vector<Tensor>& tensors);
+  static absl::Status Verify(const std::vector<Tensor>& tensors, const ReadScope& scope = {});
 
   // The elements, row-major.
-  static absl::Status Read(const Tensor& tensor, std::byte* to);
+  static absl::Status Read(const Tensor& tensor, std::byte* to, const ReadScope& scope = {});
 
  private:
-  absl::StatusOr<const SavedFile*> Open(const std::string& path, std::vector<Slice>* slices,
+  absl::StatusOr<SavedFile*> Open(const std::string& path, std::vector<Slice>* slices,
                                         std::vector<std::string>* names);
 
-  std::map<std::string, std::unique_ptr<SavedFile>> files_;  // by path
+  absl::Status Charge(const std::string& path, const SafetensorsHeader& header, uint64_t text_bytes);
+
+  const ReadScope scope_;
+  FilePool pool_;
+  std::vector<memory::MemoryReservation> reservations_;  // of what `files_` and `slices_` take
+  std::vector<std::unique_ptr<SavedFile>> files_;
+  uint64_t kept_bytes_ = 0;                              // that are not reserved
+  std::set<std::string> of_parts_;                       // paths of those that parts have
   std::map<std::string, std::vector<Slice>> slices_;         // by tensor name
 };
 

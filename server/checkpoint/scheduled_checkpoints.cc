@@ -16,7 +16,6 @@
 #include "absl/strings/strip.h"
 #include "server/checkpoint/index.h"
 #include "server/checkpoint/partial_directory.h"
-#include "server/checkpoint/reader.h"
 #include "server/checkpoint/run_directory.h"
 
 namespace superoffload::checkpoint {
@@ -87,16 +86,17 @@ std::optional<uint64_t> StepsOf(absl::string_view name) {
 
 std::vector<Scheduled> OfOptimizer(const std::string& directory, const optimizer::HostedOptimizer& optimizer) {
   return List(directory, [&optimizer](const fs::path& path) -> uint64_t {
-    const absl::StatusOr<Index> index = ReadIndex(path);
+    const absl::StatusOr<Index> index = ReadIndex(path, ReadScope::OfOwn(optimizer));
     const bool own = index.ok() && index->run == optimizer.run() && index->optimizer == optimizer.id().name &&
                      IsNameOf(index->committed_steps, path.filename().string());
     return own ? index->sequence : 0;
   });
 }
 
-std::vector<Scheduled> OfRun(const fs::path& directory, const std::function<bool(const RunIndex&)>& is_own) {
-  return List(directory, [&is_own](const fs::path& path) -> uint64_t {
-    const absl::StatusOr<RunIndex> index = ReadRunIndex(path);
+std::vector<Scheduled> OfRun(const fs::path& directory, const ReadScope& scope,
+                             const std::function<bool(const RunIndex&)>& is_own) {
+  return List(directory, [&](const fs::path& path) -> uint64_t {
+    const absl::StatusOr<RunIndex> index = ReadRunIndex(path, scope);
     const bool own = index.ok() && is_own(*index) &&
                      path.filename() == RunNameOf(index->moment.committed_steps, index->moment.lineage);
     return own ? index->sequence : 0;
@@ -104,10 +104,10 @@ std::vector<Scheduled> OfRun(const fs::path& directory, const std::function<bool
 }
 
 // Whether a directory of parts is of the run before its checkpoint `sealed`.
-bool IsLeft(const fs::path& growing, const RunMoment& sealed) {
+bool IsLeft(const fs::path& growing, const RunMoment& sealed, const ReadScope& scope) {
   std::error_code error;
   for (const fs::directory_entry& part : fs::directory_iterator(growing, error)) {
-    const absl::StatusOr<Index> index = ReadIndex(part.path());
+    const absl::StatusOr<Index> index = ReadIndex(part.path(), scope);
     if (!index.ok()) continue;
     return index->run_name == sealed.run_name &&
            (index->lineage != sealed.lineage || index->committed_steps < sealed.committed_steps);
@@ -148,24 +148,25 @@ std::string ScheduledRun(const std::string& directory, uint64_t committed_steps,
   return absl::StrCat(directory, "/", RunNameOf(committed_steps, lineage));
 }
 
-uint64_t NextRunSequence(const std::string& directory, const std::string& run_name) {
-  return SequenceAfter(OfRun(directory, [&run_name](const RunIndex& index) { return index.moment.run_name == run_name; }));
+uint64_t NextRunSequence(const std::string& directory, const std::string& run_name, const ReadScope& scope) {
+  return SequenceAfter(
+      OfRun(directory, scope, [&run_name](const RunIndex& index) { return index.moment.run_name == run_name; }));
 }
 
-void PruneRuns(const std::string& sealed, size_t keep) {
-  const absl::StatusOr<RunIndex> last = ReadRunIndex(sealed);
+void PruneRuns(const std::string& sealed, size_t keep, const ReadScope& scope) {
+  const absl::StatusOr<RunIndex> last = ReadRunIndex(sealed, scope);
   if (!last.ok()) return;
   const fs::path directory = fs::path(sealed).parent_path();
   const auto is_own = [&last](const RunIndex& index) {
     return index.moment.run_name == last->moment.run_name && index.run == last->run;
   };
-  RemoveAllBut(OfRun(directory, is_own), keep, kRunIndexFile);
+  RemoveAllBut(OfRun(directory, scope, is_own), keep, kRunIndexFile);
   std::error_code error;
   std::vector<fs::path> left, unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     if (!absl::StartsWith(name, ".step-") || !absl::EndsWith(name, ".ranks") || !IsDirectory(entry)) continue;
-    if (IsLeft(entry.path(), last->moment)) {
+    if (IsLeft(entry.path(), last->moment, scope)) {
       left.push_back(entry.path());
     } else if (!MayGrow(name, last->moment)) {
       unfinished.push_back(entry.path());

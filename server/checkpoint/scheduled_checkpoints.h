@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "server/checkpoint/read_scope.h"
 #include "server/optimizer/hosted_optimizer.h"
 
 namespace superoffload::checkpoint {
@@ -28,11 +29,11 @@ void PruneScheduled(const std::string& directory, const optimizer::HostedOptimiz
 std::string ScheduledRun(const std::string& directory, uint64_t committed_steps, uint64_t lineage);
 
 // The sequence of the run's next checkpoint in `directory`.
-uint64_t NextRunSequence(const std::string& directory, const std::string& run_name);
+uint64_t NextRunSequence(const std::string& directory, const std::string& run_name, const ReadScope& scope = {});
 
 // Right after `sealed` has got its name: removes the run's checkpoints but for the newest `keep`, and what ranks have left
 // of those that nobody sealed. Every rank has ended those, since each takes part in all, one after the other.
-void PruneRuns(const std::string& sealed, size_t keep);
+void PruneRuns(const std::string& sealed, size_t keep, const ReadScope& scope = {});
 
 }  // namespace superoffload::checkpoint
 

@@ -103,7 +103,7 @@ class Scheduler::Worker {
       if (IsOfRun() && absl::IsOutOfRange(report->status)) continue;  // it has come further meanwhile
       if (absl::IsAborted(report->status)) continue;  // it was restored
       observer_->OnCheckpoint(optimizer_->id(), *report);
-      if (report->sealed) PruneRuns(report->directory, schedule_.keep);
+      if (report->sealed) PruneRuns(report->directory, schedule_.keep, ReadScope::OfOwn(*optimizer_));
       if (!IsOfRun() && report->status.ok()) PruneScheduled(schedule_.directory, *optimizer_, schedule_.keep);
     }
     optimizer_->engine().ForgetNextSnapshot();
@@ -150,7 +150,9 @@ class Scheduler::Worker {
     return {.committed_steps = due,
             .of_run = true,
             .next = due + schedule_.every_steps,
-            .sequence = [this] { return NextRunSequence(schedule_.directory, optimizer_->spec().member.run); },
+            .sequence = [this] { 
+              return NextRunSequence(schedule_.directory, optimizer_->spec().member.run, ReadScope::OfOwn(*optimizer_));
+            },
             .directory =
                 [this](uint64_t steps) { return ScheduledRun(schedule_.directory, steps, optimizer_->lineage()); }};
   }

@@ -253,7 +253,7 @@ void WriteRun(optimizer::HostedOptimizer& optimizer, const WriteOptions& options
   const RunMoment moment{member.run, member.ranks, optimizer.lineage(), report->committed_steps = options.committed_steps};
   report->directory = options.directory(moment.committed_steps);
   absl::Time start = absl::Now();
-  if (options.next != 0 || !HasPart(report->directory, moment, member.rank)) {
+  if (options.next != 0 || !HasPart(report->directory, moment, member.rank, ReadScope::OfOwn(optimizer))) {
     const absl::StatusOr<engine::StepEngine::Moment> snapshot = optimizer.engine().WaitSnapshot(
         {.committed_steps = options.committed_steps, .exact = true, .next = options.next}, cancelled);
     report->status = snapshot.status();
@@ -270,7 +270,7 @@ void WriteRun(optimizer::HostedOptimizer& optimizer, const WriteOptions& options
     report->bytes = progress->bytes_written;
     if (!report->status.ok()) return;
   }
-  const absl::StatusOr<Seal> seal = SealRun(report->directory, moment, options.sequence);
+  const absl::StatusOr<Seal> seal = SealRun(report->directory, moment, options.sequence, ReadScope::Of(optimizer));
   report->status = seal.status();
   report->duration = absl::Now() - start;
   if (!seal.ok()) return;

@@ -25,6 +25,10 @@ MemoryReservation::~MemoryReservation() {
   if (budget_ != nullptr) budget_->Release(uid_, use_);
 }
 
+absl::StatusOr<MemoryReservation> MemoryReservation::ReserveMore(const std::string& purpose, const MemoryUse& use) const {
+  return budget_ == nullptr ? MemoryReservation() : budget_->Reserve(purpose, uid_, use);
+}
+
 absl::Status MemoryBudget::CheckLocked(const std::string& purpose, uid_t uid, const MemoryUse& use) const {
   SUPEROFFLOAD_CHECK_LE(used_.total_bytes(), limit_bytes_);
   const uint64_t free_bytes = limit_bytes_ - used_.total_bytes();

@@ -37,6 +37,9 @@ class MemoryReservation {
 
   const MemoryUse& use() const { return use_; }
 
+  // Another share of the same user, as MemoryBudget::Reserve; of no budget, if this is of none.
+  absl::StatusOr<MemoryReservation> ReserveMore(const std::string& purpose, const MemoryUse& use) const;
+
  private:
   friend class MemoryBudget;
   MemoryReservation(MemoryBudget* budget, uid_t uid, const MemoryUse& use) : budget_(budget), uid_(uid), use_(use) {}

@@ -135,6 +135,13 @@ class HostedOptimizer final : private engine::StepObserver {
   const HostedMemory& memory() const { return memory_; }
   uint64_t memory_bytes() const { return reservation_.use().total_bytes(); }
   const memory::MemoryUse& memory_use() const { return reservation_.use(); }
+
+  // Memory that something done for the optimizer takes meanwhile, of its user's share of the budget. RESOURCE_EXHAUSTED:
+  // it is too small.
+  absl::StatusOr<memory::MemoryReservation> ReserveMetadata(const std::string& purpose, uint64_t bytes) const {
+    return reservation_.ReserveMore(
+        purpose, {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = bytes});
+  }
   absl::Time create_time() const { return create_time_; }
 
  private:

@@ -67,7 +67,9 @@ absl::StatusOr<optimizer::OptimizerPtr> CheckpointCalls::Restore(const grpc::Ser
   if (!epoch.ok()) return epoch.status();
   const checkpoint::RestoreSource source = ToRestoreSource(request);
   const absl::Status restored = checkpoint::RunAs((*optimizer)->id().uid, [&] {
-    return checkpoint::RestoreCheckpoint(**optimizer, {*epoch, *peer, std::nullopt}, source);
+    return checkpoint::RestoreCheckpoint(
+        **optimizer, {*epoch, *peer, std::nullopt}, source,
+        checkpoint::ReadScope::Of(**optimizer, [&] { return context.IsCancelled() || stopping_; }));
   });
   if (!restored.ok()) return restored;
   return optimizer;

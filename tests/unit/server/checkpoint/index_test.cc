@@ -3,6 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
 namespace superoffload::checkpoint {
@@ -58,6 +65,18 @@ TEST(IndexTest, TheVersionBeforeIsRead) {
   EXPECT_TRUE(parsed->parameter_steps.empty());
 }
 
+// As releases before wrote it: nothing sums it up, so each number is in its range or refused.
+std::string OlderIndex(const std::string& from = "", const std::string& to = "") {
+  const std::string text =
+      R"({"metadata": {"format": "superoffload", "version": 2, "optimizer": "o", "algorithm": "adamw", "run_name": "r",
+          "rank": 1, "ranks": 4, "lineage": 8, "run": 9, "sequence": 5, "step": 12, "committed_steps": 10,
+          "total_size": 4096}, "groups": [{"beta1": 0.9, "beta2": 0.999, "eps": 1e-9, "lr": 0.1, "weight_decay": 0.5}],
+          "parameter_groups": {"w": 0}, "parameter_steps": {"w": 7},
+          "shards": {"w": {"global_shape": [8, 4], "global_offset": [2, 0]}},
+          "crc32": {"a.safetensors": 6}, "weight_map": {"model.w": "a.safetensors"}})";
+  return from.empty() ? text : absl::StrReplaceAll(text, {{from, to}});
+}
+
 struct Edit {
   const char* from;
   const char* to;
@@ -68,7 +87,7 @@ struct Edit {
 class EditedIndexTest : public ::testing::TestWithParam<Edit> {};
 
 TEST_P(EditedIndexTest, IsRefusedWithASentence) {
-  const std::string text = EncodeIndex(Sample());
+  const std::string text = OlderIndex();
   const std::string edited = absl::StrReplaceAll(text, {{GetParam().from, GetParam().to}});
   ASSERT_NE(text, edited);
   const absl::Status status = ParseIndex(edited).status();
@@ -82,9 +101,95 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Edit{"{", "", kLost, "no JSON object"}, Edit{"\"groups\"", "\"gruops\"", kLost, "\"groups\""},
                       Edit{"superoffload", "other", kLost, "another one"},
                       Edit{"\"version\": 2", "\"version\": 7", absl::StatusCode::kFailedPrecondition, "version 7"},
-                      Edit{"\"w\": 1", "\"w\": 2", kLost, "group of parameter \"w\""},
+                      Edit{"\"w\": 0", "\"w\": 1", kLost, "group of parameter \"w\""},
                       Edit{"\"model.w\": \"", "\"model.w\": \"../", kLost, "no file name"},
-                      Edit{"4275878552", "-3", kLost, "CRC-32"}));
+                      Edit{"\"a.safetensors\": 6", "\"a.safetensors\": -3", kLost, "CRC-32"}));
+
+// What is restored from an index, and what it is found and removed by.
+auto WholeOf(const Index& i) {
+  std::map<std::string, std::pair<std::vector<uint64_t>, std::vector<uint64_t>>> shards;
+  for (const auto& [name, place] : i.shards) shards[name] = {place.global_shape, place.global_offset};
+  return std::tuple(i.optimizer, i.algorithm, i.run_name, i.rank, i.ranks, i.lineage, i.run, i.sequence, i.step,
+                    i.committed_steps, i.groups, i.parameter_groups, i.parameter_steps, shards, i.tensor_files,
+                    i.file_crc32, i.total_bytes);
+}
+
+TEST(IndexTest, NoChangeOfAByteGoesUnnoticed) {
+  const Index index = Sample();
+  const std::string text = EncodeIndex(index);
+  int accepted = 0;
+  const auto expect_same_or_refused = [&](const std::string& changed, const std::string& what) {
+    const absl::StatusOr<Index> parsed = ParseIndex(changed);
+    accepted += parsed.ok();
+    if (parsed.ok()) {
+      EXPECT_EQ(WholeOf(*parsed), WholeOf(index)) << what;
+    } else {
+      EXPECT_FALSE(parsed.status().message().empty());
+    }
+  };
+  for (size_t at = 0; at < text.size(); ++at) {
+    const std::string place = absl::StrCat("byte ", at, " of ", text.substr(at / 20 * 20, 40));
+    for (const char c : std::string("0123456789abcdef-.,:{}[]\" \n\0", 32)) {
+      std::string changed = text;
+      changed[at] = c;
+      if (c != text[at]) expect_same_or_refused(changed, absl::StrCat(place, " becomes ", std::string(1, c)));
+      expect_same_or_refused(text.substr(0, at) + c + text.substr(at), absl::StrCat(std::string(1, c), " is put before ", place));
+    }
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = text;
+      changed[at] = static_cast<char>(changed[at] ^ 1 << bit);
+      expect_same_or_refused(changed, absl::StrCat(place, ", bit ", bit));
+    }
+    expect_same_or_refused(text.substr(0, at), absl::StrCat("cut off at ", place));
+    expect_same_or_refused(text.substr(0, at) + text.substr(at + 1), absl::StrCat("without ", place));
+  }
+  EXPECT_EQ(accepted, 0);
+}
+
+TEST(IndexTest, ADamagedOneIsSaidToBe) {
+  const std::string text = absl::StrReplaceAll(EncodeIndex(Sample()), {{"\"lr\": 0.1", "\"lr\": 0.7"}});
+  const absl::Status status = ParseIndex(text).status();
+  EXPECT_EQ(status.code(), kLost);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CRC-32"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("restore an earlier checkpoint"));
+}
+
+TEST(IndexTest, OlderOnesAreReadWithinBounds) {
+  const absl::StatusOr<Index> older = ParseIndex(OlderIndex());
+  ASSERT_TRUE(older.ok()) << older.status();
+  EXPECT_EQ(older->committed_steps, 10u);
+  EXPECT_EQ(older->groups[0].at("weight_decay"), 0.5);
+  const std::pair<const char*, const char*> edits[] = {
+      {"\"step\": 12", "\"step\": 9"},  // less than were committed
+      {"\"step\": 12", "\"step\": 18446744073709551615"},
+      {"\"step\": 12, \"committed_steps\": 10", "\"step\": 9223372036854775807, \"committed_steps\": 9223372036854775807"},
+      {"\"committed_steps\": 10", "\"committed_steps\": 1.5"},
+      {"\"committed_steps\": 10", "\"committed_steps\": -1"},
+      {"\"committed_steps\": 10", "\"committed_steps\": \"10\""},
+      {"\"committed_steps\": 10,", ""},
+      {"\"rank\": 1", "\"rank\": 4"},
+      {"\"rank\": 1", "\"rank\": 4294967297"},
+      {"\"ranks\": 4", "\"ranks\": 4294967300"},
+      {"\"ranks\": 4", "\"ranks\": 0"},
+      {"\"sequence\": 5", "\"sequence\": 18446744073709551615"},
+      {"\"lineage\": 8", "\"lineage\": []"},
+      {"\"run_name\": \"r\"", "\"run_name\": 7"},
+      {"\"total_size\": 4096", "\"total_size\": 18446744073709551615"},
+      {"\"lr\": 0.1", "\"lr\": -0.1"},
+      {"\"lr\": 0.1", "\"lr\": \"0.1\""},
+      {"\"beta1\": 0.9", "\"beta1\": 1"},
+      {"\"eps\": 1e-9", "\"eps\": null"},
+      {"\"parameter_steps\": {\"w\": 7}", "\"parameter_steps\": [7]"},
+      {"{\"beta1\"", "7, {\"beta1\""},
+      {"\"global_offset\": [2, 0]", "\"global_offset\": [2]"},
+      {"[8, 4]", "[8, 18446744073709551615]"},
+  };
+  for (const auto& [from, to] : edits) {
+    ASSERT_NE(OlderIndex(from, to), OlderIndex()) << from;
+    const absl::Status status = ParseIndex(OlderIndex(from, to)).status();
+    EXPECT_EQ(status.code(), kLost) << from << " becomes " << to << ": " << status;
+  }
+}
 
 }  // namespace
 }  // namespace superoffload::checkpoint

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/checkpoint/reader.h"
+#include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/writer.h"
 #include "tests/unit/server/optimizer/fake_house.h"
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,7 +39,7 @@ class RunDirectoryTest : public ::testing::Test {
     index.rank = rank;
     index.ranks = moment.ranks;
     index.lineage = moment.lineage;
-    index.committed_steps = moment.committed_steps;
+    index.step = index.committed_steps = moment.committed_steps;
     index.run = 40 + rank;
     std::ofstream(part / kIndexFile) << EncodeIndex(index);
   }
@@ -127,8 +128,9 @@ struct RunIndexEdit {
 class EditedRunIndexTest : public ::testing::TestWithParam<RunIndexEdit> {};
 
 TEST_P(EditedRunIndexTest, IsRefused) {
-  const std::string text = EncodeRunIndex(
+  std::string text = EncodeRunIndex(
       {.moment = {"llama", 2, 99, 10}, .algorithm = "adamw", .run = 1, .sequence = 2, .total_bytes = 3, .index_crc32 = {4, 5}});
+  text = absl::StrReplaceAll(text.substr(0, text.find(",\n \"text_crc32")) + "}", {{"\"version\": 2", "\"version\": 1"}});
   ASSERT_TRUE(ParseRunIndex(text).ok());
   const std::string edited = absl::StrReplaceAll(text, {{GetParam().from, GetParam().to}});
   ASSERT_NE(text, edited);
@@ -142,6 +144,40 @@ INSTANTIATE_TEST_SUITE_P(All, EditedRunIndexTest,
                                            RunIndexEdit{"\"version\": 1", "\"version\": 7", absl::StatusCode::kFailedPrecondition},
                                            RunIndexEdit{"rank-00001", "../k-00001", kRunLost},
                                            RunIndexEdit{"\"index_crc32\": 5", "\"index_crc32\": -5", kRunLost}));
+
+TEST(RunIndexTest, NoChangeOfAByteGoesUnnoticed) {
+  const std::string text = EncodeRunIndex({.moment = {"llama", 2, 99, 10},
+                                           .algorithm = "adamw",
+                                           .run = 1,
+                                           .sequence = 2,
+                                           .total_bytes = 3,
+                                           .index_crc32 = {4, 5}});
+  ASSERT_TRUE(ParseRunIndex(text).ok()) << ParseRunIndex(text).status();
+  for (size_t at = 0; at < text.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = text;
+      changed[at] = static_cast<char>(changed[at] ^ 1 << bit);
+      EXPECT_FALSE(ParseRunIndex(changed).ok()) << "byte " << at << ", bit " << bit << " of " << text.substr(at / 20 * 20, 40);
+    }
+  }
+}
+
+TEST(RunIndexTest, OlderOnesAreReadWithinBounds) {
+  const std::string older =
+      R"({"metadata": {"format": "superoffload run", "version": 1, "run_name": "llama", "lineage": 99,
+          "committed_steps": 10, "algorithm": "adamw", "run": 1, "sequence": 2, "total_size": 3},
+          "parts": [{"directory": "rank-00000-of-00001", "index_crc32": 4}]})";
+  const absl::StatusOr<RunIndex> index = ParseRunIndex(older);
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->moment, (RunMoment{"llama", 1, 99, 10}));
+  for (const auto& [from, to] : {std::pair("_steps\": 10", "_steps\": 9223372036854775809"), {"_steps\": 10", "_steps\": -1"},
+                                 {"\"sequence\": 2", "\"sequence\": 18446744073709551615"},
+                                 {"\"lineage\": 99", "\"lineage\": \"99\""}, {"\"run\": 1", "\"run\": 1e30"}}) {
+    const std::string changed = absl::StrReplaceAll(older, {{from, to}});
+    ASSERT_NE(changed, older);
+    EXPECT_EQ(ParseRunIndex(changed).status().code(), absl::StatusCode::kDataLoss) << to;
+  }
+}
 
 }  // namespace
 }  // namespace superoffload::checkpoint

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ class SavedTensorsTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kRows = 5, kColumns = 6;
 
-  Part Save(const Box& box) {
+  Part Save(const Box& box, const std::string& tensor = "model.w") {
     Part part{absl::StrCat(::testing::TempDir(), "saved-tensors-", ::testing::UnitTest::GetInstance()->random_seed(),
                            "-", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "-", parts_++),
               {}};
@@ -34,10 +35,10 @@ class SavedTensorsTest : public ::testing::Test {
       }
     }
     const std::string header =
-        EncodeSafetensorsHeader({.tensors = {{"model.w", "F32", box.shape, 0, 4 * data.size()}}, .metadata = {}});
+        EncodeSafetensorsHeader({.tensors = {{tensor, "F32", box.shape, 0, 4 * data.size()}}, .metadata = {}});
     std::ofstream(part.directory + "/model-1.safetensors", std::ios::binary)
         << header << std::string_view(reinterpret_cast<const char*>(data.data()), 4 * data.size());
-    part.index.tensor_files["model.w"] = "model-1.safetensors";
+    part.index.tensor_files[tensor] = "model-1.safetensors";
     if (box.shape != box.global_shape) part.index.shards["w"] = {box.global_shape, box.offset};
     return part;
   }
@@ -119,6 +120,49 @@ TEST_F(SavedTensorsTest, ShapesWhoseProductWrapsAreDamage) {
   EXPECT_EQ(saved_.AddPart(Save({{half / 4, half}, {0, 0}, {1, 1}})).code(), absl::StatusCode::kDataLoss)
       << "no byte of fp32 would be missing";
   EXPECT_EQ(saved_.AddPart(Save({{half / 16, half}, {0, 0}, {1, 1}})).code(), absl::StatusCode::kOk);
+}
+
+size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_F(SavedTensorsTest, HoweverManyFilesThereAreFewAreOpen) {
+  const size_t before = OpenDescriptors();
+  for (uint64_t i = 0; i < kRows; ++i) {
+    for (uint64_t j = 0; j < kColumns; ++j) ASSERT_TRUE(Add({i, j}, {1, 1}).ok());
+  }
+  EXPECT_LE(OpenDescriptors(), before + 16);
+  ExpectReads({0, 0}, {kRows, kColumns});
+  EXPECT_LE(OpenDescriptors(), before + 16);
+}
+
+TEST_F(SavedTensorsTest, AFileThatIsReplacedMeanwhileIsFound) {
+  const Part part = Save({{kRows, kColumns}, {0, 0}, {kRows, kColumns}});
+  ASSERT_TRUE(saved_.AddPart(part).ok());
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(saved_.AddPart(Save({{7, 7}, {0, 0}, {7, 7}}, "model.v")).ok());
+  const std::string path = part.directory + "/model-1.safetensors";
+  std::filesystem::copy_file(path, path + ".new");
+  std::filesystem::rename(path + ".new", path);
+  const auto tensor = saved_.Find("model.w", "F32", Box::Whole({kRows, kColumns}));
+  ASSERT_TRUE(tensor.ok());
+  std::vector<float> data(kRows * kColumns);
+  const absl::Status read = SavedTensors::Read(*tensor, reinterpret_cast<std::byte*>(data.data()));
+  EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss) << read;
+  EXPECT_THAT(std::string(read.message()), HasSubstr("was replaced while it was read"));
+}
+
+// It may have become another one between the two.
+TEST_F(SavedTensorsTest, AFileThatIsNamedTwiceIsReadEachTime) {
+  const std::string path = Save({{kRows, kColumns}, {0, 0}, {kRows, kColumns}}).directory + "/model-1.safetensors";
+  ASSERT_TRUE(saved_.AddFile(path, 3).ok());
+  const std::string other = Save({{7, 7}, {0, 0}, {7, 7}}, "model.v").directory + "/model-1.safetensors";
+  std::filesystem::rename(other, path);
+  ASSERT_TRUE(saved_.AddFile(path, 3).ok());
+  ASSERT_EQ(saved_.slices().size(), 2u);
+  for (const auto& [name, slices] : saved_.slices()) {
+    EXPECT_EQ(slices.front().file->file.path(), path) << name;
+  }
 }
 
 }  // namespace
