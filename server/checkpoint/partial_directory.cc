@@ -49,16 +49,23 @@ absl::StatusOr<std::unique_ptr<PartialDirectory>> PartialDirectory::Create(const
   memory::FileDescriptor fd;
   int failure = ENOENT;
   for (int i = 0; failure == ENOENT && i < kAttempts; ++i) {  // somebody sweeps it at the same time
-    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return FileError(errno, "creating", path);
+    const bool made = ::mkdir(path.c_str(), 0755) == 0;
+    if (!made && errno != EEXIST) return FileError(errno, "creating", path);
     failure = Lock(path, &fd);
+    if (failure != 0 || made) continue;
+    fs::remove_all(path, error);  // what a killed daemon has left; its mode says nothing of today's umask
+    if (error) return FileError(error.value(), "removing", path);
+    failure = ENOENT;
   }
   if (failure != 0 && failure != EWOULDBLOCK) return FileError(failure, "opening", path);
   if (failure != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("another checkpoint is being written to ", target.string(), "; choose another directory"));
   }
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) fs::remove_all(entry, error);
-  return std::unique_ptr<PartialDirectory>(new PartialDirectory(target, path, std::move(fd)));
+  struct stat there {};
+  std::optional<mode_t> mode;
+  if (::fstat(fd.get(), &there) == 0 && ::fchmod(fd.get(), (there.st_mode & S_ISGID) | 0700) == 0) mode = there.st_mode & 07777;
+  return std::unique_ptr<PartialDirectory>(new PartialDirectory(target, path, std::move(fd), mode));
 }
 
 PartialDirectory::~PartialDirectory() {
@@ -66,7 +73,19 @@ PartialDirectory::~PartialDirectory() {
   if (!published_) fs::remove_all(path_, ignored);
 }
 
+absl::Status PartialDirectory::LetOthersRead() const {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_, error)) {
+    if (::chmod(entry.path().c_str(), *mode_ & 0666) != 0) return FileError(errno, "changing the mode of", entry.path());
+  }
+  if (error) return FileError(error.value(), "reading", path_);
+  return ::fchmod(lock_.get(), *mode_) == 0 ? absl::OkStatus() : FileError(errno, "changing the mode of", path_);
+}
+
 absl::Status PartialDirectory::Publish() {
+  if (mode_) {
+    if (absl::Status status = LetOthersRead(); !status.ok()) return status;
+  }
   if (absl::Status status = SyncDirectory(path_); !status.ok()) return status;
   if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
     // File systems without the flag: the check at the start has to do.

@@ -2,9 +2,12 @@
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_PARTIAL_DIRECTORY_H_
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,7 +18,8 @@
 
 namespace superoffload::checkpoint {
 
-// It grows in a hidden one beside it, ".NAME.partial", which is removed unless it is published.
+// It grows in a hidden one beside it, ".NAME.partial", which is removed unless it is published. Nobody but its user reads
+// what is in it until then; from then on it has the modes that the umask gives.
 class PartialDirectory {
  public:
   // ALREADY_EXISTS, INVALID_ARGUMENT: `target`. FAILED_PRECONDITION: another one is being written there.
@@ -28,11 +32,15 @@ class PartialDirectory {
   std::string operator/(const std::string& file) const { return path_ / file; }
 
  private:
-  PartialDirectory(std::filesystem::path target, std::filesystem::path path, memory::FileDescriptor lock)
-      : target_(std::move(target)), path_(std::move(path)), lock_(std::move(lock)) {}
+  absl::Status LetOthersRead() const;
+
+  PartialDirectory(std::filesystem::path target, std::filesystem::path path, memory::FileDescriptor lock,
+                   std::optional<mode_t> mode)
+      : target_(std::move(target)), path_(std::move(path)), lock_(std::move(lock)), mode_(mode) {}
 
   const std::filesystem::path target_, path_;
   const memory::FileDescriptor lock_;
+  const std::optional<mode_t> mode_;  // that it gets; none on a file system that has none
   bool published_ = false;
 };
 

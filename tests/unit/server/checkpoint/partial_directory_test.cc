@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+
+#include "server/checkpoint/files.h"
 
 namespace superoffload::checkpoint {
 namespace {
@@ -46,6 +49,30 @@ TEST_F(PartialDirectoryTest, IsThereOnceItIsPublishedAndNotAtAllOtherwise) {
   EXPECT_TRUE(Exists("a/file"));
   EXPECT_FALSE(Exists(".a.partial"));
   EXPECT_EQ(PartialDirectory::Create(directory_ / "a").status().code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(PartialDirectoryTest, NobodyElseReadsWhatIsNotWholeYet) {
+  const auto mode = [this](const std::string& name) {
+    return static_cast<unsigned>(fs::status(directory_ / name).permissions());
+  };
+  const mode_t before = ::umask(0);
+  for (const mode_t umask : {0u, 022u, 027u, 077u}) {
+    ::umask(0);
+    Leave(".a.partial");  // a killed daemon's, that anybody reads
+    ::umask(umask);
+    const auto directory = PartialDirectory::Create(directory_ / "a");
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    const auto file = File::Create(**directory / "model.safetensors", 5);
+    ASSERT_TRUE(file.ok() && file->WriteAt(0, "half", 4).ok());
+    EXPECT_EQ(mode(".a.partial"), 0700u);
+    EXPECT_EQ(mode(".a.partial/model.safetensors"), 0600u);
+    ASSERT_TRUE((*directory)->Publish().ok());
+    EXPECT_EQ(mode("a"), 0755u & ~umask);
+    EXPECT_EQ(mode("a/model.safetensors"), 0644u & ~umask);
+    EXPECT_FALSE(Exists("a/optimizer.safetensors"));
+    fs::remove_all(directory_ / "a");
+  }
+  ::umask(before);
 }
 
 TEST_F(PartialDirectoryTest, WhatNobodyWritesIsRemovedWhereItIsOursAndNothingElse) {
