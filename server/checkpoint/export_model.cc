@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -74,7 +75,16 @@ class Exporter {
       absl::StatusOr<SavedTensors::Tensor> whole =
           trained_.Find(tensor, "F32", Box::Whole(slices.front().box.global_shape));
       if (!whole.ok()) return whole.status();
-      outputs_[ModelName(parameter)] = {&trained_, *std::move(whole), options_.dtype, options_.dtype == "BF16"};
+      const std::string name = ModelName(parameter);
+      if (name.empty() || name == kSafetensorsMetadata) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("parameter \"", parameter, "\" has a name that no tensor of a model can have; rename it"));
+      }
+      const Output output{&trained_, *std::move(whole), options_.dtype, options_.dtype == "BF16"};
+      if (!outputs_.emplace(name, output).second) {
+        return absl::FailedPreconditionError(absl::StrCat("two parameters of the checkpoint, one of them \"", parameter,
+                                                          "\", are \"", name, "\" in the model; rename one"));
+      }
     }
     if (outputs_.empty()) return absl::DataLossError(absl::StrCat(options_.checkpoint, " has no weights"));
     report_.tensors = outputs_.size();
@@ -141,20 +151,30 @@ class Exporter {
     for (const auto& [name, output] : trained) {
       const SavedTensors::Slice& theirs = source_.slices().at(name).front();
       if (theirs.box.shape != slice.box.shape || theirs.dtype != slice.dtype) continue;
-      absl::StatusOr<std::string> a = Bytes(slice), b = Bytes(theirs);
-      if (!a.ok()) return a.status();
-      if (!b.ok()) return b.status();
-      const size_t width = DTypeBytes(slice.dtype);
-      const bool one_value = a->size() <= width || std::memcmp(a->data(), a->data() + width, a->size() - width) == 0;
-      if (*a == *b && !one_value) return &output;
+      const absl::StatusOr<bool> same = SameAndVaried(slice, theirs);
+      if (!same.ok()) return same.status();
+      if (*same) return &output;
     }
     return nullptr;
   }
 
-  absl::StatusOr<std::string> Bytes(const SavedTensors::Slice& slice) {
-    std::string data(slice.box.Elements() * DTypeBytes(slice.dtype), '\0');
-    if (absl::Status status = slice.file->file.ReadAt(slice.offset, data.data(), data.size()); !status.ok()) return status;
-    return data;
+  // Whether two slices of one shape and dtype have the same bytes, and not those of one element over and over.
+  absl::StatusOr<bool> SameAndVaried(const SavedTensors::Slice& a, const SavedTensors::Slice& b) const {
+    const uint64_t width = DTypeBytes(a.dtype), bytes = a.box.Elements() * width;
+    const uint64_t most = std::max<uint64_t>(options_.piece_bytes / width, 1) * width;
+    std::string first, of_a, of_b;
+    bool varied = false;
+    for (uint64_t at = 0; at < bytes; at += most) {
+      of_a.resize(std::min(most, bytes - at));
+      of_b.resize(of_a.size());
+      if (absl::Status status = a.file->file.ReadAt(a.offset + at, of_a.data(), of_a.size()); !status.ok()) return status;
+      if (absl::Status status = b.file->file.ReadAt(b.offset + at, of_b.data(), of_b.size()); !status.ok()) return status;
+      if (of_a != of_b) return false;
+      if (at == 0) first = of_a.substr(0, width);
+      varied = varied || of_a.compare(0, width, first) != 0 ||
+               std::memcmp(of_a.data(), of_a.data() + width, of_a.size() - width) != 0;
+    }
+    return varied;
   }
 
   static uint64_t BytesOf(const Output& output) {
@@ -200,14 +220,32 @@ class Exporter {
     if (absl::Status status = file->WriteAt(0, encoded.data(), encoded.size()); !status.ok()) return status;
     for (const SafetensorsTensor& tensor : header.tensors) {
       const Output& output = outputs_.at(tensor.name);
-      std::vector<std::byte> data(output.narrows ? 2 * BytesOf(output) : BytesOf(output));
-      if (absl::Status status = SavedTensors::Read(output.tensor, data.data()); !status.ok()) return status;
-      if (output.narrows) Narrow(data);
-      if (absl::Status status = file->WriteAt(encoded.size() + tensor.begin, data.data(), data.size()); !status.ok()) {
-        return status;
-      }
+      uint64_t at = encoded.size() + tensor.begin;
+      const uint64_t most = std::max<uint64_t>(options_.piece_bytes / output.tensor.element_bytes, 1);
+      const absl::Status status = ForEachPiece(output.tensor, most, [&](const SavedTensors::Tensor& piece) {
+        std::vector<std::byte> data(piece.box.Elements() * piece.element_bytes);
+        if (absl::Status read = SavedTensors::Read(piece, data.data()); !read.ok()) return read;
+        if (output.narrows) Narrow(data);
+        at += data.size();
+        return file->WriteAt(at - data.size(), data.data(), data.size());
+      });
+      if (!status.ok()) return status;
     }
     return file->Sync();
+  }
+
+  // Calls `with` for boxes of at most `most` elements, which lie one after the other in the tensor.
+  static absl::Status ForEachPiece(const SavedTensors::Tensor& tensor, uint64_t most,
+                                   const std::function<absl::Status(const SavedTensors::Tensor&)>& with) {
+    if (tensor.box.Elements() <= most) return with(tensor);
+    const auto rows = std::find_if(tensor.box.shape.begin(), tensor.box.shape.end(), [](uint64_t n) { return n > 1; });
+    const size_t dimension = static_cast<size_t>(rows - tensor.box.shape.begin());
+    SavedTensors::Tensor above = tensor, below = tensor;
+    above.box.shape[dimension] = *rows / 2;
+    below.box.shape[dimension] -= above.box.shape[dimension];
+    below.box.offset[dimension] += above.box.shape[dimension];
+    if (absl::Status status = ForEachPiece(above, most, with); !status.ok()) return status;
+    return ForEachPiece(below, most, with);
   }
 
   // fp32 to bf16, in place.

@@ -15,6 +15,7 @@ struct ExportOptions {
   std::string source;        // a model directory: its other files are copied, and tensors that were not trained; "": none
   std::string dtype = "BF16";  // or "F32"
   uint64_t shard_bytes = uint64_t{5} << 30;  // most bytes of a file, unless one tensor has more
+  uint64_t piece_bytes = uint64_t{64} << 20;  // most bytes of a tensor that are in memory at a time
 };
 
 struct ExportReport {
