@@ -233,8 +233,8 @@ def test_what_cannot_be_is_refused_with_a_sentence(daemon, tmp_path):
         'no tensor "model.3.weight"',
     )
     index = tmp_path / "ckpt" / INDEX
-    index.write_text(index.read_text().replace('"version": 2', '"version": 3'))
-    refused(lambda: optimizer.restore_checkpoint(tmp_path / "ckpt"), status.FAILED_PRECONDITION, "format version 3")
+    index.write_text(index.read_text().replace('"version": 3', '"version": 4'))
+    refused(lambda: optimizer.restore_checkpoint(tmp_path / "ckpt"), status.FAILED_PRECONDITION, "format version 4")
 
 
 def test_state_goes_to_torch_and_back(daemon):
