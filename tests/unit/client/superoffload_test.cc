@@ -164,6 +164,12 @@ TEST_F(ConnectTest, NullHandlesAreRefused) {
   EXPECT_EQ(superoffload_parameters(nullptr, nullptr), nullptr);
 }
 
+TEST_F(ConnectTest, StepsThatCannotBeCountedAreRefused) {
+  ASSERT_EQ(Connect(), kOk);
+  ASSERT_EQ(superoffload_attach(connection_, kEpoch, ~uint64_t{0}, kBuckets, &attachment_), kOk) << superoffload_last_error();
+  ExpectError(superoffload_begin_step(attachment_, 1), kFailedPrecondition, "the last that can be counted");
+}
+
 // Attached to an optimizer that is at step 4.
 class StepTest : public ConnectTest {
  protected:
