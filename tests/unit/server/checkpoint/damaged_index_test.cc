@@ -123,6 +123,17 @@ TEST_F(DamagedIndexTest, EveryChangeRestoresTheStateThatWasSavedOrIsRefused) {
   EXPECT_EQ(StateOf(*into), StateOf(*saved_));
 }
 
+TEST_F(DamagedIndexTest, OneOfAReleaseThatSummedNothingUpIsRestored) {
+  const optimizer::OptimizerPtr into = Create("into");
+  const std::string older = absl::StrReplaceAll(text_.substr(0, text_.find(absl::StrCat(",\n \"", kSumKey))) + "\n}\n",
+                                                {{"\"version\": 3", "\"version\": 2"}});
+  const absl::Status restored = RestoreWith(*into, older);
+  ASSERT_TRUE(restored.ok()) << restored;
+  EXPECT_EQ(StateOf(*into), StateOf(*saved_));
+  EXPECT_EQ(RestoreWith(*into, absl::StrReplaceAll(older, {{"\"version\": 2", "\"version\": 3"}})).code(),
+            absl::StatusCode::kDataLoss);
+}
+
 // Whoever makes a checkpoint can sum it up as well.
 TEST_F(DamagedIndexTest, NumbersOfStepsThatNoOptimizerMakesAreRefused) {
   const optimizer::OptimizerPtr into = Create("into");
