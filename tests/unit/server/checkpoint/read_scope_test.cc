@@ -57,7 +57,7 @@ class ReadScopeTest : public ::testing::Test {
     return std::string(::mkdtemp(path.data())) + "/saved";
   }();
   static constexpr uint64_t kBudget = 64 << 20;
-  FakeHouse house_{8, kBudget};
+  FakeHouse house_{{}, kBudget};
   uint64_t epoch_ = 0;
   optimizer::OptimizerPtr optimizer_;
 };
