@@ -51,7 +51,7 @@ ConnectionAcceptor::ConnectionAcceptor(memory::FileDescriptor listener, std::uni
       relay_(std::move(relay)),
       gate_(std::move(gate)),
       allows_(std::move(allows)) {
-  for (size_t i = 0; i < kListeners; ++i) listeners_.push_back(MakeListener(builders[i % builders.size()]));
+  for (grpc::ServerBuilder& builder : builders) listeners_.push_back(MakeListener(builder));
   strangers_ = MakeListener(strangers_builder);
 }
 

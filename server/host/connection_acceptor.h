@@ -4,7 +4,7 @@
 //
 // gRPC identifies the peers of a unix socket by nothing, but a call by the listener through which it came. So there is
 // one listener per user, up to kListeners of them; the last one is that of all further users, whose calls only
-// their tokens identify. Listeners are dealt out to the servers in turn. Users who may not use the daemon go to another
+// their tokens identify. Users who may not use the daemon go to another
 // server, with other limits.
 #ifndef SUPEROFFLOAD_SERVER_HOST_CONNECTION_ACCEPTOR_H_
 #define SUPEROFFLOAD_SERVER_HOST_CONNECTION_ACCEPTOR_H_
@@ -30,6 +30,8 @@ namespace superoffload::host {
 
 class ConnectionAcceptor {
  public:
+  static constexpr size_t kListeners = 32;
+
   // Whether a call may go on, before its message is received. `uid` is that of the connection, where it is known.
   using Gate = std::function<absl::Status(std::optional<uid_t> uid, const std::string& method,
                                           const std::string& token)>;
@@ -47,8 +49,6 @@ class ConnectionAcceptor {
   void Start();
 
  private:
-  static constexpr size_t kListeners = 32;
-
   class ListenerGate;
   struct Listener {
     std::atomic<int64_t>* uid;  // of its gate; -1: not taken

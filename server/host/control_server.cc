@@ -21,9 +21,6 @@
 namespace superoffload::host {
 namespace {
 
-// Users share them by turns (ConnectionAcceptor): up to so many users have one each.
-constexpr size_t kServers = 8;
-
 // What the users of a server have under way: messages that are on their way in, calls, and threads that serve them.
 constexpr size_t kServerBytes = 64 << 20;
 constexpr int kServerThreads = 64;
@@ -80,7 +77,8 @@ ControlServer::ControlServer(uint32_t calls_per_second, Sources sources)
 absl::Status ControlServer::Start(const v1::DaemonConfig& config, memory::FileDescriptor listener) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  std::vector<grpc::ServerBuilder> builders(kServers);
+  // Each user has a server of its own as long as there are no more users. One that nobody uses costs a thread.
+  std::vector<grpc::ServerBuilder> builders(ConnectionAcceptor::kListeners);
   grpc::ServerBuilder strangers_builder;
   CallLimits calls;
   calls.calls = std::max<double>(calls.calls, 2 * config.control_calls_per_second());  // what is slowed down is not refused

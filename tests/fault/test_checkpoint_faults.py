@@ -12,6 +12,7 @@ import grpc
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.support.users import STRANGER, ctl
 
 import superoffload.torch
 from superoffload._core.control import Connection
@@ -215,6 +216,31 @@ def test_trainers_that_attach_while_a_disk_hangs_hold_up_nobody_else(disk):
         call.cancel()
     daemon.process.kill()
     daemon.process.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+def test_calls_that_wait_for_a_hanging_disk_take_no_thread_of_another_user(disk):
+    """Each of the first 31 users has a server of its own; the ninth shared that of the first."""
+    daemon = Daemon("--metrics_address=off")
+    model, optimizer = trained(daemon)
+    connection = Connection(daemon.endpoint)
+    stub, metadata = connection._session.stub, connection._session.metadata
+    for user in range(STRANGER, STRANGER + 7):
+        assert ctl(daemon, "list", user=user).returncode == 0
+    disk.write_text("hang")
+    request = optimizer_pb2.CheckpointOptimizerRequest(name="run", directory=f"{disk.parent}/never")
+    progress = stub.CheckpointOptimizer(request, metadata=metadata)
+    while not os.path.exists(f"{disk.parent}/.never.partial"):
+        next(progress)
+    train(model, optimizer, 4, 5)
+    settle = optimizer_pb2.SettleOptimizerRequest(name="run")
+    waiting = [stub.SettleOptimizer.future(settle, metadata=metadata) for _ in range(100)]
+    time.sleep(0.5)  # for all of them to arrive
+    assert ctl(daemon, "list", user=STRANGER + 7).returncode == 0
+    assert not any(call.done() for call in waiting[:10])
+    daemon.process.kill()
+    daemon.process.wait()
+    optimizer.close()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "shard"])
