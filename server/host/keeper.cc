@@ -38,6 +38,7 @@ constexpr int kCannotStart = 126;  // exit status of a child that did not become
 constexpr absl::Duration kShortLife = absl::Seconds(1);
 constexpr absl::Duration kShortestPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(30);
+constexpr int kMostStops = 4;  // daemons that are told to stop: those after the first finish what one that died left
 constexpr absl::Duration kEndTime = absl::Seconds(5);  // between a socket's end and its process's
 
 // Gives the descriptors `from` the numbers from `first` on, to be inherited. Needs one number more than they are.
@@ -74,11 +75,18 @@ class Keeper {
       if (!running) running = Start();
       if (running) {
         word_ = {};
+        told_ = false;
         Watch();
         running = false;
         if (word_.stopped) return 0;
-        if (stopping_) return WIFSIGNALED(status_) && WTERMSIG(status_) == SIGTERM ? 0 : 1;  // met before it listened
+        if (stopping_ && kept_.empty()) {
+          return WIFSIGNALED(status_) && WTERMSIG(status_) == SIGTERM ? 0 : 1;  // met before it listened
+        }
         if (WIFEXITED(status_) && kept_.empty()) return WEXITSTATUS(status_);  // nothing is lost
+      }
+      if (stopping_) {
+        if (!FinishesStop()) return 1;
+        continue;
       }
       failures_ = word_.ready ? 0 : failures_ + 1;
       const absl::Duration pause = std::min(kLongestPause, kShortestPause * (int64_t{1} << std::min(failures_, 10)));
@@ -172,6 +180,7 @@ class Keeper {
         link_ = FileDescriptor();  // whoever dies closes it; poll ignores it from here on
         if (!own_child_) ended = AwaitTakenOver();
       }
+      if (!ended) PassStopOn();
       if (word_.listener.valid()) socket_.Listen(std::move(word_.listener));
       if (polled[2].revents != 0) socket_.Serve(kept_, /*daemon_runs=*/true);
     }
@@ -179,13 +188,34 @@ class Keeper {
     link_ = FileDescriptor();
   }
 
+  // SIGTERM, where one has come. A daemon that starts would die of it, and lose what is kept: it gets it once it is ready.
+  void PassStopOn() {
+    if (!stopping_ || told_ || !(word_.ready || kept_.empty())) return;
+    ::kill(daemon_, SIGTERM);
+    told_ = true;
+  }
+
+  // The daemon died before it had stopped. Whether another one is to write what it has not (stop_checkpoints.h).
+  bool FinishesStop() {
+    if (++stops_ == kMostStops) {
+      LogError(absl::StrCat(Obituary(), " while it stopped, the last of ", kMostStops, " that did not finish; the keeper drops ",
+                            kept_.Text()));
+      return false;
+    }
+    LogWarning(absl::StrCat(Obituary(), " while it stopped; it is started again to finish that with ", kept_.Text()));
+    return true;
+  }
+
   // Returns whether the daemon has ended.
   bool OnSignal() {
     signalfd_siginfo info;
     if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return false;
     if (info.ssi_signo == SIGCHLD) return own_child_ && ::waitpid(daemon_, &status_, WNOHANG) == daemon_;
-    if (info.ssi_signo != SIGHUP) stopping_ = true;
-    ::kill(daemon_, info.ssi_signo == SIGHUP ? SIGHUP : SIGTERM);
+    if (info.ssi_signo == SIGHUP) {
+      ::kill(daemon_, SIGHUP);
+    } else {
+      stopping_ = true;
+    }
     return false;
   }
 
@@ -232,7 +262,9 @@ class Keeper {
   bool own_child_ = false;
   int status_ = 0;  // as waitpid has it, of the last daemon
   DaemonWord word_;
-  bool stopping_ = false;  // the daemon was asked to
+  bool stopping_ = false;  // a signal has asked for the end
+  bool told_ = false;      // and the present daemon has got it
+  int stops_ = 0;          // daemons that died after that
   int failures_ = 0;       // daemons in a row that were never ready
   KeptDescriptors kept_;
   KeeperSocket socket_;

@@ -16,9 +16,11 @@ import textwrap
 import time
 
 import pytest
+import torch
 from tests.conftest import BINARY, Daemon
-from tests.support.users import CTL, STRANGER, become
+from tests.support.users import CTL, STRANGER, become, configured
 
+import superoffload.torch
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2 as pb
@@ -225,6 +227,46 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     assert names(reconnected(kept)) == many - {"run-7"} | {"last", "very-last"}
     assert kept.stop() == 0, kept.log
     assert "the keeper reads no messages" in kept.log
+
+
+def stops_on_a_hanging_disk(tmp_path, disk):
+    """A keeper with two optimizers to keep on disk, whose daemon has got SIGTERM and hangs in its first write."""
+    kept = configured(tmp_path, f'stop_checkpoints {{ directory: "{tmp_path}/kept" }}', "--keeper")
+    for name in ("run", "other"):
+        superoffload.torch.AdamW([torch.nn.Parameter(torch.ones(64))], endpoint=kept.endpoint, name=name).close()
+    disk.write_text("hang")
+    kept.process.send_signal(signal.SIGTERM)
+    return kept
+
+
+def kill_while_it_saves(kept, directory):
+    wait_until(lambda: any(directory.glob(".new-*/.*.partial")))
+    (victim,) = children(kept.process.pid)
+    shutil.rmtree(next(directory.glob(".new-*")))  # the next daemon's is told from it
+    return victim
+
+
+def test_a_daemon_killed_while_it_stops_is_started_again_to_keep_the_rest(tmp_path, disk):
+    kept = stops_on_a_hanging_disk(tmp_path, disk)
+    victim = kill_while_it_saves(kept, tmp_path / "kept")
+    disk.write_text("ok")
+    os.kill(victim, signal.SIGKILL)
+    status, log = kept.process.wait(60), kept.process.stderr.read()
+    saved = {entry.name for entry in (tmp_path / "kept").iterdir()}
+    assert saved == {f"{os.geteuid()}-run", f"{os.geteuid()}-other"}, log
+    assert status == 0 and "to finish that" in log and "dropped" not in log, log
+    kept.channel.close()
+
+
+def test_a_daemon_killed_at_every_stop_ends_its_keeper_with_a_word(tmp_path, disk):
+    kept = stops_on_a_hanging_disk(tmp_path, disk)
+    for _ in range(4):
+        os.kill(kill_while_it_saves(kept, tmp_path / "kept"), signal.SIGKILL)
+    status, log = kept.process.wait(60), kept.process.stderr.read()
+    assert status == 1 and log.count("to finish that") == 3, log
+    last = log.splitlines()[-1]
+    assert "the keeper drops" in last and "-run" in last and "-other" in last, log
+    kept.channel.close()
 
 
 FILLS_QUEUES = """
