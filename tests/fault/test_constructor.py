@@ -1,6 +1,10 @@
 """A daemon dies while an optimizer is being built: the constructor comes back by itself, with the right weights."""
 
 import itertools
+import signal
+import subprocess
+import sys
+import textwrap
 
 import grpc
 import pytest
@@ -9,6 +13,7 @@ from tests.conftest import Daemon
 from tests.fault.test_keeper import OFF
 from tests.fault.test_recovered_optimizer import kill_daemon, model, optimizer_of, step
 
+import superoffload.jax
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 
@@ -93,3 +98,53 @@ def test_a_checkpoint_is_restored_over_a_death(kept, deaths, tmp_path):
     assert died
     assert torch.equal(other["weight"].detach(), trained["weight"].detach())
     restored.close()
+
+
+DIES_ONCE_RESTORED = """
+    import os, signal, sys, torch
+    import superoffload.torch
+    from superoffload._core import hosting
+    endpoint, name, directory, when = sys.argv[1:]
+    restore = hosting.restore
+    def dies(*arguments):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        restore(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    hosting.restore = dies
+    weight = torch.nn.Parameter(torch.full((300,), 5.0))
+    superoffload.torch.AdamW([("weight", weight)], endpoint=endpoint, name=name, restore=directory, sync="pull_params")
+"""
+
+
+def saved_checkpoint(kept, tmp_path):
+    """A checkpoint, and its parameters."""
+    trained = model()
+    first = optimizer_of(kept, trained, f"run-{next(SERIAL)}")
+    step(trained, first)
+    first.save_checkpoint(tmp_path / "saved")
+    first.close()
+    return tmp_path / "saved", trained["weight"].detach().clone()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_trainer_killed_in_its_restore_is_followed_by_one_with_the_checkpoints_parameters(kept, tmp_path, when):
+    """The optimizer that it leaves is incomplete or complete; with none, the checkpoint begins as well."""
+    directory, expected = saved_checkpoint(kept, tmp_path)
+    name = f"run-{next(SERIAL)}"
+    program = [sys.executable, "-c", textwrap.dedent(DIES_ONCE_RESTORED), kept.endpoint, name, directory, when]
+    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
+    other = model(9.0)
+    with pytest.raises(ValueError, match=r"pull_params.*leave restore= out"):
+        optimizer_of(kept, other, name, restore=directory, sync="push_params")
+    restored = optimizer_of(kept, other, name, restore=directory, sync="pull_params")
+    assert torch.equal(other["weight"].detach(), expected)
+    restored.close()
+
+
+def test_both_adapters_refuse_to_push_over_what_they_restore(kept, tmp_path):
+    with pytest.raises(ValueError, match="contradict"):
+        superoffload.jax.adamw(1e-3, name="run", restore=tmp_path, sync="push_params")
+    fresh = optimizer_of(kept, model(9.0), f"run-{next(SERIAL)}", restore=None, sync="push_params")
+    assert torch.equal(fresh.state_tensors()["weight"]["master"], torch.full((300,), 9.0))
+    fresh.close()

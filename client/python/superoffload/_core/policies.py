@@ -31,9 +31,18 @@ class CheckpointSchedule:
     keep: int = 2  # newest ones that stay; 0 keeps all
 
 
-def check_sync(sync: Sync) -> None:
+def check_sync(sync: Sync, restore: object) -> None:
+    """``restore``: the constructor's; None for no checkpoint."""
     if sync not in SYNC:
         raise ValueError(f"sync is {sync!r} but must be one of {', '.join(map(repr, SYNC))}")
+    if sync == "push_params" and restore is not None:
+        # A constructor that died after the restore leaves an optimizer that exists, which the push of its successor's
+        # fresh parameters would spoil.
+        raise ValueError(
+            "sync='push_params' and restore= contradict each other: a trainer that is started again would overwrite "
+            "the restored parameters with its own; pass sync='pull_params' with restore= (the checkpoint begins, the "
+            "daemon wins), or leave restore= out (the trainer's parameters win)"
+        )
 
 
 def check_max_norm(argument: str, value: float | None) -> None:

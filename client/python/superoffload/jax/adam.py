@@ -42,7 +42,8 @@ def adamw(
             "push_params" (the given ones win) or "pull_params" (the daemon wins; init() returns its).
         speculation: "adaptive", "always" or "never"; never changes results.
         restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
-            with; init() returns its parameters. One that exists already goes on as it is.
+            with; init() returns its parameters. One that exists already goes on as it is, unless its trainer ended
+            before it had been filled. Not with sync="push_params".
         checkpoint: have the daemon take checkpoints while training goes on; None leaves an existing schedule.
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.

@@ -60,7 +60,7 @@ class Optimizer(State):
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
     ) -> None:
-        policies.check_sync(sync)
+        policies.check_sync(sync, restore)
         policies.check_max_norm("max_norm", max_norm)
         lease_seconds = names.lease_of(name, lease_seconds)
         self._algorithm = algorithm

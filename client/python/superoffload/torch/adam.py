@@ -65,7 +65,7 @@ class AdamW(Optimizer):
         speculation: "adaptive", "always" or "never"; never changes results.
         restore: directory of a checkpoint, or directories of all its ranks, that an optimizer which is created begins
             with: masters, moments, step and hyper-parameters. One that exists already is newer and goes on as it is,
-            unless its trainer ended before it had been filled.
+            unless its trainer ended before it had been filled. Not with sync="push_params".
         checkpoint: have the daemon take checkpoints while training goes on; None leaves an existing schedule.
         state_directory: where the daemon writes the state of a ``state_dict()`` that is pickled or deeply copied; the
             Hugging Face Trainer's and accelerate's goes into their own directory. None: it goes into the pickle, and

@@ -64,7 +64,7 @@ class Optimizer(Attaching):
         gpu: GpuOptions = _MEASURED,
         replicas: Any = None,
     ) -> None:
-        policies.check_sync(sync)
+        policies.check_sync(sync, restore)
         lease_seconds = names.lease_of(name, lease_seconds)
         self.max_grad_norm = max_grad_norm
         self._policies = policies.policies(speculation, checkpoint, lease_seconds)
