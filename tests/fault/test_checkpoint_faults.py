@@ -190,7 +190,7 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(disk):
 
 
 def test_trainers_that_attach_while_a_disk_hangs_hold_up_nobody_else(disk):
-    """What their last step has left to absorb waits for the snapshot, and they wait for that in threads of their own."""
+    """What their last step left to absorb waits for the snapshot, and they wait for that in threads of their own."""
     daemon = Daemon("--metrics_address=off")
     trained(daemon, "other")[1].close()
     connection = Connection(daemon.endpoint)

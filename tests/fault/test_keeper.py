@@ -288,8 +288,9 @@ def test_where_the_kernel_passes_no_descriptors_the_daemon_says_so_and_does_it_l
     os.chown(directory, STRANGER, STRANGER)
     endpoint = f"unix:{directory}/control.sock"
     command = [BINARY, "--keeper", OFF, f"--runtime_directory={directory}"]
-    log = open(tmp_path / "log", "w")
-    keeper = subprocess.Popen(["prlimit", "--nofile=1024:1024", *become(STRANGER, "--clear-groups"), *command], stderr=log)
+    with open(tmp_path / "log", "w") as log:
+        few = ["prlimit", "--nofile=1024:1024", *become(STRANGER, "--clear-groups")]
+        keeper = subprocess.Popen([*few, *command], stderr=log)
     program = [*become(STRANGER, "--clear-groups"), sys.executable, "-c", textwrap.dedent(FILLS_QUEUES)]
     filler = None
     try:
@@ -301,7 +302,9 @@ def test_where_the_kernel_passes_no_descriptors_the_daemon_says_so_and_does_it_l
         create(connection, "after")
         (daemon,) = children(keeper.pid)
         (thread,) = (
-            task for task in pathlib.Path(f"/proc/{daemon}/task").iterdir() if "so-keeper" in (task / "comm").read_text()
+            task
+            for task in pathlib.Path(f"/proc/{daemon}/task").iterdir()
+            if "so-keeper" in (task / "comm").read_text()
         )
 
         def ticks():

@@ -138,7 +138,9 @@ def test_pages_at_once_are_few(connection):
     """Whoever asks for many is refused or served, and has a place again when they are there."""
     connection.call("CreateOptimizer", wide("wide", 10_000))
     full = pb.GetOptimizerRequest(name="wide", view=pb.OPTIMIZER_VIEW_FULL)
-    calls = [connection._session.stub.GetOptimizer.future(full, metadata=connection._session.metadata) for _ in range(30)]
+    calls = [
+        connection._session.stub.GetOptimizer.future(full, metadata=connection._session.metadata) for _ in range(30)
+    ]
     codes = {call.code() for call in calls}
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert grpc.StatusCode.OK in codes

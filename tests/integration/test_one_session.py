@@ -11,10 +11,9 @@ import time
 
 import pytest
 import torch
-
-import superoffload.torch
 from tests.conftest import Daemon
 
+import superoffload.torch
 
 CONNECTION = 4  # sockets in the daemon: one for descriptors, and gRPC's with both sides of its relay
 
@@ -42,7 +41,7 @@ def endpoint(daemon, monkeypatch):
 
 
 def test_an_optimizer_per_parameter_steps_inside_of_backward(daemon, endpoint):
-    """The way of torch's tutorial: an optimizer for each parameter, which a hook steps as soon as its gradient is there."""
+    """The way of torch's tutorial: a hook steps a parameter's optimizer as soon as its gradient is there."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(150)))
     theirs = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(150)))

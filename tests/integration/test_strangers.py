@@ -370,7 +370,7 @@ FRAMES = """
     long = (b"\\x00" + text(b"x-a") + text(b"y" * 120)) * 100
     calls = itertools.count(1, 2)
     floods = {
-        "calls-cancelled-at-once": lambda: frame(1, 4, call := next(calls), head) + frame(3, 0, call, b"\\0\\0\\0\\x08"),
+        "calls-cancelled-at-once": lambda: frame(1, 4, call := next(calls), head) + frame(3, 0, call, b"none"),
         "calls-left-open": lambda: frame(1, 4, next(calls), head),
         "headers-without-end": lambda: frame(1, 0, 1, head) if next(calls) == 1 else frame(9, 0, 1, long),
     }
@@ -426,6 +426,7 @@ def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(
     code = f"""
         import itertools
         connection = control.Connection("{daemon.endpoint}")
+        stub, metadata = connection._session.stub, connection._session.metadata
         page = pb.CreateOptimizerRequest(name="o", more=True)
         for index in range(400):
             page.parameters.add(name=f"{{index:0500}}", shape=[1])
@@ -434,10 +435,10 @@ def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(
         print("attacks", flush=True)
         while True:
             calls = [
-                connection._session.stub.CreateOptimizer.future(itertools.repeat(page, 5000), metadata=connection._session.metadata)
+                stub.CreateOptimizer.future(itertools.repeat(page, 5000), metadata=metadata)
                 for _ in range(8)
             ]
-            streams = [connection._session.stub.WatchSteps(watch, metadata=connection._session.metadata) for _ in range(500)]
+            streams = [stub.WatchSteps(watch, metadata=metadata) for _ in range(500)]
             refused = {{call.code().name for call in calls}}
             assert "OK" not in refused, refused
             print(*refused, flush=True)

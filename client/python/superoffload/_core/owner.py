@@ -46,8 +46,9 @@ def check_may_talk() -> None:
     if _talks != os.getpid():
         raise Error(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"this process was forked from process {_talks} after that had an optimizer, and gRPC does not work in such "
-            "a child; spawn it instead (multiprocessing's start method), or fork it before the first optimizer is built",
+            f"this process was forked from process {_talks} after that had an optimizer, and gRPC does not work in "
+            "such a child; spawn it instead (multiprocessing's start method), or fork it before the first optimizer is "
+            "built",
         )
 
 

@@ -1,4 +1,4 @@
-"""What this process and a daemon share: one gRPC channel and one descriptor connection, whatever the number of optimizers.
+"""What this process and a daemon share: one gRPC channel and one descriptor connection for all optimizers.
 
 A daemon limits the connections of each user, and ends every attachment of a connection together with it. So a session
 is shared by all that talk to the same daemon, and ends with the last of them.
@@ -11,7 +11,7 @@ import threading
 import grpc
 
 from superoffload._core import library, owner, patience
-from superoffload._core.error import Error, from_rpc
+from superoffload._core.error import from_rpc
 from superoffload.v1 import optimizer_pb2, optimizer_pb2_grpc
 
 _TOKEN_KEY = "superoffload-token"
