@@ -25,16 +25,17 @@ void AttachReactor::OnReadDone(bool ok) {
   thread->detach();  // the server's shutdown waits for the call
 }
 
+// Nothing may be touched after Finish() or StartWrite(): in a thread of its own this is not kept alive by gRPC.
 void AttachReactor::Answer() {
   if (absl::Status status = Attach(request_->whole()); !status.ok()) return Finish(ToGrpc(status));
   request_.reset();
-  StartWrite(&response_);
   bool cancelled;
   {
     absl::MutexLock lock(&mu_);
     cancelled = cancelled_;
   }
-  if (cancelled) OnCancel();
+  if (cancelled) OnCancel();  // it met no attachment; once more does no harm
+  StartWrite(&response_);     // until it is done nobody finishes the call
 }
 
 absl::Status AttachReactor::Attach(const v1::AttachOptimizerRequest& request) {

@@ -24,7 +24,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachOptimizerRe
   AttachReactor(optimizer::OptimizerTable* table, const checkpoint::Scheduler* scheduler, const transport::Peer& peer);
 
  private:
-  void Answer();  // may destroy this
+  void Answer();
   absl::Status Attach(const v1::AttachOptimizerRequest& request);
   void OnEnd(const absl::Status& reason);
 

@@ -1,5 +1,6 @@
 """What is whole of a damaged optimizer can be saved, and what is not guaranteed is said."""
 
+import contextlib
 import os
 import pathlib
 
@@ -40,7 +41,12 @@ def train(kept):
 def damage(kept, offset):
     """Flips bits of the record; only root writes to a daemon's memory."""
     (daemon,) = children(kept.process.pid)
-    (fd,) = [fd for fd in pathlib.Path(f"/proc/{daemon}/fd").iterdir() if "superoffload-record" in os.readlink(fd)]
+    found = []
+    for fd in pathlib.Path(f"/proc/{daemon}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile: a connection
+            if "superoffload-record" in os.readlink(fd):
+                found.append(fd)
+    (fd,) = found
     with open(fd, "r+b") as record:
         record.seek(offset)
         byte = record.read(1)[0]
