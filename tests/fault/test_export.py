@@ -1,8 +1,6 @@
 """What is whole of a damaged optimizer can be saved, and what is not guaranteed is said."""
 
-import contextlib
 import os
-import pathlib
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from safetensors.torch import load_file
 from tests.conftest import Daemon
 from tests.fault.test_keeper import children, names, reconnected
 from tests.fault.test_recovered_optimizer import ctl, kill_daemon, model, optimizer_of, step
+from tests.support.open_files import open_files
 
 from superoffload._core.error import Error
 
@@ -41,12 +40,7 @@ def train(kept):
 def damage(kept, offset):
     """Flips bits of the record; only root writes to a daemon's memory."""
     (daemon,) = children(kept.process.pid)
-    found = []
-    for fd in pathlib.Path(f"/proc/{daemon}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile: a connection
-            if "superoffload-record" in os.readlink(fd):
-                found.append(fd)
-    (fd,) = found
+    (fd,) = (fd for fd, file in open_files(daemon).items() if "superoffload-record" in file)
     with open(fd, "r+b") as record:
         record.seek(offset)
         byte = record.read(1)[0]

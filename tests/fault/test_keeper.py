@@ -18,6 +18,7 @@ import time
 import pytest
 import torch
 from tests.conftest import BINARY, Daemon
+from tests.support.open_files import open_files
 from tests.support.users import CTL, STRANGER, become, configured
 
 import superoffload.torch
@@ -69,14 +70,6 @@ def threads_children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
             found += [int(child) for child in (task / "children").read_text().split()]
     return found
-
-
-def open_files(pid):
-    files = []
-    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            files.append(os.readlink(fd))
-    return files
 
 
 @pytest.fixture
@@ -221,7 +214,9 @@ def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     create(connection, "last", "very-last")
 
     wait_until(
-        lambda: sum("memfd:superoffload" in file for file in open_files(kept.process.pid)) == 5 * (len(many) + 1)
+        lambda: (
+            sum("memfd:superoffload" in file for file in open_files(kept.process.pid).values()) == 5 * (len(many) + 1)
+        )
     )
     os.kill(daemon, signal.SIGKILL)
     assert names(reconnected(kept)) == many - {"run-7"} | {"last", "very-last"}
@@ -330,7 +325,7 @@ def test_where_the_kernel_passes_no_descriptors_the_daemon_says_so_and_does_it_l
 def test_the_keeper_has_no_address_that_another_user_could_take():
     kept = Daemon("--keeper", OFF)
     (daemon,) = children(kept.process.pid)
-    own = {*open_files(kept.process.pid), *open_files(daemon)}
+    own = {*open_files(kept.process.pid).values(), *open_files(daemon).values()}
     named = [
         words[7]
         for words in map(str.split, pathlib.Path("/proc/net/unix").read_text().splitlines()[1:])

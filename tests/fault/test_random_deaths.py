@@ -15,7 +15,8 @@ import time
 
 import torch
 from tests.conftest import Daemon
-from tests.fault.test_keeper import OFF, open_files, wait_until
+from tests.fault.test_keeper import OFF, wait_until
+from tests.support.open_files import open_files
 
 KILLS = int(os.environ.get("FAULT_KILLS", "8"))
 STEPS = 40
@@ -73,7 +74,7 @@ def processes_of(daemon):
 
 def holds_memory(pid):
     with contextlib.suppress(OSError):
-        return sum("memfd:superoffload-" in file for file in open_files(pid)) >= 5
+        return sum("memfd:superoffload-" in file for file in open_files(pid).values()) >= 5
     return False
 
 

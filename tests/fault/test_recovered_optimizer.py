@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.conftest import BINARY, Daemon
 from tests.fault.test_keeper import OFF, children, create, names, reconnected, wait_until
+from tests.support.open_files import open_files
 
 import superoffload.torch
 from superoffload._core.control import Connection
@@ -266,8 +267,8 @@ def test_a_damaged_record_is_listed_and_can_be_deleted(kept):
     connection = Connection(kept.endpoint)
     create(connection, "run", "whole")
     (daemon,) = children(kept.process.pid)
-    for fd in pathlib.Path(f"/proc/{daemon}/fd").iterdir():
-        if "superoffload-record" in os.readlink(fd):
+    for fd, file in open_files(daemon).items():
+        if "superoffload-record" in file:
             with open(fd, "r+b") as record:
                 record.seek(8)
                 record.write(b"\x63")  # the format's version

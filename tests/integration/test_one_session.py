@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.support.open_files import open_files
 
 import superoffload.torch
 
@@ -19,8 +20,7 @@ CONNECTION = 4  # sockets in the daemon: one for descriptors, and gRPC's with bo
 
 
 def sockets(process_id):
-    files = (os.readlink(file) for file in pathlib.Path(f"/proc/{process_id}/fd").iterdir())
-    return sum(name.startswith("socket:") for name in files)
+    return sum(file.startswith("socket:") for file in open_files(process_id).values())
 
 
 def parameters(count, size=8):
