@@ -111,7 +111,8 @@ void ConnectionRelay::Run() {
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
     for (int i = 0; i < count; ++i) {
-      const auto found = connections_.find(events[i].data.u64);  // one of the events before may have ended it
+      const uint64_t number = events[i].data.u64;  // a copy: the kernel's struct is packed
+      const auto found = connections_.find(number);  // one of the events before may have ended it
       if (found != connections_.end()) Serve(*found->second);
     }
     if (waiting_) ServeWaiting();

@@ -129,7 +129,7 @@ TEST(IndexTest, NoChangeOfAByteGoesUnnoticed) {
   };
   for (size_t at = 0; at < text.size(); ++at) {
     const std::string place = absl::StrCat("byte ", at, " of ", text.substr(at / 20 * 20, 40));
-    for (const char c : std::string("0123456789abcdef-.,:{}[]\" \n\0", 32)) {
+    for (const char c : std::string("0123456789abcdef-.,:{}[]\" \n") + '\0') {
       std::string changed = text;
       changed[at] = c;
       if (c != text[at]) expect_same_or_refused(changed, absl::StrCat(place, " becomes ", std::string(1, c)));
