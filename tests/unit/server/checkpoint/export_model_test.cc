@@ -45,8 +45,12 @@ class ExportModelTest : public ::testing::Test {
   }
 
   absl::Status Export(const std::string& to, const std::string& dtype, uint64_t piece_bytes) const {
-    return ExportModel({.checkpoint = root_ + "/saved", .target = root_ + "/" + to, .dtype = dtype, .piece_bytes = piece_bytes})
-        .status();
+    ExportOptions options;
+    options.checkpoint = root_ + "/saved";
+    options.target = root_ + "/" + to;
+    options.dtype = dtype;
+    options.piece_bytes = piece_bytes;
+    return ExportModel(options).status();
   }
 
   const std::string root_ = [] {
