@@ -1,6 +1,7 @@
 #include "server/engine/record.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -170,9 +171,10 @@ void Record::SetTrainer(const Trainer& trainer) {
   header_->trainer_pid = trainer.pid;
 }
 
-uint64_t Record::run() const { return header_->run; }
+// A schedule reads it before its snapshot, when a restore may write it.
+uint64_t Record::run() const { return std::atomic_ref(header_->run).load(std::memory_order_relaxed); }
 
-void Record::SetRun(uint64_t run) { header_->run = run; }
+void Record::SetRun(uint64_t run) { std::atomic_ref(header_->run).store(run, std::memory_order_relaxed); }
 
 Incompleteness Record::incompleteness() const { return static_cast<Incompleteness>(header_->incomplete); }
 
