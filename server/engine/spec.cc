@@ -1,7 +1,7 @@
 #include "server/engine/spec.h"
 
+#include <algorithm>
 #include <cmath>
-
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -14,6 +14,11 @@ namespace {
 absl::Status ValidateShard(const ParameterSpec& parameter) {
   if (parameter.global_shape.empty() && parameter.global_offset.empty()) return absl::OkStatus();
   const size_t dimensions = parameter.shape.size();
+  if (std::max(parameter.global_shape.size(), parameter.global_offset.size()) > kMaxDimensions) {
+    return absl::InvalidArgumentError(absl::StrCat("global_shape has ", parameter.global_shape.size(),
+                                                   " dimensions and global_offset ", parameter.global_offset.size(),
+                                                   "; give each as many as shape has, which are ", dimensions));
+  }
   bool fits = parameter.global_shape.size() == dimensions && parameter.global_offset.size() == dimensions;
   for (size_t i = 0; fits && i < dimensions; ++i) {
     const uint64_t whole = parameter.global_shape[i];
@@ -33,6 +38,11 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
   if (parameter.group >= group_count) {
     return absl::InvalidArgumentError(
         absl::StrCat("group ", parameter.group, " does not exist; there are ", group_count, " groups"));
+  }
+  if (parameter.shape.size() > kMaxDimensions) {
+    return absl::InvalidArgumentError(absl::StrCat("a shape of ", parameter.shape.size(),
+                                                   " dimensions; parameters have at most ", kMaxDimensions,
+                                                   ": merge some of them"));
   }
   uint64_t elements = 1;
   for (uint64_t extent : parameter.shape) {

@@ -51,6 +51,7 @@ inline constexpr uint64_t kMaxBucketBytes = uint64_t{4} << 30;
 inline constexpr size_t kMaxGroups = size_t{1} << 16;  // some give each parameter its own
 inline constexpr size_t kMaxParameters = size_t{1} << 20;
 inline constexpr size_t kMaxParameterNameBytes = 512;
+inline constexpr size_t kMaxDimensions = 64;  // of a parameter, as in PyTorch
 inline constexpr size_t kMaxRunNameBytes = 128;
 inline constexpr uint64_t kMaxSteps = 0xffffffff;  // committed ones: the claim of an undo slot has 32 bits for them
 inline constexpr uint64_t kMaxParameterElements = uint64_t{1} << 40;

@@ -297,6 +297,13 @@ INSTANTIATE_TEST_SUITE_P(
                   s.parameters[0].shape = {uint64_t{1} << 63, uint64_t{1} << 63};
                 },
                 "shape"},
+        BadSpec{"TooManyDimensions", [](OptimizerSpec& s) { s.parameters[1].shape.assign(65, 1); }, "65 dimensions"},
+        BadSpec{"ShardOfTooManyDimensions",
+                [](OptimizerSpec& s) {
+                  s.parameters[1].global_shape.assign(1000, 64);
+                  s.parameters[1].global_offset.assign(1000, 0);
+                },
+                "global_shape has 1000 dimensions"},
         BadSpec{"TooManyElements", [](OptimizerSpec& s) { s.parameters[0].shape = {uint64_t{1} << 40}; }, "2^40"},
         BadSpec{"SmallBucket", [](OptimizerSpec& s) { s.bucket_bytes = 1; }, "bucket_bytes"},
         BadSpec{"TooManyBuckets",
