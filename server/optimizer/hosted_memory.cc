@@ -62,17 +62,23 @@ Copy Newest(const memory::SharedMemory& description) {
 // Of messages, a parameter or bucket takes about this much beside its name and shape.
 constexpr uint64_t kMessageBytes = 256;
 
-// The spec, the plan, the description in two copies, and the answer to a trainer that attaches.
+// Of a dimension: in the spec, in two copies of the description, where a number has up to ten bytes, and in a page of the
+// plan.
+constexpr uint64_t kDimensionBytes = sizeof(uint64_t) + 2 * 10 + sizeof(uint64_t);
+
+// The spec, the plan, the description in two copies, and a page of the plan for those who ask.
 uint64_t MetadataBytes(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
   constexpr uint64_t kCopies = 4;
   const uint64_t group_bytes = spec.algorithm->scalars.size() * (sizeof(double) + kMessageBytes / 8);
-  uint64_t bytes = kCopies * spec.groups.size() * (sizeof(spec.groups[0]) + group_bytes);
+  uint64_t bytes = 2 * (sizeof(DescriptionHeader) + kDescriptionRoom);
+  bytes += kCopies * spec.groups.size() * (sizeof(spec.groups[0]) + group_bytes);
+  bytes += layout.parts.capacity() * sizeof(layout.parts[0]);
   bytes += layout.buckets.size() * (sizeof(layout.buckets[0]) + kMessageBytes);
   bytes += layout.placements.size() * (sizeof(layout.placements[0]) + kMessageBytes);
   for (const engine::ParameterSpec& parameter : spec.parameters) {
     bytes += sizeof(parameter) + kMessageBytes;
-    const size_t extents = parameter.shape.size() + parameter.global_shape.size() + parameter.global_offset.size();
-    bytes += kCopies * (parameter.name.size() + extents * sizeof(parameter.shape[0]));
+    const size_t numbers = parameter.shape.size() + parameter.global_shape.size() + parameter.global_offset.size();
+    bytes += kCopies * parameter.name.size() + numbers * kDimensionBytes;
   }
   return bytes;
 }

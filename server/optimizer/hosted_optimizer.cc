@@ -110,7 +110,8 @@ void HostedOptimizer::StartEngine(engine::SpeculationPolicy policy, engine::Work
 HostedOptimizer::HostedOptimizer(OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::Layout layout,
                                  memory::MemoryReservation reservation, HostedMemory memory,
                                  OptimizerObserver* observer)
-    : id_(std::move(id)),
+    : gives_back_(reservation.use().metadata_bytes),
+      id_(std::move(id)),
       unique_id_(std::move(unique_id)),
       spec_(std::move(spec)),
       layout_(std::move(layout)),

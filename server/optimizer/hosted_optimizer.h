@@ -20,6 +20,7 @@
 #include "server/engine/record.h"
 #include "server/engine/spec.h"
 #include "server/engine/step_engine.h"
+#include "server/memory/give_back.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/shared_memory.h"
 #include "server/optimizer/gpu_use.h"
@@ -168,6 +169,7 @@ class HostedOptimizer final : private engine::StepObserver {
   void Release(bool comes_back = false);
   absl::Status Unused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const memory::GivesBack gives_back_;  // destroyed last
   const OptimizerId id_;
   const std::string unique_id_;
   const engine::OptimizerSpec spec_;

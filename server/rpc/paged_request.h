@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/memory/give_back.h"
 #include "server/memory/memory_budget.h"
 
 namespace superoffload::rpc {
@@ -40,6 +41,7 @@ class PagedRequest {
         absl::StrCat("the request for optimizer \"", whole_.name().empty() ? page.name() : whole_.name(), "\""), uid_,
         {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = kCopies * page.SpaceUsedLong()});
     if (!reserved.ok()) return reserved.status();
+    gives_back_.Add(kCopies * page.SpaceUsedLong());
     reservations_.push_back(*std::move(reserved));
     complete_ = !page.more();
     whole_.MergeFrom(page);
@@ -54,8 +56,10 @@ class PagedRequest {
   const Request& whole() const { return whole_; }
 
  private:
-  static constexpr size_t kCopies = 3;  // while it is served: the request, what it is translated to, its description
+  // While it is served: the request, what it is translated to, and its description as a message and as text.
+  static constexpr size_t kCopies = 4;
 
+  memory::GivesBack gives_back_;  // destroyed last
   memory::MemoryBudget* const budget_;
   const uid_t uid_;
   size_t bytes_ = 0;

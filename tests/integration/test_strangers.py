@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
+import grpc
 import pytest
 import torch
 from tests import conftest
@@ -68,9 +70,13 @@ def keep_little_of_what_is_freed(monkeypatch):
 SHADOWS = 4 if "TSAN_OPTIONS" in os.environ else 1  # ThreadSanitizer has several bytes of its own for each of ours
 
 
-def peak_bytes(daemon):
+def status_bytes(daemon, field):
     status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) << 10
+    return int(status.split(f"{field}:")[1].split()[0]) << 10
+
+
+def peak_bytes(daemon):
+    return status_bytes(daemon, "VmHWM")
 
 
 def test_a_daemon_does_not_serve_in_the_directory_of_another_user(shared):
@@ -458,3 +464,43 @@ def test_a_user_with_a_token_takes_the_memory_of_the_budget_and_disturbs_nobody(
     assert peak_bytes(daemon) - before < SHADOWS * 512 << 20
     connection.close()
     assert daemon.stop() == 0
+
+
+def pages_of(name, parameters, shape):
+    """A request whose parameters have this shape, a few of them in each page."""
+    for first in range(0, parameters, 500):
+        page = pb.CreateOptimizerRequest(more=first + 500 < parameters)
+        if first == 0:
+            page.name, page.algorithm = name, "adamw"
+            page.groups.add()
+        for index in range(first, first + 500):
+            whole = {"global_shape": shape, "global_offset": [0] * len(shape)}
+            page.parameters.add(name=f"p{index}", shape=shape, dtype=pb.DATA_TYPE_BFLOAT16, **whole)
+        yield page
+
+
+def test_a_daemon_gives_back_what_large_plans_took(tmp_path, monkeypatch):
+    keep_little_of_what_is_freed(monkeypatch)
+    daemon = configured(tmp_path, "")
+    connection = Connection(daemon.endpoint)
+    session = connection._session
+    before = status_bytes(daemon, "RssAnon")
+    for _ in range(3):
+        session.stub.CreateOptimizer(pages_of("large", 20_000, [1] * 64), metadata=session.metadata)
+        connection.call("DeleteOptimizer", pb.DeleteOptimizerRequest(name="large"))
+    deadline = time.monotonic() + 60  # the last call may end after its answer is there
+    while status_bytes(daemon, "RssAnon") - before > SHADOWS * 48 << 20 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert status_bytes(daemon, "RssAnon") - before < SHADOWS * 48 << 20
+    connection.close()
+    assert daemon.stop() == 0
+
+
+def test_a_parameter_of_too_many_dimensions_is_refused_with_the_limit(daemon):
+    connection = Connection(daemon.endpoint)
+    session = connection._session
+    with pytest.raises(grpc.RpcError) as raised:
+        session.stub.CreateOptimizer(pages_of("deep", 500, [1] * 65), metadata=session.metadata)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert 'parameters[0] ("p0"): a shape of 65 dimensions; parameters have at most 64' in raised.value.details()
+    connection.close()

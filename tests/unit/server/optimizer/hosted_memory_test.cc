@@ -69,5 +69,39 @@ TEST_F(HostedMemoryTest, ADescriptionThatDoesNotFitIsRefusedAndTheOldOneStays) {
   EXPECT_EQ(*memory_.Description(), "description");
 }
 
+uint64_t HeldBytes(const engine::OptimizerSpec& spec) {
+  uint64_t bytes = 0;
+  for (const engine::ParameterSpec& parameter : spec.parameters) {
+    const size_t numbers = parameter.shape.size() + parameter.global_shape.size() + parameter.global_offset.size();
+    bytes += sizeof(parameter) + parameter.name.size() + numbers * sizeof(parameter.shape[0]);
+  }
+  return bytes;
+}
+
+TEST_F(HostedMemoryTest, ThePlanAndBothCopiesOfItsDescriptionAreCharged) {
+  const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));  // the last one may be used in part
+  EXPECT_GE(optimizer_->memory_use().metadata_bytes + page_bytes,
+            HeldBytes(optimizer_->spec()) + memory_.description.bytes());
+}
+
+TEST_F(HostedMemoryTest, EveryDimensionIsChargedWhereverItIsKept) {
+  constexpr uint64_t kMostBytesOfText = 10;  // protobuf's, of a number
+  engine::OptimizerSpec spec = SmallSpec();
+  const auto charged = [&] { return HostedMemory::Use(*engine::PlanLayout(spec), spec).metadata_bytes; };
+  const uint64_t before = charged();
+  engine::ParameterSpec& parameter = spec.parameters[0];
+  const size_t held = HeldBytes(spec);
+  parameter.shape.assign(64, 1);
+  parameter.global_shape.assign(64, uint64_t{1} << 63);
+  parameter.global_offset.assign(64, uint64_t{1} << 62);
+  EXPECT_GE(charged() - before, HeldBytes(spec) - held + 2 * kMostBytesOfText * (3 * 64 - 1));
+}
+
+TEST_F(HostedMemoryTest, AShapeOfAsManyDimensionsAsATensorOfPyTorchIsTaken) {
+  engine::OptimizerSpec spec = SmallSpec();
+  spec.parameters[0].shape.assign(64, 1);
+  EXPECT_TRUE(engine::PlanLayout(spec).ok());
+}
+
 }  // namespace
 }  // namespace superoffload::optimizer
