@@ -16,6 +16,9 @@ namespace {
 using simulator::MemoryItem;
 using simulator::TotalBytes;
 
+// Each is laid out; as many take some seconds.
+constexpr uint64_t kMostShards = 1 << 23;
+
 }  // namespace
 
 std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
@@ -52,6 +55,11 @@ std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layo
 }
 
 absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
+  if (const uint64_t shards = question.spec.parameters.size() * question.ranks; shards > kMostShards) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks is ", question.ranks, " and the model has ", question.spec.parameters.size(), " parameters: ", shards,
+        " shards are too many to plan, the most are ", kMostShards, "; ask with fewer ranks"));
+  }
   MemoryPlan plan;
   for (uint32_t rank = 0; rank < question.ranks; ++rank) {
     const engine::OptimizerSpec spec = simulator::ShardOf(question.spec, rank, question.ranks);

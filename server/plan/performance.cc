@@ -21,6 +21,10 @@ namespace {
 // Simulating as many takes some ten seconds.
 constexpr size_t kMostBuckets = 20000;
 
+// Of all blocks in one step: each is launched on its own, and they are all in memory at once.
+constexpr uint64_t kMostPasses = 1 << 17;
+constexpr uint64_t kMostSearchedPasses = kMostPasses / 8;  // a search simulates some eight steps
+
 // The layout of the simulation has one parameter group.
 simulator::Workload WorkloadOf(const Question& question) {
   simulator::Model model = question.model;
@@ -29,6 +33,10 @@ simulator::Workload WorkloadOf(const Question& question) {
       simulator::MakeWorkload(question.machine.gpu, std::move(model), question.pass, question.gpu.accumulation);
   workload.ranks = question.ranks;
   return workload;
+}
+
+uint64_t PassesOf(const Question& question) {
+  return question.gpu.accumulation * question.model.architecture.head_unit();
 }
 
 // Why no step is simulated; empty: one is.
@@ -40,6 +48,11 @@ std::string Obstacle(const Question& question, const engine::Layout& layout, con
   if (layout.buckets.size() > kMostBuckets) {
     return absl::StrCat(layout.buckets.size(), " buckets are too many to be simulated; the most are ", kMostBuckets,
                         ".");
+  }
+  if (const uint64_t passes = PassesOf(question); passes > kMostPasses) {
+    return absl::StrCat("An accumulation of ", question.gpu.accumulation, " means ", passes,
+                        " passes of blocks in a step, too many to be simulated; the most are ", kMostPasses,
+                        ". Ask with a smaller accumulation: each further pass takes as long as the one before.");
   }
   return "";
 }
@@ -147,7 +160,7 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   const simulator::Outcome outcome = SimulateOurs(question, workload, options);
   Append("superoffloadd", outcome, response);
   SetTimeline(question, outcome, response);
-  if (!question.quick) {
+  if (!question.quick && PassesOf(question) <= kMostSearchedPasses) {
     RecommendBuckets(question, workload, options, outcome.step_seconds, *response.mutable_recommendation());
   }
   for (const std::string& name : question.schedules) {

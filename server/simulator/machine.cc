@@ -1,61 +1,74 @@
 #include "server/simulator/machine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace superoffload::simulator {
 namespace {
 
-using Field = std::pair<std::string_view, double>;
+struct Field {
+  std::string_view name;
+  double value;
+  double least;
+  double most;
+};
 
-absl::Status CheckPositive(const Machine& machine, std::span<const Field> fields) {
-  for (const auto& [field, value] : fields) {
-    if (!std::isfinite(value) || value <= 0) {
+// Far beyond what is built; within them no sum of the simulation leaves the range of its numbers.
+constexpr double kMostBytes = 1e16, kLeastBandwidth = 1e3, kMostBandwidth = 1e16, kMostSeconds = 10;
+constexpr double kLeast = 1e-18;
+constexpr int kMostPoints = 1000;
+
+absl::Status CheckFields(const Machine& machine, std::span<const Field> fields) {
+  for (const Field& field : fields) {
+    if (!(field.value >= field.least && field.value <= field.most)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(std::string(field), " of machine '", machine.name, "' is ", value, ": it must be above zero"));
+          absl::StrFormat("%s of machine '%s' is %.12g but must be %.12g to %.12g; plan.proto has its unit", field.name,
+                          machine.name, field.value, field.least, field.most));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status PositiveFields(const Machine& machine) {
+absl::Status CheckNumbers(const Machine& machine) {
   const Field fields[] = {
-      {"gpu.peak_flops", machine.gpu.peak_flops},
-      {"gpu.matmul_efficiency", machine.gpu.matmul_efficiency},
-      {"gpu.attention_efficiency", machine.gpu.attention_efficiency},
-      {"gpu.memory_bytes", machine.gpu.memory_bytes},
-      {"gpu.memory_bandwidth", machine.gpu.memory_bandwidth},
-      {"gpu.block_traffic", machine.gpu.block_traffic},
-      {"gpu.block_overhead", machine.gpu.block_overhead},
-      {"host.memory_bytes", machine.host.memory_bytes},
-      {"host.cores", machine.host.cores},
-      {"host.bandwidth", machine.host.bandwidth},
-      {"host.core_bandwidth", machine.host.core_bandwidth},
-      {"passes.absorb", machine.passes.absorb},
-      {"passes.publish", machine.passes.publish},
-      {"passes.publish_masters", machine.passes.publish_masters},
+      {"gpu.peak_flops", machine.gpu.peak_flops, 1e6, 1e20},
+      {"gpu.matmul_efficiency", machine.gpu.matmul_efficiency, 1e-6, 1},
+      {"gpu.attention_efficiency", machine.gpu.attention_efficiency, 1e-6, 1},
+      {"gpu.memory_bytes", machine.gpu.memory_bytes, 1, kMostBytes},
+      {"gpu.memory_bandwidth", machine.gpu.memory_bandwidth, kLeastBandwidth, kMostBandwidth},
+      {"gpu.block_traffic", machine.gpu.block_traffic, kLeast, 1e6},
+      {"gpu.block_overhead", machine.gpu.block_overhead, kLeast, kMostSeconds},
+      {"host.memory_bytes", machine.host.memory_bytes, 1, kMostBytes},
+      {"host.cores", double(machine.host.cores), 1, 1 << 16},
+      {"host.bandwidth", machine.host.bandwidth, kLeastBandwidth, kMostBandwidth},
+      {"host.core_bandwidth", machine.host.core_bandwidth, kLeastBandwidth, kMostBandwidth},
+      {"passes.absorb", machine.passes.absorb, kLeast, 1e-3},
+      {"passes.publish", machine.passes.publish, kLeast, 1e-3},
+      {"passes.publish_masters", machine.passes.publish_masters, kLeast, 1e-3},
   };
-  return CheckPositive(machine, fields);
+  return CheckFields(machine, fields);
 }
 
 absl::Status ValidateCurve(const Machine& machine, std::string_view field, const LinkCurve& curve) {
+  if (curve.points.empty() || curve.points.size() > kMostPoints) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(field), " of machine '", machine.name, "' has ",
+                                                   curve.points.size(), " points but must have 1 to ", kMostPoints));
+  }
   double size = 0;
   for (const LinkPoint& point : curve.points) {
-    if (!std::isfinite(point.bytes) || point.bytes <= size || !std::isfinite(point.bytes_per_second) ||
-        point.bytes_per_second <= 0) {
-      return absl::InvalidArgumentError(absl::StrCat(std::string(field), " of machine '", machine.name, "' has a point (",
-                                                     point.bytes, " bytes, ", point.bytes_per_second,
-                                                     " bytes/s): sizes must grow and bandwidths be above zero"));
+    const Field fields[] = {
+        {"the size of a point of a link", point.bytes, 1, kMostBytes},
+        {"the bandwidth of a point of a link", point.bytes_per_second, kLeastBandwidth, kMostBandwidth}};
+    if (absl::Status status = CheckFields(machine, fields); !status.ok()) return status;
+    if (point.bytes <= size) {
+      return absl::InvalidArgumentError(absl::StrCat(std::string(field), " of machine '", machine.name,
+                                                     "' has a point of ", point.bytes, " bytes behind one of ", size,
+                                                     ": sizes must grow"));
     }
     size = point.bytes;
-  }
-  if (curve.points.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(std::string(field), " of machine '", machine.name, "' has no point: give at least one"));
   }
   return absl::OkStatus();
 }
@@ -80,21 +93,17 @@ double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double byt
 
 absl::Status ValidateNetwork(const Machine& machine) {
   const NetworkModel& network = machine.network;
-  const Field fields[] = {{"network.node_ranks", network.node_ranks},
-                          {"network.node_bandwidth", network.node_bandwidth},
-                          {"network.bandwidth", network.bandwidth},
-                          {"network.collective_seconds", network.collective_seconds},
-                          {"network.agreement_seconds", network.agreement_seconds}};
-  return CheckPositive(machine, fields);
+  const Field fields[] = {
+      {"network.node_ranks", double(network.node_ranks), 1, 1 << 16},
+      {"network.node_bandwidth", network.node_bandwidth, kLeastBandwidth, kMostBandwidth},
+      {"network.bandwidth", network.bandwidth, kLeastBandwidth, kMostBandwidth},
+      {"network.collective_seconds", network.collective_seconds, kLeast, kMostSeconds},
+      {"network.agreement_seconds", network.agreement_seconds, kLeast, kMostSeconds}};
+  return CheckFields(machine, fields);
 }
 
 absl::Status ValidateMachine(const Machine& machine) {
-  if (absl::Status status = PositiveFields(machine); !status.ok()) return status;
-  if (machine.gpu.matmul_efficiency > 1 || machine.gpu.attention_efficiency > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("machine '", machine.name, "' has gpu.matmul_efficiency ",
-                                                   machine.gpu.matmul_efficiency, " and gpu.attention_efficiency ",
-                                                   machine.gpu.attention_efficiency, ": they are at most 1"));
-  }
+  if (absl::Status status = CheckNumbers(machine); !status.ok()) return status;
   if (machine.trainer_cores >= machine.host.cores) {
     return absl::InvalidArgumentError(absl::StrCat("machine '", machine.name, "' gives ", machine.trainer_cores, " of ",
                                                    machine.host.cores,

@@ -93,8 +93,8 @@ std::vector<std::string_view> MachineNames();
 absl::StatusOr<Machine> FindMachine(std::string_view name);
 absl::StatusOr<std::span<const Source>> SourcesOf(std::string_view name);
 
-// INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost that is not finite and above
-// zero, an efficiency above one, a curve whose sizes do not grow, no core left for the workers.
+// INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost out of its range, a curve whose
+// sizes do not grow, no core left for the workers.
 absl::Status ValidateMachine(const Machine& machine);
 
 // Whether runs of several ranks can be simulated. INVALID_ARGUMENT naming the first field that is missing or cannot be.

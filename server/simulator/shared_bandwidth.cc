@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/check.h"
@@ -9,8 +10,9 @@
 namespace superoffload::simulator {
 namespace {
 
-// Sums of bytes are rounded: what is this close to its end has ended.
-constexpr double kToleranceSeconds = 1e-10;
+// Sums of bytes are rounded: what is this close to its end has ended. So is the time: an end so close to `now` that the
+// sum of both is `now` would never be reached.
+double ToleranceSeconds(double now) { return 1e-10 + 4 * std::numeric_limits<double>::epsilon() * now; }
 
 }  // namespace
 
@@ -55,9 +57,10 @@ void SharedBandwidth::Advance() {
 
 void SharedBandwidth::FinishFlows() {
   std::vector<std::function<void()>> done;
+  const double tolerance = ToleranceSeconds(time_->now());
   for (auto kind = classes_.begin(); kind != classes_.end();) {
     Class& of_kind = kind->second;
-    while (!of_kind.ends.empty() && of_kind.ends.begin()->first <= of_kind.moved + of_kind.rate * kToleranceSeconds) {
+    while (!of_kind.ends.empty() && of_kind.ends.begin()->first <= of_kind.moved + of_kind.rate * tolerance) {
       bytes_moved_ += of_kind.ends.begin()->second.bytes;
       done.push_back(std::move(of_kind.ends.begin()->second.done));
       of_kind.ends.erase(of_kind.ends.begin());

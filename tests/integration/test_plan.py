@@ -290,6 +290,63 @@ def test_what_is_wrong_is_said_in_a_sentence(words, sentence):
     assert sentence in error and error.count("\n") == 1, error
 
 
+# What made the planner fail a check, allocate without end or never come to the end of a step.
+EXTREME_MACHINES = {
+    "gpu { peak_flops: 5e-324 }": "gpu.peak_flops of machine",
+    "gpu { peak_flops: 1 }": "gpu.peak_flops of machine",
+    "gpu { matmul_efficiency: 1e-300 }": "gpu.matmul_efficiency of machine",
+    "gpu { memory_bandwidth: 1e-300 }": "gpu.memory_bandwidth of machine",
+    "gpu { memory_bytes: 1e300 }": "gpu.memory_bytes of machine",
+    "gpu { block_overhead: 1.7e308 }": "gpu.block_overhead of machine",
+    "host { memory_bytes: inf }": "host.memory_bytes of machine",
+    "host { bandwidth: nan }": "host.bandwidth of machine",
+    "host { core_bandwidth: -1 }": "host.core_bandwidth of machine",
+    "passes { absorb: 1e300 }": "passes.absorb of machine",
+    "host_to_device { bytes: 5e-324 bytes_per_second: 1e11 }": "the size of a point of a link",
+    "device_to_host { bytes: 1 bytes_per_second: 1e-300 }": "the bandwidth of a point of a link",
+}
+
+
+def planned_in_little_memory(*words, model="gpt2-1b"):
+    command = [CTL, "plan", f"--model={model}", "--batch=1", "--sequence=1024", *words]
+    if "ASAN_OPTIONS" not in os.environ and "TSAN_OPTIONS" not in os.environ:  # they map terabytes
+        command = ["prlimit", f"--as={4 << 30}", "--core=0", *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("text", EXTREME_MACHINES)
+def test_a_machine_that_nobody_can_build_is_refused(tmp_path, text):
+    machine = tmp_path / "machine.textproto"
+    machine.write_text(f'like: "gh200-96-480" {text}')
+    run = planned_in_little_memory(f"--machine={machine}", "--quick")
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert EXTREME_MACHINES[text] in run.stderr and " must be " in run.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--ranks=4"], ["--clip_rate=0.3"], ["--schedules=ddp,zero-offload"]])
+def test_an_accumulation_beyond_what_is_simulated_is_planned_without_speed(words):
+    run = planned_in_little_memory("--machine=gh200-96-480", "--accumulation=1048576", *words)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "An accumulation of 1048576 means" in run.stdout and "smaller accumulation" in run.stdout
+
+
+def test_a_slow_machine_comes_to_the_end_of_its_step(tmp_path):
+    """Of a step of weeks, the last moments of a copy are shorter than the time can tell."""
+    machine = tmp_path / "machine.textproto"
+    machine.write_text('like: "gh200-96-480" gpu { peak_flops: 1e6 }')
+    run = planned_in_little_memory(f"--machine={machine}", "--quick")
+    assert run.returncode == 0 and "superoffloadd" in run.stdout, run.stdout + run.stderr
+
+
+def test_more_shards_than_can_be_laid_out_are_refused(tmp_path):
+    model = tmp_path / "model.textproto"
+    sizes = "hidden: 64 query_heads: 4 feed_forward: 64 vocabulary: 1000"
+    model.write_text(f"architecture {{ layers: 16384 {sizes} }}")
+    run = planned_in_little_memory("--machine=gh200-96-480", "--ranks=1024", model=model)
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert "ask with fewer ranks" in run.stderr
+
+
 def test_a_malformed_file_is_named_with_its_line(tmp_path):
     model = tmp_path / "model.textproto"
     model.write_text('name: "x"\nlayers: 3\n')

@@ -59,7 +59,7 @@ TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {
   };
   EXPECT_THAT(refused([](Machine& m) { m.host.bandwidth = 0; }), HasSubstr("host.bandwidth"));
   EXPECT_THAT(refused([](Machine& m) { m.gpu.peak_flops = 0.0 / 0.0; }), HasSubstr("gpu.peak_flops"));
-  EXPECT_THAT(refused([](Machine& m) { m.gpu.matmul_efficiency = 1.5; }), HasSubstr("at most 1"));
+  EXPECT_THAT(refused([](Machine& m) { m.gpu.matmul_efficiency = 1.5; }), HasSubstr("must be 1e-06 to 1"));
   EXPECT_THAT(refused([](Machine& m) { m.trainer_cores = m.host.cores; }), HasSubstr("leave at least one"));
   EXPECT_THAT(refused([](Machine& m) { m.h2d.points.clear(); }), HasSubstr("h2d"));
   EXPECT_THAT(refused([](Machine& m) { m.d2h.points[1].bytes = m.d2h.points[0].bytes; }), HasSubstr("sizes must grow"));
