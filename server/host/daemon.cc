@@ -56,12 +56,15 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   absl::StatusOr<Seat> seat = FindSeat(config);
   if (!seat.ok()) return seat.status();
   std::unique_ptr<Daemon> daemon(new Daemon(config, *std::move(seat)));
+  Inheritance inheritance = daemon->service_manager_.TakeInheritance();
   absl::StatusOr<std::unique_ptr<RuntimeDirectory>> directory =
-      RuntimeDirectory::Claim(config.runtime_directory(), make_directory);
+      RuntimeDirectory::Claim(config.runtime_directory(), make_directory, std::move(inheritance.succession));
   if (!directory.ok()) return directory.status();
   daemon->directory_ = *std::move(directory);
+  if (absl::Status status = daemon->service_manager_.KeepSuccession(daemon->directory_->succession()); !status.ok()) {
+    LogWarning(absl::StrCat("another daemon may take ", config.runtime_directory(), " when this one dies: ", status.message()));
+  }
   if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;
-  Inheritance inheritance = daemon->service_manager_.TakeInheritance();
   daemon->AdoptOptimizers(std::move(inheritance.kept));
   daemon->stop_checkpoints_.Restore(daemon->table_, daemon->scheduler_);
   if (absl::Status status = daemon->Serve(std::move(inheritance)); !status.ok()) return status;

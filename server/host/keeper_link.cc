@@ -209,7 +209,7 @@ void KeeperLink::Replace() {
   absl::MutexLock lock(&mu_);
   socket_ = FileDescriptor();
   if (stopping_) return;
-  LogWarning(absl::StrCat("the keeper was killed; another one gets the memory of ", kept_.size(), " optimizers"));
+  LogWarning(absl::StrCat("the keeper was killed; another one gets the memory of ", kept_.size() - kept_.count(kSuccessionName), " optimizers"));
   const auto ending = [this] {
     mu_.AssertHeld();
     return ending_;

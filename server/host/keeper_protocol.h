@@ -22,6 +22,9 @@ inline constexpr char kKeptNamesVariable[] = "SUPEROFFLOAD_KEPT_NAMES";
 // In the environment of a keeper that a daemon has started: "SOCKET:PID" of that daemon.
 inline constexpr char kTakenOverDaemonVariable[] = "SUPEROFFLOAD_TAKEN_OVER_DAEMON";
 
+// What the store calls RuntimeDirectory::succession; everything else is an optimizer's memory.
+inline constexpr char kSuccessionName[] = "succession";
+
 inline constexpr char kStoppedMessage[] = "X_STOPPED=1";
 
 inline constexpr size_t kMaxMessageBytes = 4096;

@@ -86,6 +86,7 @@ bool KeptDescriptors::Drop(const std::string& name) {
 std::map<std::string, int64_t> KeptDescriptors::Bytes() const {
   std::map<std::string, int64_t> bytes;
   for (const Kept& kept : kept_) {
+    if (kept.name == kSuccessionName) continue;
     struct stat file {};
     ::fstat(kept.fd.get(), &file);
     bytes[kept.name] += file.st_size;

@@ -30,12 +30,14 @@ class KeptDescriptors {
     memory::FileDescriptor fd;
   };
   const std::vector<Kept>& all() const { return kept_; }
-  bool empty() const { return kept_.empty(); }
+
+  // Whether it is no optimizer's memory, for which a daemon has to be started again.
+  bool empty() const { return Bytes().empty(); }
 
   // False: nothing has that name.
   bool Drop(const std::string& name);
 
-  // By name.
+  // Of each optimizer's memory, by name.
   std::map<std::string, int64_t> Bytes() const;
 
   // For the log.

@@ -72,6 +72,9 @@ Inheritance ServiceManager::TakeInheritance() {
     std::free(names[i]);
   }
   std::free(names);
+  if (const auto succession = inheritance.kept.extract(kSuccessionName); !succession.empty()) {
+    inheritance.succession = std::move(succession.mapped().front());
+  }
   std::map<std::string, std::vector<int>> kept;
   std::map<std::string, size_t> counts;
   for (const auto& [name, fds] : inheritance.kept) {
@@ -102,6 +105,11 @@ void ServiceManager::Stopping() {
 
 void ServiceManager::Stopped() {
   if (keeper_ != nullptr) keeper_->Stopped();
+}
+
+absl::Status ServiceManager::KeepSuccession(int fd) {
+  Drop(kSuccessionName);  // it may be that of another directory
+  return Keep(kSuccessionName, {fd});
 }
 
 absl::Status ServiceManager::Keep(const std::string& name, const std::vector<int>& fds) {

@@ -20,6 +20,7 @@ namespace superoffload::host {
 struct Inheritance {
   // Descriptors that a predecessor had kept, by name.
   std::map<std::string, std::vector<memory::FileDescriptor>> kept;
+  memory::FileDescriptor succession;  // see RuntimeDirectory
   // Listening sockets, where it listens (socket activation); else invalid.
   memory::FileDescriptor control_socket;     // SOCK_STREAM
   memory::FileDescriptor descriptor_socket;  // SOCK_SEQPACKET
@@ -39,6 +40,9 @@ class ServiceManager final : public optimizer::DescriptorStore {
 
   // `keepers_listener`: for a keeper, see KeeperLink.
   void Ready(memory::FileDescriptor keepers_listener);
+
+  // See RuntimeDirectory::succession, which must stay open. RESOURCE_EXHAUSTED: as of Keep.
+  absl::Status KeepSuccession(int fd);
 
   // The start or the stop takes longer: so much more time from now.
   void ExtendTimeout(absl::Duration time);

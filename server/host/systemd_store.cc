@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/host/keeper_protocol.h"
 
 namespace superoffload::host {
 namespace {
@@ -18,6 +19,8 @@ size_t MostNameBytes() { return 31 * static_cast<size_t>(::sysconf(_SC_PAGESIZE)
 SystemdStore::SystemdStore(std::map<std::string, size_t> kept, std::optional<uint32_t> most)
     : most_(most), kept_(std::move(kept)) {}
 
+size_t SystemdStore::Optimizers() const { return kept_.size() - kept_.count(kSuccessionName); }
+
 absl::Status SystemdStore::Keep(const std::string& name, const std::vector<int>& fds) {
   absl::MutexLock lock(&mu_);
   size_t count = fds.size(), name_bytes = fds.size() * (name.size() + 1);
@@ -27,13 +30,13 @@ absl::Status SystemdStore::Keep(const std::string& name, const std::vector<int>&
   }
   if (most_ && count > *most_) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("systemd keeps the memory of ", kept_.size(), " optimizers over a restart of the daemon, and not of one more: delete "
+        absl::StrCat("systemd keeps the memory of ", Optimizers(), " optimizers over a restart of the daemon, and not of one more: delete "
                      "some, or raise FileDescriptorStoreMax=, which is ", *most_, ", to ", fds.size(),
-                     " for each (systemctl edit, then a restart)"));
+                     " for each and one (systemctl edit, then a restart)"));
   }
   if (name_bytes > MostNameBytes()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("systemd could not start the daemon again with the names of more than these ", kept_.size(),
+        absl::StrCat("systemd could not start the daemon again with the names of more than these ", Optimizers(),
                      " optimizers: delete some, or give them shorter names"));
   }
   // One message, so that the store has all of an optimizer's memory or none. memfds never hang up: no polling.

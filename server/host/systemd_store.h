@@ -27,6 +27,8 @@ class SystemdStore {
   void Drop(const std::string& name);
 
  private:
+  size_t Optimizers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const std::optional<uint32_t> most_;
   absl::Mutex mu_;
   std::map<std::string, size_t> kept_ ABSL_GUARDED_BY(mu_);

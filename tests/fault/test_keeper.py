@@ -198,6 +198,64 @@ def test_a_killed_keeper_is_replaced_and_gets_the_memory():
     kept.channel.close()
 
 
+def start_alone(directory, *redirections, passed=(), **environment):
+    """A daemon without a keeper, perhaps as systemd starts it."""
+    script = f'LISTEN_PID=$$ exec "$0" "$@" {" ".join(redirections)}'
+    return subprocess.Popen(
+        ["/bin/bash", "-c", script, BINARY, f"--runtime_directory={directory}", OFF],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        pass_fds=passed,
+    )
+
+
+def is_kept_off(directory):
+    thief = start_alone(directory)
+    assert thief.wait(60) == 1
+    return "is about to be started again with its optimizers" in thief.stderr.read()
+
+
+def test_nobody_takes_the_directory_while_the_keeper_is_about_to_start_the_next_daemon():
+    kept = Daemon("--keeper", OFF)
+    create(Connection(kept.endpoint), "run")
+    for _ in range(2):  # the second one has inherited the directory
+        (daemon,) = children(kept.process.pid)
+        os.kill(kept.process.pid, signal.SIGSTOP)
+        os.kill(daemon, signal.SIGKILL)
+        assert is_kept_off(kept.directory.name)
+        os.kill(kept.process.pid, signal.SIGCONT)
+        assert names(reconnected(kept)) == {"run"}
+    kept.process.terminate()
+    assert kept.process.wait(60) == 0
+    alone = start_alone(kept.directory.name)  # a keeper that was stopped keeps nothing
+    wait_until(lambda: connected(kept.endpoint))
+    alone.terminate()
+    assert alone.wait(60) == 0
+    kept.channel.close()
+    kept.directory.cleanup()
+
+
+def test_systemd_keeps_the_directory_with_the_optimizers(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(60)
+        first = start_alone(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        stored = []
+        while not stored:
+            message, stored, _, _ = socket.recv_fds(notify, 4096, 8)
+        assert b"FDNAME=succession" in message.splitlines()
+    first.kill()
+    first.wait()
+    assert is_kept_off(tmp_path)
+    again = start_alone(tmp_path, f"3<&{stored[0]}", passed=stored, LISTEN_FDS="1", LISTEN_FDNAMES="succession")
+    assert names(wait_until(lambda: connected(f"unix:{tmp_path}/control.sock"))) == set()
+    again.terminate()
+    assert again.wait(60) == 0
+    for descriptor in stored:
+        os.close(descriptor)
+
+
 def test_a_stopped_keeper_hangs_nobody_and_gets_everything_later():
     kept = Daemon("--keeper", OFF)
     connection = Connection(kept.endpoint)
