@@ -58,6 +58,7 @@ absl::Status OptimizerTable::Admit(const OptimizerId& id) const {
         absl::StrCat("the daemon has the ", limits_.total, " optimizers for which its limit of open files is enough; delete "
                      "one or raise the limit (ulimit -n, or LimitNOFILE= of its unit)"));
   }
+  if (absl::Status status = CheckNotInMaking(id); !status.ok()) return status;
   if (damaged_.contains(id) || optimizers_.contains(id)) {
     return absl::AlreadyExistsError(
         absl::StrCat("optimizer \"", id.name, "\" exists; attach to it, delete it or choose another name"));
@@ -197,6 +198,13 @@ bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) 
   return peer.is_operator || peer.uid == id.uid;
 }
 
+absl::Status OptimizerTable::CheckNotInMaking(const OptimizerId& id) const {
+  const auto found = optimizers_.find(id);
+  if (found == optimizers_.end() || found->second != nullptr) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("optimizer \"", id.name, "\" is being made by another call; try again once that has ended"));
+}
+
 absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, const std::string& name) const {
   OptimizerId id{peer.uid, name};
   const size_t slash = name.find('/');
@@ -208,6 +216,7 @@ absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, co
     return damaged_.contains(wanted) || (found != optimizers_.end() && found->second != nullptr);
   };
   if (MaySee(peer, id) && known(id)) return id;
+  if (absl::Status status = MaySee(peer, id) ? CheckNotInMaking(id) : absl::OkStatus(); !status.ok()) return status;
   std::set<uid_t> owners;
   for (const auto& [candidate, optimizer] : optimizers_) {
     if (!other && candidate.name == name && MaySee(peer, candidate) && known(candidate)) owners.insert(candidate.uid);

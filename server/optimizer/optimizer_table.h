@@ -147,6 +147,8 @@ class OptimizerTable {
 
   // Whether an optimizer of that name may be created.
   absl::Status Admit(const OptimizerId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // ABORTED: a call that creates it has not ended.
+  absl::Status CheckNotInMaking(const OptimizerId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<OptimizerId> Find(const transport::Peer& peer, const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What Find has found and is not damaged.

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import grpc
 import pytest
@@ -16,6 +17,8 @@ from tests.fault.test_recovered_optimizer import kill_daemon, model, optimizer_o
 import superoffload.jax
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
+from superoffload._core.session import Session
+from superoffload.v1 import optimizer_pb2 as pb
 
 SERIAL = itertools.count()
 
@@ -148,3 +151,39 @@ def test_both_adapters_refuse_to_push_over_what_they_restore(kept, tmp_path):
     fresh = optimizer_of(kept, model(9.0), f"run-{next(SERIAL)}", restore=None, sync="push_params")
     assert torch.equal(fresh.state_tensors()["weight"]["master"], torch.full((300,), 9.0))
     fresh.close()
+
+
+CREATE_LARGE = """
+    import sys, superoffload.torch, torch
+    from superoffload._core.control import Connection
+    from superoffload.v1 import optimizer_pb2 as pb
+    request = pb.CreateOptimizerRequest(name=sys.argv[2], algorithm="adamw", groups=[pb.ParameterGroup()])
+    request.parameters.add(name="weight", shape=[1 << 25], dtype=pb.DATA_TYPE_FLOAT32)
+    Connection(sys.argv[1]).call("CreateOptimizer", request)
+"""
+
+
+def test_a_trainer_started_again_waits_for_what_is_being_made_for_its_killed_self(kept):
+    session = Session(kept.endpoint, 30)
+
+    def state():
+        try:
+            session.stub.GetOptimizer(pb.GetOptimizerRequest(name="large"), metadata=session.metadata)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    killed = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CREATE_LARGE), kept.endpoint, "large"])
+    while (now := state()) == grpc.StatusCode.NOT_FOUND:
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.kill()
+    killed.wait()
+    assert now == grpc.StatusCode.ABORTED, "it was made in no time"
+    trained = torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.full((1 << 25,), 2.0))})
+    optimizer = optimizer_of(kept, trained, "large")
+    step(trained, optimizer)
+    assert optimizer.last_result.committed_steps == 1
+    assert torch.equal(optimizer.state_tensors()["weight"]["master"], trained["weight"].detach())
+    optimizer.close()
+    session.leave(None)

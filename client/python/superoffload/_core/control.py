@@ -101,11 +101,17 @@ class Connection:
         return self.again(lambda: self.call(method, request))
 
     def again(self, call: Callable[[], Any]) -> Any:
-        """Makes the call, and makes it again with the successor of a daemon that died."""
+        """Makes the call, and makes it again with the successor of a daemon that died.
+
+        Also once the daemon has made an optimizer of the name for somebody else: a trainer that was killed meanwhile.
+        """
         while True:
             try:
                 return call()
             except Error as error:
+                if error.code == grpc.StatusCode.ABORTED:
+                    time.sleep(_RETRY_SECONDS)
+                    continue
                 if error.code not in GONE:
                     raise
             self.wait_reopened()

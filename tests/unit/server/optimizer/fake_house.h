@@ -2,6 +2,7 @@
 #ifndef SUPEROFFLOAD_TESTS_UNIT_SERVER_OPTIMIZER_FAKE_HOUSE_H_
 #define SUPEROFFLOAD_TESTS_UNIT_SERVER_OPTIMIZER_FAKE_HOUSE_H_
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -53,6 +54,7 @@ class FakeStore final : public DescriptorStore {
   absl::Status Keep(const std::string& name, const std::vector<int>& fds) override {
     if (full) return absl::ResourceExhaustedError("the store is full");
     kept_[name] = fds.size();
+    if (on_keep) on_keep();
     return absl::OkStatus();
   }
   void Drop(const std::string& name) override { kept_.erase(name); }
@@ -60,6 +62,7 @@ class FakeStore final : public DescriptorStore {
   const std::map<std::string, size_t>& kept() const { return kept_; }
 
   bool full = false;
+  std::function<void()> on_keep;
 
  private:
   std::map<std::string, size_t> kept_;

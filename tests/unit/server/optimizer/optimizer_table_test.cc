@@ -55,6 +55,22 @@ TEST(OptimizerTableTest, ACreationThatFailsLeavesTheNameFree) {
   EXPECT_EQ(house.table.Get(FakeHouse::User(kAnna), "model").status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(OptimizerTableTest, WhoComesWhileAnOptimizerIsBeingMadeIsToldToComeAgain) {
+  FakeHouse house;
+  std::vector<absl::StatusCode> codes;
+  house.store.on_keep = [&] {
+    house.store.on_keep = nullptr;
+    const transport::Peer anna = FakeHouse::User(kAnna);
+    codes = {house.table.Get(anna, "model").status().code(), house.Create(kAnna, "model").status().code(),
+             house.table.Delete(anna, "model").code(), house.table.Get(FakeHouse::User(kBert), "model").status().code(),
+             house.table.Get(anna, "other").status().code()};
+  };
+  ASSERT_TRUE(house.Create(kAnna, "model").ok());
+  EXPECT_THAT(codes, ElementsAre(absl::StatusCode::kAborted, absl::StatusCode::kAborted, absl::StatusCode::kAborted,
+                                 absl::StatusCode::kNotFound, absl::StatusCode::kNotFound));
+  EXPECT_TRUE(house.table.Get(FakeHouse::User(kAnna), "model").ok());
+}
+
 TEST(OptimizerTableTest, WhatWouldNotOutliveTheDaemonIsRefused) {
   FakeHouse house;
   house.store.full = true;
