@@ -39,6 +39,17 @@ class SnapshotScope {
   bool ended_ = false;
 };
 
+std::vector<NamedScalars> NamedGroups(const optimizer::HostedOptimizer& optimizer,
+                                      const engine::StepEngine::Moment& moment) {
+  const std::span<const kernels::Scalar> scalars = optimizer.spec().algorithm->scalars;
+  std::vector<NamedScalars> groups;
+  for (const engine::Scalars& group : moment.groups) {
+    NamedScalars& named = groups.emplace_back();
+    for (size_t i = 0; i < scalars.size(); ++i) named[std::string(scalars[i].name)] = group[i];
+  }
+  return groups;
+}
+
 class Writer {
  public:
   Writer(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment, const PartialDirectory& to,
@@ -103,7 +114,7 @@ class Writer {
     index.sequence = sequence_;
     index.step = moment_.statistics.step;
     index.committed_steps = moment_.statistics.committed_steps;
-    index.groups = NamedGroups();
+    index.groups = NamedGroups(optimizer_, moment_);
     index.total_bytes = progress_->bytes_total;
     for (size_t i = 0; i < files_.size(); ++i) {
       if (absl::Status status = files_[i].Sync(); !status.ok()) return status;
@@ -148,17 +159,7 @@ class Writer {
             {"step", absl::StrCat(moment_.statistics.step)},
             {"committed_steps", absl::StrCat(moment_.statistics.committed_steps)},
             {"algorithm", std::string(optimizer_.spec().algorithm->name)},
-            {"hyperparameters", HyperparametersText(NamedGroups())}};
-  }
-
-  std::vector<NamedScalars> NamedGroups() const {
-    const std::span<const kernels::Scalar> scalars = optimizer_.spec().algorithm->scalars;
-    std::vector<NamedScalars> groups;
-    for (const engine::Scalars& group : moment_.groups) {
-      NamedScalars& named = groups.emplace_back();
-      for (size_t i = 0; i < scalars.size(); ++i) named[std::string(scalars[i].name)] = group[i];
-    }
-    return groups;
+            {"hyperparameters", HyperparametersText(NamedGroups(optimizer_, moment_))}};
   }
 
   bool Stopped() {
@@ -225,11 +226,25 @@ class Writer {
   std::vector<std::vector<WrittenPiece>> pieces_ ABSL_GUARDED_BY(mu_);  // per shard
 };
 
+// Whether `target` is a checkpoint of this moment. A restore makes another lineage, so no other state has that.
+bool IsOf(const optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
+          const std::string& target, Progress* progress) {
+  const absl::StatusOr<Index> index = ReadIndex(target, ReadScope::OfOwn(optimizer));
+  if (!index.ok()) return false;
+  progress->bytes_total = progress->bytes_written = index->total_bytes;
+  return index->optimizer == optimizer.id().name && index->run != 0 && index->run == optimizer.run() &&
+         index->lineage == optimizer.lineage() && index->step == moment.statistics.step &&
+         index->committed_steps == moment.statistics.committed_steps && index->groups == NamedGroups(optimizer, moment);
+}
+
 absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
                    const std::string& target, const WriteOptions& options, uint64_t sequence,
                    const std::atomic<bool>& cancelled, Progress* progress) {
   SnapshotScope snapshot(optimizer.engine());
   absl::StatusOr<std::unique_ptr<PartialDirectory>> directory = PartialDirectory::Create(target);
+  if (options.again && absl::IsAlreadyExists(directory.status()) && IsOf(optimizer, moment, target, progress)) {
+    return absl::OkStatus();
+  }
   if (!directory.ok()) return directory.status();
   Writer writer(optimizer, moment, **directory, options, sequence, cancelled, progress);
   if (absl::Status status = writer.Prepare(); !status.ok()) return status;

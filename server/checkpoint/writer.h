@@ -24,6 +24,7 @@ struct WriteOptions {
   // Of a rank of a run: taken after just so many committed steps, and written as this rank's part of `directory`
   // (run_index.h), which is there once all ranks have written theirs.
   bool of_run = false;
+  bool again = false;  // if `directory` is there and of this very moment, a daemon that died since has written it
   uint64_t next = 0;  // see StepMachine::SnapshotTime
   std::function<uint64_t()> sequence = [] { return 0; };  // see Index; called while no snapshot is open
   // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.

@@ -24,7 +24,8 @@ grpc::Status CheckpointCalls::Write(grpc::ServerContext* context, const v1::Chec
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   const auto operation = file_operations_.Begin((*optimizer)->id().uid);
   if (!operation.ok()) return ToGrpc(operation.status());
-  checkpoint::WriteOptions options{.directory = [&](uint64_t) { return request->directory(); }};
+  checkpoint::WriteOptions options{.again = request->again(),
+                                   .directory = [&](uint64_t) { return request->directory(); }};
   if (request->has_run_step()) {
     if ((*optimizer)->spec().member.run.empty()) {
       return ToGrpc(absl::InvalidArgumentError(

@@ -102,6 +102,46 @@ def test_every_call_comes_back_after_a_death_between_steps(kept, tmp_path):
     assert optimizer.last_result.committed_steps == 2
 
 
+@pytest.mark.parametrize("there", ["published by the daemon that died", "somebody's", "of another moment"])
+def test_a_checkpoint_that_a_daemon_published_before_it_died_is_the_answer_of_the_call(
+    kept, tmp_path, monkeypatch, there
+):
+    trained = model()
+    optimizer = optimizer_of(kept, trained)
+    directory = tmp_path / "saved"
+    if there == "somebody's":
+        directory.mkdir()
+    if there == "of another moment":
+        step(trained, optimizer)
+        optimizer.save_checkpoint(directory)
+    step(trained, optimizer)
+    write, died = Connection.stream, []
+
+    def die_unanswered(connection, method, request):
+        if not died:
+            died.append(method)
+            if there.startswith("published"):
+                write(connection, method, request)
+            kill_daemon(kept)
+            raise Error(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
+        return write(connection, method, request)
+
+    monkeypatch.setattr(Connection, "stream", die_unanswered)
+    if not there.startswith("published"):
+        with pytest.raises(Error) as raised:
+            optimizer.save_checkpoint(directory)
+        assert raised.value.code == grpc.StatusCode.ALREADY_EXISTS
+        return
+    assert optimizer.save_checkpoint(directory) == 1
+    assert died == ["CheckpointOptimizer"]
+    expected = optimizer.state_tensors()["weight"]["master"]
+    with pytest.raises(Error) as raised:  # who asks anew gets no older one
+        optimizer.save_checkpoint(directory)
+    assert raised.value.code == grpc.StatusCode.ALREADY_EXISTS
+    other = optimizer_of(kept, model(), "other", restore=directory)
+    assert torch.equal(other.state_tensors()["weight"]["master"], expected)
+
+
 def test_an_id_outlives_the_daemon_but_not_the_optimizer(kept):
     def the_id():
         connection = reconnected(kept)

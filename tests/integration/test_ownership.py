@@ -1,5 +1,6 @@
 """Who owns an optimizer and a private daemon: forked children, killed daemons, ranks of one launch, exits."""
 
+import hashlib
 import os
 import pathlib
 import signal
@@ -12,6 +13,7 @@ import time
 
 import pytest
 import torch
+from tests.support.users import STRANGER
 
 import superoffload.torch
 from superoffload._core import daemon as daemons
@@ -140,12 +142,12 @@ print(daemon._answers(endpoint), flush=True)
 )
 
 
-def start_rank(rank, base, port="29871", script=RANK):
+def start_rank(rank, base, port="29871", script=RANK, **environment):
     launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", script],
         cwd=ROOT,
-        env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": base},
+        env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "TMPDIR": base, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -169,6 +171,28 @@ def test_ranks_of_one_launch_share_a_daemon_that_ends_with_the_last(base):
     assert len(directories(base)) == 1
     assert end(ranks[1]) == "True"
     assert not directories(base)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
+def test_nobody_else_can_make_the_directory_of_a_launch_first(base, tmp_path):
+    """Whoever sees the launch knows all that its name would be made of."""
+    os.chmod(base, 0o1777)
+    launch = ["localhost", "29876", "", "", os.environ.get("SLURM_JOB_ID", "")]
+    for secret in ([], [""]):
+        words = [*secret, str(os.geteuid()), os.environ["SUPEROFFLOAD_DAEMON"], *launch]
+        digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
+        squatted = pathlib.Path(base, f"superoffloadd-{digest[:16]}")
+        squatted.mkdir(mode=0o755)
+        os.chown(squatted, STRANGER, STRANGER)
+    ranks = [start_rank(rank, base, port="29876", XDG_CACHE_HOME=str(tmp_path)) for rank in range(2)]
+    first, second = (rank.stdout.readline().strip() for rank in ranks)
+    assert first == second != ""
+    assert [end(rank) for rank in ranks] == ["True", "True"]
+    (secret,) = (tmp_path / "superoffload").iterdir()
+    assert secret.stat().st_mode & 0o777 == 0o600 and secret.read_text()
+    without = start_rank(0, base, port="29876", XDG_CACHE_HOME="/proc/nowhere")  # told, as it cannot be helped
+    assert without.communicate(timeout=100)[0] == ""
+    assert without.returncode == 1
 
 
 def test_a_daemon_of_ranks_that_are_bound_to_cores_has_those_of_their_launcher(base):

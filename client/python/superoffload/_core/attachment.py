@@ -79,9 +79,16 @@ class Attachment:
         whole = self._between_steps(lambda: self._connection.get_pages(self.optimizer.name))
         return whole.parameter_steps or [whole.committed_steps] * len(whole.parameters)
 
-    def stream(self, method: str, request: Any) -> Any:
-        """The same for a call that answers with a stream; returns its last message."""
-        return self._between_steps(lambda: self._connection.stream(method, request))
+    def write_checkpoint(self, request: optimizer_pb2.CheckpointOptimizerRequest) -> optimizer_pb2.CheckpointProgress:
+        """The same for the call that writes a checkpoint, of which a daemon that died may have published it."""
+
+        def once() -> optimizer_pb2.CheckpointProgress:
+            try:
+                return self._connection.stream("CheckpointOptimizer", request)
+            finally:
+                request.again = True
+
+        return self._between_steps(once)
 
     def _between_steps(self, call: Callable[[], Any]) -> Any:
         while True:

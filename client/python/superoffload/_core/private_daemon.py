@@ -93,11 +93,35 @@ def _ranks() -> int:
     return int(ranks) if "MASTER_PORT" in os.environ and ranks.isdecimal() else 1
 
 
+def _secret() -> str:
+    """Of this user: nobody else can tell the name of a launch's directory, and make it first.
+
+    Empty where the user has no home to write to: a directory that another user has made is refused then.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = pathlib.Path(cache, "superoffload", "launch-secret")
+    mine = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            mine.touch(0o600)
+            mine.write_text(uuid.uuid4().hex)
+            os.link(mine, path)  # whole, and the first one's stays
+    except OSError:
+        pass
+    with contextlib.suppress(OSError):
+        mine.unlink(missing_ok=True)
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _runtime_directory(binary: str) -> str:
     """Of this process, or the same for all ranks of a launch that use the same daemon."""
     if _ranks() == 1:
         return tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
-    launch = [str(os.geteuid()), binary, *(os.environ.get(name, "") for name in _LAUNCHED)]
+    launch = [_secret(), str(os.geteuid()), binary, *(os.environ.get(name, "") for name in _LAUNCHED)]
     digest = hashlib.sha256("\0".join(launch).encode()).hexdigest()
     directory = os.path.join(_base(), f"{_PREFIX}{digest[:16]}")
     with contextlib.suppress(FileExistsError):

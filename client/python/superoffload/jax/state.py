@@ -57,7 +57,7 @@ class State:
     def _save(self, path: str, run_step: int | None = None) -> optimizer_pb2.CheckpointProgress:
         """``run_step``: this process's part of the run's."""
         request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=path, run_step=run_step)
-        return self._attachment.stream("CheckpointOptimizer", request)
+        return self._attachment.write_checkpoint(request)
 
     def restore(self, source: Mapping[str, Any] | Directories) -> Any:
         """Goes back, or on, to a checkpoint, or to the handle of one; returns its parameters. All processes call it.

@@ -48,7 +48,7 @@ class CheckpointOwner(torch.optim.Optimizer):
     def _write_checkpoint(self, directory: str, run_step: int | None = None) -> optimizer_pb2.CheckpointProgress:
         """``run_step``: this rank's part of the run's."""
         request = optimizer_pb2.CheckpointOptimizerRequest(name=self.name, directory=directory, run_step=run_step)
-        return self._attachment.stream("CheckpointOptimizer", request)
+        return self._attachment.write_checkpoint(request)
 
     def save_beside(self, path: str | os.PathLike[str]) -> None:
         """All ranks of a run write this moment beside ``path``, where one of them is about to pickle ``state_dict()``.
