@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <chrono>
 #include <cstring>
 
+#include "client/src/connect_patience.h"
 #include "kernels/check.h"
 
 namespace superoffload::client {
@@ -18,15 +19,11 @@ namespace {
 // To register hundreds of gigabytes takes minutes, and an answer that came later would be taken for the next one.
 constexpr timeval kShareTimeout{.tv_sec = 1800, .tv_usec = 0};
 
-// A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever. It has
-// $SUPEROFFLOAD_CONNECT_SECONDS, 30 where that says nothing.
+// A daemon that is alive answers at once; one that is stopped must not hang its trainer for ever.
 timeval ReplyTimeout() {
-  const char* const text = std::getenv("SUPEROFFLOAD_CONNECT_SECONDS");
-  double seconds = text == nullptr ? 0 : std::strtod(text, nullptr);
-  if (!(seconds > 0 && seconds <= 86400)) seconds = 30;
-  const auto whole = static_cast<time_t>(seconds);
-  const auto rest = static_cast<suseconds_t>((seconds - static_cast<double>(whole)) * 1e6);
-  return {.tv_sec = whole, .tv_usec = whole == 0 ? std::max<suseconds_t>(rest, 1) : rest};  // all 0 is for ever
+  const std::chrono::milliseconds patience = ConnectPatience();
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(patience);
+  return {.tv_sec = whole.count(), .tv_usec = std::chrono::microseconds(patience - whole).count()};
 }
 
 superoffload_socket_request Request(superoffload_socket_kind kind, uint64_t attachment_epoch) {

@@ -1,10 +1,9 @@
 #include "server/rpc/attach_reactor.h"
 
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "server/memory/thread.h"
+#include "server/rpc/call_thread.h"
 #include "server/rpc/from_proto.h"
 #include "server/rpc/to_proto.h"
 
@@ -20,25 +19,18 @@ void AttachReactor::OnReadDone(bool ok) {
   if (!ok) return Finish(EndedEarly());
   if (absl::Status status = request_->Add(page_); !status.ok()) return Finish(ToGrpc(status));
   if (!request_->complete()) return StartRead(&page_);
-  absl::StatusOr<std::thread> thread = memory::StartThread("so-call", [this] { Answer(); });
-  if (!thread.ok()) return Finish(ToGrpc(thread.status()));
-  thread->detach();  // the server's shutdown waits for the call
+  if (absl::Status started = StartCallThread([this] { Answer(); }); !started.ok()) Finish(ToGrpc(started));
 }
 
-// Nothing may be touched after Finish() or StartWrite(): in a thread of its own this is not kept alive by gRPC.
 void AttachReactor::Answer() {
-  if (absl::Status status = Attach(request_->whole()); !status.ok()) return Finish(ToGrpc(status));
+  const absl::StatusOr<bool> cancelled = Attach(request_->whole());
+  if (!cancelled.ok()) return Finish(ToGrpc(cancelled.status()));
   request_.reset();
-  bool cancelled;
-  {
-    absl::MutexLock lock(&mu_);
-    cancelled = cancelled_;
-  }
-  if (cancelled) OnCancel();  // it met no attachment; once more does no harm
-  StartWrite(&response_);     // until it is done nobody finishes the call
+  if (*cancelled) OnCancel();  // it met no attachment; once more does no harm
+  StartWrite(&response_);      // until it is done nobody finishes the call
 }
 
-absl::Status AttachReactor::Attach(const v1::AttachOptimizerRequest& request) {
+absl::StatusOr<bool> AttachReactor::Attach(const v1::AttachOptimizerRequest& request) {
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(peer_, request.name());
   if (!optimizer.ok()) return optimizer.status();
   absl::StatusOr<optimizer::Sync> sync = ToSync(request.sync());
@@ -53,7 +45,7 @@ absl::Status AttachReactor::Attach(const v1::AttachOptimizerRequest& request) {
   absl::MutexLock lock(&mu_);
   optimizer_ = *std::move(optimizer);
   epoch_ = *epoch;
-  return absl::OkStatus();
+  return cancelled_;
 }
 
 void AttachReactor::OnEnd(const absl::Status& reason) {

@@ -25,7 +25,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachOptimizerRe
 
  private:
   void Answer();
-  absl::Status Attach(const v1::AttachOptimizerRequest& request);
+  // Returns whether the call was cancelled meanwhile.
+  absl::StatusOr<bool> Attach(const v1::AttachOptimizerRequest& request);
   void OnEnd(const absl::Status& reason);
 
   void OnReadDone(bool ok) override;

@@ -6,13 +6,11 @@
 #include <sys/types.h>
 
 #include <functional>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "server/memory/memory_budget.h"
-#include "server/memory/thread.h"
+#include "server/rpc/call_thread.h"
 #include "server/rpc/paged_request.h"
 #include "server/rpc/to_proto.h"
 
@@ -34,11 +32,8 @@ class PagedCall final : public grpc::ServerReadReactor<Request> {
     if (!ok) return this->Finish(EndedEarly());
     if (absl::Status status = request_.Add(page_); !status.ok()) return this->Finish(ToGrpc(status));
     if (!request_.complete()) return this->StartRead(&page_);
-    absl::StatusOr<std::thread> thread = memory::StartThread("so-call", [this] {
-      this->Finish(ToGrpc(serve_(request_.whole())));  // may destroy this
-    });
-    if (!thread.ok()) return this->Finish(ToGrpc(thread.status()));
-    thread->detach();  // the server's shutdown waits for the call
+    const absl::Status started = StartCallThread([this] { this->Finish(ToGrpc(serve_(request_.whole()))); });
+    if (!started.ok()) this->Finish(ToGrpc(started));
   }
 
   void OnDone() override { delete this; }

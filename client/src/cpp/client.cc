@@ -12,8 +12,8 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/src/connect_patience.h"
 #include "client/src/cpp/attachment_stream.h"
 #include "client/src/cpp/calls.h"
 #include "client/src/cpp/pages.h"
@@ -23,20 +23,11 @@ namespace {
 
 using Stub = v1::OptimizerService::Stub;
 
-// $SUPEROFFLOAD_CONNECT_SECONDS, else 30.
-std::chrono::milliseconds ConnectTimeout() {
-  constexpr double kLongestSeconds = 86400;
-  const char* text = std::getenv("SUPEROFFLOAD_CONNECT_SECONDS");
-  double seconds = 0;
-  const bool given = text != nullptr && absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= kLongestSeconds;
-  return std::chrono::milliseconds(given ? static_cast<int64_t>(1000 * seconds) : 30'000);
-}
-
 // gRPC gives up a connection that stays silent for 20 seconds, whatever a call's time is.
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint,
                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, std::max(1, static_cast<int>(ConnectTimeout().count())));
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(client::ConnectPatience().count()));
   return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
 
@@ -100,7 +91,7 @@ absl::StatusOr<v1::Topology> Client::GetTopology() {
 
 absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + ConnectTimeout());
+  context.set_deadline(std::chrono::system_clock::now() + client::ConnectPatience());
   v1::ServerInfo info;
   if (grpc::Status status = server_->GetServerInfo(&context, {}, &info); !status.ok()) return FromGrpc(status);
   return info;

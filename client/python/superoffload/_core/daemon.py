@@ -93,9 +93,8 @@ def _answers(endpoint: str) -> bool:
         try:
             stub.GetServerInfo(optimizer_pb2.GetServerInfoRequest(), timeout=seconds)
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-                return False
-            raise patience.no_answer(endpoint, seconds) from None
+            patience.check_answered(error, endpoint, seconds)
+            return False
     return True
 
 

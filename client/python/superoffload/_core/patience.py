@@ -25,14 +25,16 @@ def seconds(variable: str, default: float) -> float:
     return found
 
 
-def no_answer(endpoint: str, waited_seconds: float) -> Error:
-    """Of a daemon that accepts connections."""
-    return Error(
+def check_answered(error: grpc.RpcError, endpoint: str, waited_seconds: float) -> None:
+    """Raises Error where a daemon accepts connections and says nothing."""
+    if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+        return
+    raise Error(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         f"the superoffloadd at {endpoint} did not answer for {waited_seconds:g} seconds: it is stopped, or the machine "
         f"is overloaded; continue it or end it, wait longer with ${CONNECT[0]}, or name another in "
         "$SUPEROFFLOAD_ENDPOINT",
-    )
+    ) from None
 
 
 def open_channel(endpoint: str) -> grpc.Channel:

@@ -39,8 +39,7 @@ class Session:
             library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
         except grpc.RpcError as error:
             channel.close()
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise patience.no_answer(endpoint, timeout_seconds) from None
+            patience.check_answered(error, endpoint, timeout_seconds)
             raise from_rpc(error) from None
         except BaseException:
             channel.close()
@@ -57,8 +56,7 @@ class Session:
             request = optimizer_pb2.ListOptimizersRequest(page_size=1)
             self.stub.ListOptimizers(request, metadata=self.metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise patience.no_answer(self.endpoint, timeout_seconds) from None
+            patience.check_answered(error, self.endpoint, timeout_seconds)
             return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # too many calls at once
         return True
 
