@@ -479,6 +479,7 @@ def pages_of(name, parameters, shape):
         yield page
 
 
+@pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="ThreadSanitizer has an allocator that gives nothing back")
 def test_a_daemon_gives_back_what_large_plans_took(tmp_path, monkeypatch):
     keep_little_of_what_is_freed(monkeypatch)
     daemon = configured(tmp_path, "")
