@@ -161,13 +161,13 @@ def test_a_daemon_that_hangs_is_killed_and_its_optimizers_survive(service):
 def test_an_optimizer_that_systemd_would_not_keep_is_refused(service):
     drop_in = "/run/systemd/system/superoffloadd@.service.d/f.conf"
     service("mkdir", "-p", os.path.dirname(drop_in))
-    service("sh", "-c", f"printf '[Service]\\nFileDescriptorStoreMax=5\\n' >{drop_in}")
+    service("sh", "-c", f"printf '[Service]\\nFileDescriptorStoreMax=6\\n' >{drop_in}")
     service("systemctl", "daemon-reload")
     trainer = train(service)
     service.wait(lambda: (committed_steps(service) or 0) > 10)
     words = ("--text=/text", "--endpoint=unix:/run/superoffloadd-0/control.sock", "--steps=1", "--name=second")
     second = service("/opt/train_bigram", *words, check=False)
-    assert second.returncode == 1 and "FileDescriptorStoreMax=, which is 5" in second.stderr
+    assert second.returncode == 1 and "FileDescriptorStoreMax=, which is 6" in second.stderr
     before = service.main_pid()
     service("kill", "-9", str(before))
     service.wait(lambda: service.main_pid() not in (0, before))
