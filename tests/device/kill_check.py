@@ -3,6 +3,7 @@
 Gradients do not depend on parameters, so that the GPU's and the host's are the same; parameters depend on every step.
 """
 
+import contextlib
 import os
 import pathlib
 import random
@@ -82,7 +83,7 @@ def require_same(expected: list[torch.Tensor], actual: list[torch.Tensor], kills
 
 def committed_steps(connection: Connection) -> int:
     try:
-        return connection.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=NAME)).committed_steps
+        return connection.call_again("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=NAME)).committed_steps
     except superoffload.Error as error:
         if error.code != grpc.StatusCode.NOT_FOUND:
             raise
@@ -123,30 +124,41 @@ def fork_trainer(mover: str, to: pathlib.Path) -> tuple[int, int]:
     return pid, started
 
 
+def kill_each(waiting: list[tuple[int, int]], dice: random.Random) -> int:
+    """Starts one trainer after the other and kills all but the last; returns how many were killed."""
+    connection = Connection(os.environ["SUPEROFFLOAD_ENDPOINT"])
+    kills = 0
+    for number, (pid, started) in enumerate(waiting):
+        os.write(started, b"!")
+        goal = (number + 1) * STEPS // (KILLS + 1) if number < KILLS else STEPS + 1
+        ended, status = 0, 0
+        while not ended and committed_steps(connection) < goal:
+            time.sleep(POLL_SECONDS)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            time.sleep(dice.uniform(0, POLL_SECONDS))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            kills += 1
+        elif status != 0:
+            raise RuntimeError(f"a trainer ended by itself, with status {status}")
+    return kills
+
+
 def kill_trainers(mover: str) -> dict[str, int]:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    dice = random.Random(seed)
     with machine.daemon(1 << 30), tempfile.TemporaryDirectory() as directory:
         to = pathlib.Path(directory) / "weights"
         waiting = [fork_trainer(mover, to) for _ in range(KILLS + 1)]
-        expected = on_the_host()
-        connection = Connection(os.environ["SUPEROFFLOAD_ENDPOINT"])
-        kills = 0
-        for number, (pid, started) in enumerate(waiting):
-            os.write(started, b"!")
-            goal = (number + 1) * STEPS // (KILLS + 1) if number < KILLS else STEPS + 1
-            ended, status = 0, 0
-            while not ended and committed_steps(connection) < goal:
-                time.sleep(POLL_SECONDS)
-                ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                time.sleep(dice.uniform(0, POLL_SECONDS))
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                kills += 1
-            elif status != 0:
-                raise RuntimeError(f"a trainer ended by itself, with status {status}")
+        try:
+            expected = on_the_host()
+            kills = kill_each(waiting, random.Random(seed))
+        except BaseException:
+            for pid, _ in waiting:  # the daemon ends when nobody has its standard input open any more
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
         return require_same(expected, torch.load(to.with_suffix(".whole")), kills)
 
 
