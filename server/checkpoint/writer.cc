@@ -230,11 +230,12 @@ class Writer {
 bool IsOf(const optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
           const std::string& target, Progress* progress) {
   const absl::StatusOr<Index> index = ReadIndex(target, ReadScope::OfOwn(optimizer));
-  if (!index.ok()) return false;
-  progress->bytes_total = progress->bytes_written = index->total_bytes;
-  return index->optimizer == optimizer.id().name && index->run != 0 && index->run == optimizer.run() &&
-         index->lineage == optimizer.lineage() && index->step == moment.statistics.step &&
-         index->committed_steps == moment.statistics.committed_steps && index->groups == NamedGroups(optimizer, moment);
+  const bool same = index.ok() && index->optimizer == optimizer.id().name && index->run != 0 &&
+                    index->run == optimizer.run() && index->lineage == optimizer.lineage() && index->step == moment.statistics.step &&
+                    index->committed_steps == moment.statistics.committed_steps &&
+                    index->groups == NamedGroups(optimizer, moment);
+  if (same) progress->bytes_total = progress->bytes_written = index->total_bytes;
+  return same;
 }
 
 absl::Status Write(optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,

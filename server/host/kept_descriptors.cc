@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -77,6 +78,10 @@ void KeptDescriptors::Obey(const std::string& message, std::vector<FileDescripto
     return;
   }
   for (FileDescriptor& fd : fds) kept_.push_back({name, std::move(fd)});
+}
+
+bool KeptDescriptors::empty() const {
+  return std::all_of(kept_.begin(), kept_.end(), [](const Kept& kept) { return kept.name == kSuccessionName; });
 }
 
 bool KeptDescriptors::Drop(const std::string& name) {

@@ -32,7 +32,7 @@ class KeptDescriptors {
   const std::vector<Kept>& all() const { return kept_; }
 
   // Whether it is no optimizer's memory, for which a daemon has to be started again.
-  bool empty() const { return Bytes().empty(); }
+  bool empty() const;
 
   // False: nothing has that name.
   bool Drop(const std::string& name);

@@ -215,8 +215,10 @@ absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, co
     const auto found = optimizers_.find(wanted);
     return damaged_.contains(wanted) || (found != optimizers_.end() && found->second != nullptr);
   };
-  if (MaySee(peer, id) && known(id)) return id;
-  if (absl::Status status = MaySee(peer, id) ? CheckNotInMaking(id) : absl::OkStatus(); !status.ok()) return status;
+  if (MaySee(peer, id)) {
+    if (known(id)) return id;
+    if (absl::Status status = CheckNotInMaking(id); !status.ok()) return status;
+  }
   std::set<uid_t> owners;
   for (const auto& [candidate, optimizer] : optimizers_) {
     if (!other && candidate.name == name && MaySee(peer, candidate) && known(candidate)) owners.insert(candidate.uid);

@@ -41,7 +41,7 @@ class PagedRequest {
         absl::StrCat("the request for optimizer \"", whole_.name().empty() ? page.name() : whole_.name(), "\""), uid_,
         {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = kCopies * page.SpaceUsedLong()});
     if (!reserved.ok()) return reserved.status();
-    gives_back_.Add(kCopies * page.SpaceUsedLong());
+    gives_back_.Add(reserved->use().metadata_bytes);
     reservations_.push_back(*std::move(reserved));
     complete_ = !page.more();
     whole_.MergeFrom(page);

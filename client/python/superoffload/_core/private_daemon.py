@@ -100,21 +100,25 @@ def _secret() -> str:
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = pathlib.Path(cache, "superoffload", "launch-secret")
-    mine = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            mine.touch(0o600)
-            mine.write_text(uuid.uuid4().hex)
-            os.link(mine, path)  # whole, and the first one's stays
-    except OSError:
-        pass
     with contextlib.suppress(OSError):
-        mine.unlink(missing_ok=True)
+        if not path.exists():
+            _make_secret(path)
     try:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _make_secret(path: pathlib.Path) -> None:
+    """Whole, and by the first one who does. Raises OSError where it is there meanwhile, or cannot be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mine = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        mine.touch(0o600)
+        mine.write_text(uuid.uuid4().hex)
+        os.link(mine, path)
+    finally:
+        mine.unlink(missing_ok=True)
 
 
 def _runtime_directory(binary: str) -> str:
