@@ -69,6 +69,17 @@ absl::Status SetPass(const v1::PlanRequest& request, simulator::Pass& pass) {
     default:
       return absl::InvalidArgumentError("attention has an unknown value; see plan.proto");
   }
+  switch (request.loss()) {
+    case v1::LOSS_UNSPECIFIED:
+    case v1::LOSS_WHOLE:
+      pass.loss = simulator::Loss::kWhole;
+      break;
+    case v1::LOSS_CHUNKED:
+      pass.loss = simulator::Loss::kChunked;
+      break;
+    default:
+      return absl::InvalidArgumentError("loss has an unknown value; see plan.proto");
+  }
   return absl::OkStatus();
 }
 

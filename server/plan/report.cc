@@ -21,6 +21,16 @@ void AppendMemory(const char* title, const v1::MemoryPlan& plan, std::string& te
   absl::StrAppend(&text, "\n");
 }
 
+void AppendLargest(const v1::Largest& largest, std::string& text) {
+  absl::StrAppend(&text, "largest batch that fits: ", largest.batch(), " at this sequence; largest sequence: ",
+                  largest.sequence(), " at this batch\n");
+  if (largest.chunked_loss_batch() > largest.batch() || largest.chunked_loss_sequence() > largest.sequence()) {
+    absl::StrAppend(&text, "with a chunked loss (--loss=chunked): batch ", largest.chunked_loss_batch(),
+                    ", or sequence ", largest.chunked_loss_sequence(), "\n");
+  }
+  absl::StrAppend(&text, "\n");
+}
+
 void AppendPerformance(const v1::PlanResponse& response, std::string& text) {
   if (response.performance().empty()) {
     absl::StrAppend(&text, "performance: unknown. ", response.performance_unknown(), "\n\n");
@@ -68,8 +78,7 @@ std::string Report(const v1::PlanResponse& response) {
   }
   AppendMemory("GPU memory", most->gpu(), text);
   AppendMemory("host memory", most->host(), text);
-  absl::StrAppend(&text, "largest batch that fits: ", response.largest().batch(),
-                  " at this sequence; largest sequence: ", response.largest().sequence(), " at this batch\n\n");
+  AppendLargest(response.largest(), text);
   AppendPerformance(response, text);
   AppendSentences("recommendation", response.recommendation().sentences(), text);
   AppendSentences("not supported yet", response.recommendation().not_supported(), text);

@@ -191,6 +191,26 @@ def test_a_step_is_simulated():
     assert json.loads(ctl("--model=llama-8b", "--json", *RUN)) == answer  # nothing depends on when it runs
 
 
+def test_a_chunked_loss_makes_room_for_a_long_sequence_on_one_chip():
+    words = ("--model=gpt-oss-20b", "--machine=gh200-96-480", "--batch=1", "--sequence=32768", "--quick")
+    run = subprocess.run([CTL, "plan", *words], capture_output=True, text=True, timeout=120)
+    assert "--loss=chunked" in run.stdout and "use_liger_kernel=True" in run.stdout and "--ranks" not in run.stdout
+    answer = json.loads(ctl(*words, "--json", "--loss=chunked"))
+    assert answer["memory"][0]["gpu"]["fits"] and answer["performance"][0]["step_seconds"] > 0
+    assert answer["recommendation"]["loss"] == "LOSS_CHUNKED" and answer["recommendation"]["ranks"] == 1
+    assert "whole, chunked" in ctl(*words, "--loss=some", status=2)
+
+
+def test_a_machine_of_which_there_is_one_is_not_recommended_twice(tmp_path):
+    machine = tmp_path / "workstation.textproto"
+    words = ("--model=llama-8b", f"--machine={machine}", "--batch=1", "--sequence=4096", "--quick")
+    for network, ranks in (("", "pass --ranks=5"), ("network { most_ranks: 1 }", "workstation comes alone")):
+        machine.write_text(f'name: "workstation" like: "h100-pcie" host {{ memory_bytes: 4e10 }} {network}')
+        run = subprocess.run([CTL, "plan", *words], capture_output=True, text=True, timeout=120)
+        assert ranks in run.stdout, run.stdout
+    assert "--ranks" not in run.stdout
+
+
 def test_published_schedules_are_compared():
     words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=zero-offload,superoffload-published")
     rows = {row["schedule"]: row["step_seconds"] for row in json.loads(ctl(*words))["performance"]}

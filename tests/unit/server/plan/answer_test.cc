@@ -10,6 +10,7 @@
 namespace superoffload::plan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -25,6 +26,13 @@ v1::PlanRequest Request(const std::string& model, uint32_t batch = 4, uint32_t s
   request.set_sequence(sequence);
   request.set_quick(true);
   return request;
+}
+
+// A model whose logits take less than its blocks.
+v1::Architecture SmallVocabulary() {
+  v1::Architecture a;
+  a.set_layers(32), a.set_hidden(4096), a.set_query_heads(32), a.set_feed_forward(14336), a.set_vocabulary(1000);
+  return a;
 }
 
 std::string Refusal(const v1::PlanRequest& request) {
@@ -158,11 +166,91 @@ TEST(RecommendationTest, ASmallerBatchOrCheckpointsMakeRoom) {
   const v1::PlanResponse batch = *Answer(request);
   EXPECT_FALSE(batch.memory(0).gpu().fits());
   EXPECT_THAT(batch.recommendation().sentences(),
-              Contains(HasSubstr("batch of " + std::to_string(batch.largest().batch()))));
+              Contains(HasSubstr("batch of " + std::to_string(batch.largest().chunked_loss_batch()))));
   request.set_batch(2);
   request.set_sequence(16384);
   request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
   EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("Checkpoint")));
+}
+
+TEST(RecommendationTest, AChunkedLossComesBeforeRanksAndStreaming) {
+  v1::PlanRequest request = Request("gpt-oss-20b", 1, 32768);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
+  EXPECT_EQ(recommendation.loss(), v1::LOSS_CHUNKED);
+  EXPECT_EQ(recommendation.ranks(), 1u);
+  EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
+  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
+  EXPECT_THAT(recommendation.sentences(),
+              ElementsAre(HasSubstr("HBM lacks"), AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
+                                                        HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
+  request.set_loss(v1::LOSS_CHUNKED);
+  const v1::PlanResponse followed = *Answer(request);
+  EXPECT_TRUE(followed.memory(0).gpu().fits());
+  EXPECT_EQ(followed.performance_size(), 1);
+  EXPECT_EQ(followed.recommendation().loss(), v1::LOSS_CHUNKED);
+  EXPECT_THAT(followed.recommendation().sentences(), Not(Contains(HasSubstr("--loss"))));
+}
+
+TEST(RecommendationTest, AChunkedLossThatDoesNotSufficeIsPartOfWhatDoes) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  const v1::PlanResponse asked = *Answer(request);
+  EXPECT_EQ(asked.recommendation().loss(), v1::LOSS_CHUNKED);
+  EXPECT_GT(asked.largest().chunked_loss_batch(), 2 * asked.largest().batch());
+  EXPECT_GT(asked.largest().chunked_loss_sequence(), 2 * asked.largest().sequence());
+  EXPECT_THAT(asked.report(), HasSubstr("with a chunked loss (--loss=chunked): batch "));
+  const std::string batch = "batch of " + std::to_string(asked.largest().chunked_loss_batch());
+  EXPECT_THAT(asked.recommendation().sentences(), Contains(HasSubstr(batch)));
+  request.set_loss(v1::LOSS_CHUNKED);
+  request.set_batch(asked.largest().chunked_loss_batch());
+  EXPECT_TRUE(Answer(request)->memory(0).gpu().fits());
+}
+
+TEST(RecommendationTest, ALossInChunksThatSavesNothingIsNotRecommended) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
+  request.mutable_model()->mutable_architecture()->CopyFrom(SmallVocabulary());
+  request.clear_model_name();
+  const v1::PlanResponse answer = *Answer(request);
+  ASSERT_FALSE(answer.memory(0).gpu().fits());
+  EXPECT_EQ(answer.recommendation().loss(), v1::LOSS_WHOLE);
+  EXPECT_THAT(answer.recommendation().sentences(), Not(Contains(HasSubstr("--loss"))));
+}
+
+TEST(RecommendationTest, AMachineThatComesAloneIsNeverRecommendedTwice) {
+  v1::PlanRequest request = Request("llama-8b", 1, 4096);
+  request.set_machine_name("laptop");
+  const v1::Recommendation laptop = Answer(request)->recommendation();
+  EXPECT_EQ(laptop.ranks(), 1u);
+  EXPECT_THAT(laptop.sentences(), ElementsAre(HasSubstr("laptop comes alone")));
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("h100-pcie");
+  request.mutable_machine()->mutable_gpu()->set_memory_bytes(16e9);
+  EXPECT_GT(Answer(request)->recommendation().ranks(), 1u);
+  request.mutable_machine()->mutable_network()->set_most_ranks(1);
+  const v1::Recommendation workstation = Answer(request)->recommendation();
+  EXPECT_EQ(workstation.ranks(), 1u);
+  EXPECT_THAT(workstation.sentences(), Not(Contains(HasSubstr("--ranks"))));
+  EXPECT_EQ(workstation.weights(), v1::Recommendation::WEIGHTS_STREAMED);
+  request.mutable_machine()->mutable_network()->set_most_ranks(1u << 17);
+  request.set_ranks(2);
+  EXPECT_THAT(Refusal(request), HasSubstr("network.most_ranks of machine 'h100-pcie' is 131072"));
+}
+
+TEST(RecommendationTest, TheFewestRanksThatFitNeedNoPowerOfTwo) {
+  v1::PlanRequest request = Request("llama-70b", 1, 2048);
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("gh200-96-480");
+  request.mutable_machine()->mutable_host()->set_memory_bytes(300e9);
+  const uint32_t ranks = Answer(request)->recommendation().ranks();
+  EXPECT_EQ(ranks, 6u);
+  for (const uint32_t tried : {ranks - 1, ranks}) {
+    request.set_ranks(tried);
+    EXPECT_EQ(Answer(request)->memory(0).host().fits(), tried == ranks) << tried;
+  }
+  request.set_ranks(1);
+  request.mutable_machine()->mutable_network()->set_most_ranks(5);
+  EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("No number of ranks up to 5 holds it")));
+  EXPECT_EQ(Answer(request)->recommendation().ranks(), 1u);
 }
 
 TEST(PerformanceTest, AStepIsSimulatedAsAskedFor) {
