@@ -95,6 +95,18 @@ std::vector<std::string> Assumptions(const Question& question) {
   return sentences;
 }
 
+void SetPrices(double price_per_hour, uint32_t ranks, v1::PlanResponse& response) {
+  if (price_per_hour == 0) return;
+  for (v1::Performance& row : *response.mutable_performance()) {
+    if (row.tokens_per_second() == 0) continue;
+    row.set_price_per_million_tokens(1e6 * price_per_hour * ranks / (3600 * row.tokens_per_second()));
+  }
+  response.add_assumptions(absl::StrCat("Tokens cost what ", ranks, ranks == 1 ? " machine costs" : " machines cost",
+                                        " at ", price_per_hour,
+                                        " an hour each, for as long as the steps take: loading, evaluation, "
+                                        "checkpoints and failures are not in it."));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
@@ -127,7 +139,8 @@ absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   *response.mutable_recommendation() = *std::move(recommendation);
   for (std::string& sentence : Assumptions(*question)) response.add_assumptions(std::move(sentence));
   if (absl::Status status = SetPerformance(*question, *layout, *memory, response); !status.ok()) return status;
-  response.set_report(Report(response));
+  SetPrices(request.price_per_hour(), question->ranks, response);
+  response.set_report(Report(response, request.assumptions()));
   return response;
 }
 

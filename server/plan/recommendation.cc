@@ -61,8 +61,8 @@ absl::StatusOr<bool> ShareFits(const Question& question, bool gpu) {
   return !gpu || TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes();
 }
 
-// The fewest from 2 on, on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does. Of more ranks each
-// has less.
+// The fewest from 2 on, on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does. Of more ranks
+// each has less.
 absl::StatusOr<uint32_t> RanksThatFit(Question question, bool gpu) {
   uint32_t too_few = 1, enough = 0;
   for (uint32_t most = MostRanks(question.machine); most > too_few;) {
@@ -219,8 +219,8 @@ class Recommender {
                      GiB(static_cast<double>(before - after)), ": not all of the ",
                      GiB(simulator::ActivationsOf(q_.model.architecture, q_.pass).head),
                      " of logits are in HBM at once. Hugging Face models do so with liger-kernel installed and "
-                     "use_liger_kernel=True in TrainingArguments, where Liger knows their family; a loop of your own with "
-                     "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss."));
+                     "use_liger_kernel=True in TrainingArguments, where Liger knows their family; a loop of your own "
+                     "does so with liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss."));
     return true;
   }
 

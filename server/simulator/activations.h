@@ -65,8 +65,8 @@ inline constexpr double kLogitBytes = 10;  // 2 of the output, 4 of its fp32 log
 //     a chunk's product               vocabulary x hidden x 2, until it is added to the head's gradient
 //
 // The head's gradient itself is in the plan with all other gradients. Chunks are those of Liger's fused linear cross
-// entropy (ops/fused_linear_cross_entropy.py): the tokens times hidden / vocabulary, rounded up to a power of two, so that
-// a chunk's logits are about as many as the elements of all hidden states.
+// entropy (ops/fused_linear_cross_entropy.py): the tokens times hidden / vocabulary, rounded up to a power of two, so
+// that a chunk's logits are about as many as the elements of all hidden states.
 uint64_t LossChunk(const Architecture& architecture, const Pass& pass);  // tokens
 
 // Bytes that a pass moves to add up the head's gradient from the chunks' products; 0 where the loss is not chunked.

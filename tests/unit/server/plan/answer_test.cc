@@ -181,8 +181,9 @@ TEST(RecommendationTest, AChunkedLossComesBeforeRanksAndStreaming) {
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
   EXPECT_THAT(recommendation.not_supported(), IsEmpty());
   EXPECT_THAT(recommendation.sentences(),
-              ElementsAre(HasSubstr("HBM lacks"), AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
-                                                        HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
+              ElementsAre(HasSubstr("HBM lacks"),
+                          AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
+                                HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
   request.set_loss(v1::LOSS_CHUNKED);
   const v1::PlanResponse followed = *Answer(request);
   EXPECT_TRUE(followed.memory(0).gpu().fits());
@@ -249,8 +250,9 @@ TEST(RecommendationTest, TheFewestRanksThatFitNeedNoPowerOfTwo) {
   }
   request.set_ranks(1);
   request.mutable_machine()->mutable_network()->set_most_ranks(5);
-  EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("No number of ranks up to 5 holds it")));
-  EXPECT_EQ(Answer(request)->recommendation().ranks(), 1u);
+  const v1::Recommendation few = Answer(request)->recommendation();
+  EXPECT_THAT(few.sentences(), Contains(HasSubstr("No number of ranks up to 5 holds it")));
+  EXPECT_EQ(few.ranks(), 1u);
 }
 
 TEST(PerformanceTest, AStepIsSimulatedAsAskedFor) {
@@ -284,6 +286,34 @@ TEST(PerformanceTest, WhatDoesNotFitHasNoSpeedAndNoTimeline) {
   EXPECT_THAT(Answer(request)->performance_unknown(), HasSubstr("does not fit"));
   request.set_timeline(v1::TIMELINE_FORMAT_SVG);
   EXPECT_THAT(Refusal(request), HasSubstr("no timeline"));
+  EXPECT_EQ(Answer(request).status().code(), absl::StatusCode::kResourceExhausted);
+  request = Request("gpt2-1b", 1);
+  request.set_accumulation(1 << 20);  // it fits, and is too long to be simulated
+  request.set_timeline(v1::TIMELINE_FORMAT_SVG);
+  EXPECT_EQ(Answer(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PerformanceTest, TokensCostWhatTheMachinesOfAllRanksCost) {
+  v1::PlanRequest request = Request("gpt2-2b");
+  request.add_schedules("ddp"), request.add_schedules("zero-offload");
+  request.set_machine_name("laptop"), request.set_batch(1);
+  const v1::PlanResponse free = *Answer(request);
+  EXPECT_EQ(free.performance(0).price_per_million_tokens(), 0);
+  EXPECT_THAT(free.report(), Not(HasSubstr("price")));
+  request.set_price_per_hour(3);
+  const v1::PlanResponse alone = *Answer(request);
+  const auto hours = [](const v1::Performance& row) { return 1e6 / row.tokens_per_second() / 3600; };
+  EXPECT_NEAR(alone.performance(0).price_per_million_tokens(), 3 * hours(alone.performance(0)), 1e-9);
+  EXPECT_EQ(alone.performance(1).unknown(), "does not fit");
+  EXPECT_EQ(alone.performance(1).price_per_million_tokens(), 0);
+  EXPECT_NEAR(alone.performance(2).price_per_million_tokens(), 3 * hours(alone.performance(2)), 1e-9);
+  EXPECT_THAT(alone.report(), HasSubstr("price of 1M tokens"));
+  request.set_ranks(4);
+  const v1::PlanResponse four = *Answer(request);
+  EXPECT_NEAR(four.performance(0).price_per_million_tokens(), 4 * 3 * hours(four.performance(0)), 1e-9);
+  EXPECT_THAT(four.assumptions(), Contains(HasSubstr("what 4 machines cost at 3 an hour each")));
+  request.set_price_per_hour(-1);
+  EXPECT_THAT(Refusal(request), HasSubstr("price_per_hour is -1"));
 }
 
 TEST(PerformanceTest, MoreResidentBucketsThanThereAreAreAll) {
@@ -319,8 +349,49 @@ TEST(TuningTest, TheRecommendedBucketsShortenTheStep) {
   EXPECT_EQ(after < before, recommendation.sentences(recommendation.sentences_size() - 1).starts_with("With "));
 }
 
+TEST(AnswerTest, WhatIsMissingIsCalledMissing) {
+  v1::PlanRequest request = Request("llama-8b");
+  request.clear_batch();
+  EXPECT_THAT(Refusal(request), HasSubstr("batch is missing"));
+  request.set_batch(0);
+  EXPECT_THAT(Refusal(request), HasSubstr("batch is 0 but must be 1"));
+  request.clear_machine_name();
+  request.clear_sequence();
+  EXPECT_THAT(Refusal(request), HasSubstr("machine, sequence are missing"));
+}
+
+TEST(AnswerTest, AReserveOfZeroIsNone) {
+  const auto reserve = [](const v1::PlanRequest& request) {
+    const v1::PlanResponse response = *Answer(request);
+    for (const v1::MemoryItem& item : response.memory(0).gpu().items()) {
+      if (item.purpose() == "reserve") return item.bytes();
+    }
+    return uint64_t{1};
+  };
+  v1::PlanRequest request = Request("llama-8b");
+  EXPECT_EQ(reserve(request), 4'800'000'000u);
+  request.set_allocator_reserve(0);
+  EXPECT_EQ(reserve(request), 0u);
+  EXPECT_THAT(Answer(request)->assumptions(), Contains(HasSubstr("0 % of HBM stays free")));
+}
+
+TEST(AnswerTest, AssumptionsEndTheReportOnRequest) {
+  v1::PlanRequest request = Request("llama-8b");
+  const v1::PlanResponse brief = *Answer(request);
+  EXPECT_THAT(brief.assumptions(), Not(IsEmpty()));
+  EXPECT_THAT(brief.report(), Not(HasSubstr("host.bandwidth")));
+  EXPECT_THAT(brief.report(), ::testing::EndsWith("\n--assumptions says what this rests on.\n"));
+  request.set_assumptions(true);
+  const v1::PlanResponse full = *Answer(request);
+  const size_t begin = full.report().find("\nwhat this rests on\n");
+  ASSERT_NE(begin, std::string::npos);
+  EXPECT_GT(begin, full.report().find("\nrecommendation\n"));
+  for (const std::string& sentence : full.assumptions()) EXPECT_GT(full.report().find(sentence), begin) << sentence;
+}
+
 TEST(AnswerTest, RefusalsNameTheFieldAndTheRange) {
-  EXPECT_THAT(Refusal({}), HasSubstr("batch is 0 but must be 1"));
+  EXPECT_THAT(Refusal({}), HasSubstr("model, machine, batch, sequence are missing"));
+  EXPECT_THAT(Refusal(Request("llama-8b", 0)), HasSubstr("batch is 0 but must be 1"));
   EXPECT_THAT(Refusal(Request("llama-9b")), HasSubstr("no model \"llama-9b\""));
   v1::PlanRequest request = Request("llama-8b");
   request.set_machine_name("cray-1");

@@ -44,7 +44,7 @@ TEST(ActivationsTest, OnlyStoredScoresMakeSelectiveCheckpointingWorthwhile) {
 }
 
 TEST(ActivationsTest, ChunksOfALossAreThoseOfLiger) {
-  // Its kernel's own example: 4 x 4096 tokens, 32000 words, 4096 hidden give 2048 tokens. A part of a chunk counts whole.
+  // Its kernel's own example: 4 x 4096 tokens, 32000 words, 4096 hidden give 2048 tokens.
   Architecture a = FindModel("llama-8b")->architecture;
   a.vocabulary = 32000;
   EXPECT_EQ(LossChunk(a, {.batch = 4, .sequence = 4096, .loss = Loss::kChunked}), 2048u);
