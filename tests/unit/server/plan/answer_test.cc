@@ -1,6 +1,7 @@
 #include "server/plan/answer.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 
 #include <numeric>
 
@@ -235,6 +236,25 @@ TEST(RecommendationTest, AMachineThatComesAloneIsNeverRecommendedTwice) {
   request.mutable_machine()->mutable_network()->set_most_ranks(1u << 17);
   request.set_ranks(2);
   EXPECT_THAT(Refusal(request), HasSubstr("network.most_ranks of machine 'h100-pcie' is 131072"));
+}
+
+TEST(RecommendationTest, AMachineWithoutANetworkComesAlone) {
+  v1::PlanRequest request = Request("llama-8b", 1, 4096);
+  request.clear_machine_name();
+  v1::MachineDescription& machine = *request.mutable_machine();
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      "name: 'mine' gpu { peak_flops: 1e14 matmul_efficiency: 0.5 memory_bytes: 4e10 memory_bandwidth: 1e12 "
+      "block_traffic: 80 attention_efficiency: 0.3 block_overhead: 5e-5 } passes { absorb: 1e-9 publish: 1e-9 "
+      "publish_masters: 1e-9 } host { memory_bytes: 1e11 cores: 16 bandwidth: 1e11 core_bandwidth: 2e10 } "
+      "host_to_device { bytes: 1e6 bytes_per_second: 2e10 } device_to_host { bytes: 1e6 bytes_per_second: 2e10 }",
+      &machine));
+  EXPECT_THAT(Answer(request)->recommendation().sentences(), ElementsAre(HasSubstr("mine comes alone")));
+  machine.mutable_network()->set_node_ranks(4);
+  machine.mutable_network()->set_node_bandwidth(1e11);
+  machine.mutable_network()->set_bandwidth(1e10);
+  machine.mutable_network()->set_collective_seconds(1e-5);
+  machine.mutable_network()->set_agreement_seconds(1e-4);
+  EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("--ranks=2")));
 }
 
 TEST(RecommendationTest, TheFewestRanksThatFitNeedNoPowerOfTwo) {
