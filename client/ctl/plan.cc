@@ -1,5 +1,6 @@
 #include "client/ctl/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -29,7 +30,8 @@ takes the configuration of a Hugging Face model.
   --json             print the whole PlanResponse as JSON
   --timeline=FILE    write the simulated step: a picture (.svg), or a trace that Perfetto opens (.json)
 
-All other flags are fields of PlanRequest in plan.proto, which describes them:
+Exit status: 0; 1 when superoffloadd cannot be asked; 2 when the request is wrong; 3 when the answer is that it does not
+fit, in HBM or in the daemon's budget. All other flags are fields of PlanRequest in plan.proto, which describes them:
 
 )";
 
@@ -43,6 +45,13 @@ bool WriteFile(const std::string& path, const std::string& bytes) {
   return static_cast<bool>(file << bytes) && static_cast<bool>(file.flush());
 }
 
+constexpr int kDoesNotFit = 3;
+
+bool Fits(const v1::PlanResponse& response) {
+  return std::all_of(response.memory().begin(), response.memory().end(),
+                     [](const v1::RankMemory& rank) { return rank.gpu().fits() && rank.host().fits(); });
+}
+
 int Print(v1::PlanResponse response, const PlanArguments& arguments) {
   if (!arguments.timeline.empty() && !WriteFile(arguments.timeline, response.timeline_file())) {
     return Fail(1, absl::StrCat("cannot write ", arguments.timeline));
@@ -52,7 +61,8 @@ int Print(v1::PlanResponse response, const PlanArguments& arguments) {
   response.clear_report();
   const std::string text = arguments.json ? JsonText(response) : report;
   std::fwrite(text.data(), 1, text.size(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : Fail(1, "cannot write to standard output");
+  if (std::fflush(stdout) != 0) return Fail(1, "cannot write to standard output");
+  return Fits(response) ? 0 : kDoesNotFit;
 }
 
 }  // namespace
@@ -66,7 +76,7 @@ int RunPlan(int argc, char** argv) {
   }
   const std::string daemon = DaemonProgram();
   const ChildResult child = RunChild({daemon, "--plan"}, arguments->request.SerializeAsString());
-  if (child.status == 2) return 2;  // it has said why
+  if (child.status == 2 || child.status == kDoesNotFit) return child.status;  // it has said why
   v1::PlanResponse response;
   if (child.status != 0 || !response.ParseFromString(child.output)) {
     return Fail(1, absl::StrCat(daemon,

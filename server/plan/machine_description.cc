@@ -52,6 +52,7 @@ void Overlay(const v1::MachineDescription& described, Machine& machine) {
   Replace(described.network().bandwidth(), machine.network.bandwidth);
   Replace(described.network().collective_seconds(), machine.network.collective_seconds);
   Replace(described.network().agreement_seconds(), machine.network.agreement_seconds);
+  Replace(described.network().most_ranks(), machine.network.most_ranks);
 }
 
 std::string CurveText(const LinkCurve& curve) {

@@ -1,5 +1,8 @@
 #include "server/simulator/activations.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace superoffload::simulator {
 namespace {
 
@@ -11,6 +14,12 @@ double Real(uint64_t value) { return static_cast<double>(value); }
 // last product takes; with a gate, of gate and up the outputs, the gate's nonlinearity and the product.
 double FeedForwardBytes(const Architecture& a) {
   return kElement * (Real(a.hidden) + (a.gated_feed_forward ? 4 : 2) * Real(a.feed_forward));
+}
+
+double HeadBytes(const Architecture& a, const Pass& pass) {
+  if (pass.loss == Loss::kWhole) return pass.tokens() * kLogitBytes * Real(a.vocabulary);
+  return Real(LossChunk(a, pass)) * kLogitBytes * Real(a.vocabulary) + pass.tokens() * kElement * Real(a.hidden) +
+         kElement * Real(a.vocabulary) * Real(a.hidden);
 }
 
 double Copies(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
@@ -32,6 +41,17 @@ double ScoreBytesPerToken(const Architecture& a, uint64_t sequence) {
   return (kFloat + kElement) * Real(a.query_heads) * Real(sequence);
 }
 
+uint64_t LossChunk(const Architecture& a, const Pass& pass) {
+  const uint64_t tokens = pass.batch * pass.sequence, chunks = (a.vocabulary + a.hidden - 1) / a.hidden;
+  return std::min(tokens, std::bit_ceil((tokens + chunks - 1) / chunks));
+}
+
+double LossChunkTraffic(const Architecture& a, const Pass& pass) {
+  if (pass.loss == Loss::kWhole) return 0;
+  const uint64_t chunk = LossChunk(a, pass), chunks = (pass.batch * pass.sequence + chunk - 1) / chunk;
+  return Real(chunks) * 3 * kElement * Real(a.vocabulary) * Real(a.hidden);  // two are read, their sum is written
+}
+
 ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
   const double scores = pass.attention == Attention::kEager ? ScoreBytesPerToken(a, pass.sequence) : 0;
   const double stored = BlockBytesPerToken(a) + (pass.checkpointing == Checkpointing::kNone ? scores : 0);
@@ -43,7 +63,7 @@ ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
   const double kept = pass.checkpointing == Checkpointing::kFull ? input : stored;
   return {.blocks = pass.tokens() * (Real(a.layers) * kept + input),  // and the last norm's input
           .working = pass.tokens() * working,
-          .head = pass.tokens() * kLogitBytes * Real(a.vocabulary)};
+          .head = HeadBytes(a, pass)};
 }
 
 }  // namespace superoffload::simulator

@@ -37,6 +37,12 @@ NetworkModel Network(uint32_t node_ranks, double node_bandwidth, double adapter_
           .agreement_seconds = 0.4e-3};
 }
 
+// Whoever has such a machine has no second one to connect.
+NetworkModel Alone(NetworkModel network) {
+  network.most_ranks = 1;
+  return network;
+}
+
 Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, double host_bytes, double host_bandwidth,
               uint32_t node_ranks) {
   return {.name = std::move(name),
@@ -238,7 +244,7 @@ const std::vector<Known>& All() {
         .passes = {.absorb = 0.86e-9, .publish = 0.86e-9, .publish_masters = 0.1e-9},
         .h2d = Link(12 * kGiga, 10e-6),
         .d2h = Link(12 * kGiga, 10e-6),
-        .network = Network(1, 2.5 * kGiga / 8, 2.5),
+        .network = Alone(Network(1, 2.5 * kGiga / 8, 2.5)),
         .trainer_cores = 1},
        kLaptop},
   };

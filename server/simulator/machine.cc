@@ -98,7 +98,8 @@ absl::Status ValidateNetwork(const Machine& machine) {
       {"network.node_bandwidth", network.node_bandwidth, kLeastBandwidth, kMostBandwidth},
       {"network.bandwidth", network.bandwidth, kLeastBandwidth, kMostBandwidth},
       {"network.collective_seconds", network.collective_seconds, kLeast, kMostSeconds},
-      {"network.agreement_seconds", network.agreement_seconds, kLeast, kMostSeconds}};
+      {"network.agreement_seconds", network.agreement_seconds, kLeast, kMostSeconds},
+      {"network.most_ranks", double(network.most_ranks), 1, 1 << 16}};
   return CheckFields(machine, fields);
 }
 

@@ -51,6 +51,7 @@ struct NetworkModel {
   double bandwidth = 0;           // the same through each rank's adapter, between nodes
   double collective_seconds = 0;  // of a collective, whatever its size
   double agreement_seconds = 0;   // of a step's verdict: each rank's CPU gathers a number of every rank
+  uint32_t most_ranks = 1024;     // how many such machines there are to be connected; 1: it comes alone
 };
 
 // Seconds in which all of `ranks` gather `bytes`, of which each has a share, or reduce as many and keep their share. A

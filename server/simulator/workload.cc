@@ -62,6 +62,7 @@ Workload MakeWorkload(const GpuModel& gpu, Model model, const Pass& pass, uint64
     }
     seconds.forward += bytes / gpu.memory_bandwidth;
     seconds.backward = 2 * seconds.forward;
+    if (is_head) seconds.backward += LossChunkTraffic(a, pass) / gpu.memory_bandwidth;
     if (is_block && pass.checkpointing == Checkpointing::kFull) seconds.backward += seconds.forward;
     if (is_block && pass.checkpointing == Checkpointing::kSelective) seconds.backward += attention_seconds;
   }

@@ -18,6 +18,7 @@ from superoffload._core.error import Error
 from superoffload.v1 import plan_pb2
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+DOES_NOT_FIT = 3
 RUN = ("--machine=gh200-96-480", "--batch=4", "--sequence=2048", "--quick")
 
 # The published configurations, as far as they differ from transformers' defaults.
@@ -115,7 +116,7 @@ CONFIGS = {
 def ctl(*words, status: int = 0) -> str:
     run = subprocess.run([CTL, "plan", *map(str, words)], capture_output=True, text=True, timeout=120)
     assert run.returncode == status, run.stdout + run.stderr
-    return run.stdout if status == 0 else run.stderr
+    return run.stdout or run.stderr
 
 
 def write_config(directory: pathlib.Path, config: dict) -> pathlib.Path:
@@ -160,7 +161,7 @@ def test_tied_embeddings_are_counted_once(tmp_path):
 
 def test_both_commands_print_the_same_report(tmp_path):
     by_name = ctl("--model=llama-8b", *RUN)
-    assert "fits" in by_name and "master weights" in by_name and "what this rests on" in by_name
+    assert "fits" in by_name and "master weights" in by_name and "host.bandwidth" not in by_name
     assert by_name.startswith("llama-8b on gh200-96-480: 8.03 B parameters")
     directory = write_config(tmp_path / "llama-8b", CONFIGS["llama-8b"])
     run = subprocess.run(
@@ -171,6 +172,49 @@ def test_both_commands_print_the_same_report(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == by_name
+
+
+def test_assumptions_come_last_and_on_request():
+    answer = ctl("--model=llama-8b", *RUN)
+    with_them = ctl("--model=llama-8b", *RUN, "--assumptions")
+    words = ["plan", "--model=llama-8b", *RUN, "--assumptions"]
+    python = subprocess.run([sys.executable, "-m", "superoffload", *words], capture_output=True, text=True, timeout=300)
+    assert python.stdout == with_them
+    assert with_them.startswith(answer.removesuffix("--assumptions says what this rests on.\n"))
+    assert "host.bandwidth is 368 GB/s (" in with_them.removeprefix(answer[:-40])
+
+
+def test_both_commands_have_an_exit_status_for_what_does_not_fit(tmp_path, capsys):
+    for model, status in (("llama-8b", 0), ("llama-70b", DOES_NOT_FIT)):
+        words = [f"--model={model}", *RUN]
+        assert ctl(*words, status=status).startswith(f"{model} on gh200-96-480")
+        assert plan.main(words) == status
+        assert capsys.readouterr().out.startswith(f"{model} on gh200-96-480")
+    words = ["--model=llama-70b", *RUN, f"--timeline={tmp_path}/step.svg"]
+    assert "there is no timeline: It does not fit" in ctl(*words, status=DOES_NOT_FIT)
+    assert plan.main(words) == DOES_NOT_FIT
+    assert "there is no timeline: It does not fit" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    for manual in (ctl("--help"), capsys.readouterr().out):
+        assert "3 when the answer is that it does not fit" in " ".join(manual.split())
+
+
+def test_a_reserve_of_zero_is_none():
+    for words, bytes_ in ((("--allocator-reserve=0",), 0), ((), 4_800_000_000)):
+        words = ["--model=llama-8b", *RUN, "--json", *words]
+        python = [sys.executable, "-m", "superoffload", "plan", *words]
+        asked = subprocess.run(python, capture_output=True, text=True, check=True).stdout
+        for answer in (json.loads(ctl(*words)), json.loads(asked)):
+            (reserve,) = (item for item in answer["memory"][0]["gpu"]["items"] if item["purpose"] == "reserve")
+            assert int(reserve.get("bytes", 0)) == bytes_
+
+
+def test_tokens_have_a_price():
+    answer = json.loads(ctl("--model=llama-8b", *RUN, "--json", "--price-per-hour=2.5", "--ranks=2"))
+    ours = answer["performance"][0]
+    assert ours["price_per_million_tokens"] == pytest.approx(2 * 2.5 / 3600 / ours["tokens_per_second"] * 1e6)
+    assert "price of 1M tokens" in ctl("--model=llama-8b", *RUN, "--price-per-hour=2.5")
 
 
 def test_json_has_everything(tmp_path):
@@ -189,6 +233,26 @@ def test_a_step_is_simulated():
     assert sum(part["seconds"] for part in ours["exposed"]) == pytest.approx(ours["exposed_seconds"])
     assert 0 < ours["mfu"] < 1
     assert json.loads(ctl("--model=llama-8b", "--json", *RUN)) == answer  # nothing depends on when it runs
+
+
+def test_a_chunked_loss_makes_room_for_a_long_sequence_on_one_chip():
+    words = ("--model=gpt-oss-20b", "--machine=gh200-96-480", "--batch=1", "--sequence=32768", "--quick")
+    advice = ctl(*words, status=DOES_NOT_FIT)
+    assert "--loss=chunked" in advice and "use_liger_kernel=True" in advice and "--ranks" not in advice
+    answer = json.loads(ctl(*words, "--json", "--loss=chunked"))
+    assert answer["memory"][0]["gpu"]["fits"] and answer["performance"][0]["step_seconds"] > 0
+    assert answer["recommendation"]["loss"] == "LOSS_CHUNKED" and answer["recommendation"]["ranks"] == 1
+    assert "whole, chunked" in ctl(*words, "--loss=some", status=2)
+
+
+def test_a_machine_of_which_there_is_one_is_not_recommended_twice(tmp_path):
+    machine = tmp_path / "workstation.textproto"
+    words = ("--model=llama-8b", f"--machine={machine}", "--batch=1", "--sequence=4096", "--quick")
+    for network, ranks in (("", "pass --ranks=5"), ("network { most_ranks: 1 }", "workstation comes alone")):
+        machine.write_text(f'name: "workstation" like: "h100-pcie" host {{ memory_bytes: 4e10 }} {network}')
+        advice = ctl(*words, status=DOES_NOT_FIT)
+        assert ranks in advice, advice
+    assert "--ranks" not in advice
 
 
 def test_published_schedules_are_compared():
@@ -212,9 +276,8 @@ def test_a_run_of_several_ranks_is_simulated(tmp_path):
 
 
 def test_what_does_not_fit_has_no_speed():
-    answer = json.loads(ctl("--model=llama-70b", "--json", *RUN))
+    answer = json.loads(ctl("--model=llama-70b", "--json", *RUN, status=DOES_NOT_FIT))
     assert not answer["performance"] and "does not fit" in answer["performance_unknown"]
-    assert "does not fit" in ctl("--model=llama-70b", *RUN, "--timeline=/tmp/none.svg", status=2)
 
 
 def test_a_timeline_is_a_picture_or_a_trace(tmp_path):
@@ -253,7 +316,7 @@ def test_files_describe_models_and_machines(tmp_path):
     )
     machine = tmp_path / "machine.textproto"
     machine.write_text('name: "mine" like: "laptop" host { bandwidth: 5e10 }')
-    text = ctl(f"--model={model}", f"--machine={machine}", "--batch=1", "--sequence=128")
+    text = ctl(f"--model={model}", f"--machine={machine}", "--batch=1", "--sequence=128", "--assumptions")
     assert text.startswith("small on mine: ") and "host.bandwidth is 50 GB/s (given)." in text
 
 
@@ -266,7 +329,7 @@ def test_bench_measures_a_machine_that_plan_reads(tmp_path):
     assert described.host.cores == len(os.sched_getaffinity(0)) and described.host.bandwidth > 0
     if described.host.cores == 1:
         pytest.skip("a machine with one core has none for a trainer")
-    text = ctl("--model=gpt2-1b", f"--machine={machine}", "--batch=1", "--sequence=128")
+    text = ctl("--model=gpt2-1b", f"--machine={machine}", "--batch=1", "--sequence=128", "--assumptions")
     assert text.startswith("gpt2-1b on measured: ") and "passes.absorb is " in text and "(given)." in text
 
 
@@ -282,7 +345,9 @@ def test_bench_measures_a_machine_that_plan_reads(tmp_path):
         (("--model=llama-8b", *RUN, "--ranks"), "--ranks needs a value"),
         (("--model=./none.textproto", *RUN), "cannot read ./none.textproto"),
         (("--model=llama-8b", *RUN, "--timeline=step.png"), ".svg or .json"),
-        ((), "batch is 0"),
+        (("--model=llama-8b", "--machine=laptop", "--sequence=1"), "batch is missing"),
+        (("--model=llama-8b", *RUN, "--price_per_hour=-1"), "price_per_hour is -1"),
+        ((), "model, machine, batch, sequence are missing"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(words, sentence):
@@ -362,9 +427,45 @@ def test_python_says_what_is_wrong(tmp_path, capsys):
         (["--model=llama-9b", *RUN], 'no model "llama-9b"'),
         (["--model=llama-8b", *RUN, "--timeline=a.png"], ".svg or .json"),
         (["--model=llama-8b", "--machine=gh200-144", "--batch=-1", "--sequence=1"], "--batch"),
+        (["--model=llama-8b", "--machine=gh200-144", "--sequence=1"], "batch is missing"),
+        ([], "model, machine, batch, sequence are missing"),
     ):
         assert main(words) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": -4096},
+        {"hidden_size": "large"},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "32"},
+        {"num_hidden_layers": -1},
+        {"num_hidden_layers": "many"},
+        {"vocab_size": "128k"},
+        {"vocab_size": -1},
+        {"intermediate_size": [1]},
+        {"num_key_value_heads": -8},
+    ],
+    ids=str,
+)
+def test_sizes_that_are_negative_or_texts_are_said_in_a_sentence(tmp_path, capsys, sizes):
+    config = {**CONFIGS["llama-8b"], "num_hidden_layers": 2, "hidden_size": 64, **sizes}
+    assert plan.main([f"--model={write_config(tmp_path / 'model', config)}", *RUN]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("superoffload: ") and error.count("\n") == 1, error
+    assert not any(isinstance(size, str) for size in sizes.values()) or next(iter(sizes)) in error, error
+
+
+@pytest.mark.parametrize(
+    "word", ["--batch=four", "--sequence=-1", "--clip-rate=often", "--bucket_bytes=99999999999999999999"]
+)
+def test_numbers_of_the_command_line_that_are_none_end_without_a_traceback(word):
+    words = [sys.executable, "-m", "superoffload", "plan", "--model=llama-8b", *RUN, word]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert word.partition("=")[0].replace("-", "_").strip("_") in run.stderr.replace("-", "_"), run.stderr
 
 
 def test_standard_input_that_is_no_request_is_refused():

@@ -22,6 +22,9 @@ from superoffload.v1 import optimizer_pb2, plan_pb2
 
 _TIMELINES = {".svg": plan_pb2.TIMELINE_FORMAT_SVG, ".json": plan_pb2.TIMELINE_FORMAT_TRACE}
 _FIELDS = plan_pb2.PlanRequest.DESCRIPTOR.fields_by_name
+# What exit statuses of superoffloadd --plan say, and those of this command; 1 is for all else.
+_CODES = {2: grpc.StatusCode.INVALID_ARGUMENT, 3: grpc.StatusCode.RESOURCE_EXHAUSTED}
+_DOES_NOT_FIT = 3
 # What a configuration must say itself: transformers' defaults are often another model of the family.
 _STATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -29,7 +32,9 @@ _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token")
 
 
 def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
-    """Answers a request; raises Error: INVALID_ARGUMENT with a sentence when it is wrong, UNAVAILABLE."""
+    """Answers a request. Raises Error with a sentence: INVALID_ARGUMENT when it is wrong, RESOURCE_EXHAUSTED when it
+    asks for the timeline of a step that does not fit, UNAVAILABLE.
+    """
     program = programs.daemon()
     if program is None:
         raise Error(
@@ -41,7 +46,7 @@ def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
     except OSError as error:
         raise Error(grpc.StatusCode.UNAVAILABLE, f"cannot run {program}: {error}; is it superoffloadd?") from error
     if run.returncode != 0:
-        code = grpc.StatusCode.INVALID_ARGUMENT if run.returncode == 2 else grpc.StatusCode.UNAVAILABLE
+        code = _CODES.get(run.returncode, grpc.StatusCode.UNAVAILABLE)
         message = run.stderr.decode(errors="replace").strip().removeprefix("superoffloadd: ")
         raise Error(code, message or f"{program} --plan ended with status {run.returncode}; is it superoffloadd?")
     return plan_pb2.PlanResponse.FromString(run.stdout)
@@ -180,14 +185,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="superoffload plan",
         description="What training a model on a machine would take, and how fast it would be; neither is needed. Flags "
         "are the fields of PlanRequest in plan.proto, which describes them.",
+        epilog="Exit status: 0; 1 when superoffloadd cannot be asked; 2 when the request is wrong; 3 when the answer "
+        "is that it does not fit, in HBM or in the daemon's budget.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--model",
-        required=True,
+        default="",
         help="a name, a Hugging Face config.json or its directory, or a ModelDescription (.textproto)",
     )
-    parser.add_argument("--machine", required=True, help="a name, or a MachineDescription (.textproto)")
+    parser.add_argument("--machine", default="", help="a name, or a MachineDescription (.textproto)")
     parser.add_argument("--timeline", metavar="FILE", help="write the simulated step: .svg, or .json for Perfetto")
     parser.add_argument("--json", action="store_true", help="print the whole PlanResponse as JSON")
     for name, field in _FIELDS.items():
@@ -228,12 +235,23 @@ def _read(path: str, message: Any) -> None:
         ) from error
 
 
+def _describe(path: str, dtype: str) -> plan_pb2.ModelDescription:
+    """As describe_config; what a configuration's sizes make transformers raise is an Error, too."""
+    try:
+        return describe_config(path, dtype)
+    except Error:
+        raise
+    except Exception as error:  # a size that is negative or a text ends somewhere in the model's own code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Error(grpc.StatusCode.INVALID_ARGUMENT, f"no model can be made of {path}: {reason}") from error
+
+
 def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
     request = plan_pb2.PlanRequest()
     if arguments.model.endswith(".textproto"):
         _read(arguments.model, request.model)
     elif arguments.model.endswith(".json") or os.sep in arguments.model or os.path.isdir(arguments.model):
-        request.model.CopyFrom(describe_config(arguments.model, arguments.dtype or ""))
+        request.model.CopyFrom(_describe(arguments.model, arguments.dtype or ""))
     else:
         request.model_name = arguments.model
     if arguments.machine.endswith(".textproto") or os.sep in arguments.machine:
@@ -256,7 +274,7 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked, 2 when the request is wrong."""
+    """The exit status: 1 when superoffloadd cannot be asked, 2 when the request is wrong, 3 when it does not fit."""
     arguments = _parser().parse_args(words)
     try:
         response = ask(_request(arguments))
@@ -264,7 +282,7 @@ def main(words: list[str]) -> int:
             pathlib.Path(arguments.timeline).write_bytes(response.timeline_file)
     except Error as error:
         print(f"superoffload: {error.message}", file=sys.stderr)
-        return 2 if error.code == grpc.StatusCode.INVALID_ARGUMENT else 1
+        return next((status for status, code in _CODES.items() if code == error.code), 1)
     except OSError as error:
         print(f"superoffload: cannot write {arguments.timeline}: {error}", file=sys.stderr)
         return 1
@@ -272,4 +290,5 @@ def main(words: list[str]) -> int:
     response.ClearField("report")
     response.ClearField("timeline_file")
     print(json_format.MessageToJson(response, preserving_proto_field_name=True) if arguments.json else report, end="")
-    return 0
+    fits = all(rank.gpu.fits and rank.host.fits for rank in response.memory)
+    return 0 if fits else _DOES_NOT_FIT

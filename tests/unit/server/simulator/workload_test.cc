@@ -43,6 +43,18 @@ TEST(WorkloadTest, WhatIsNotKeptIsComputedAgainAndNotCounted) {
   EXPECT_EQ(full.flops_per_step, none.flops_per_step);
 }
 
+TEST(WorkloadTest, AChunkedLossAddsUpTheHeadsGradientAndComputesNothingAgain) {
+  Pass pass{.batch = 2, .sequence = 1024};
+  const Workload whole = Gpt2(pass);
+  pass.loss = Loss::kChunked;
+  const Workload chunked = Gpt2(pass);
+  // 50257 / 2048, rounded up, are 25 chunks of 82 tokens; 128 are the next power of two, so there are 16.
+  EXPECT_NEAR(chunked.units[21].backward - whole.units[21].backward, 16 * 3 * 2 * 50257.0 * 2048 / 1e12, 1e-9);
+  EXPECT_EQ(chunked.units[21].forward, whole.units[21].forward);
+  EXPECT_EQ(chunked.units[20].backward, whole.units[20].backward);
+  EXPECT_EQ(chunked.flops_per_step, whole.flops_per_step);
+}
+
 TEST(WorkloadTest, MicroBatchesAddUp) {
   const Pass pass{.batch = 2, .sequence = 512};
   EXPECT_DOUBLE_EQ(Gpt2(pass, 4).flops_per_step, 4 * Gpt2(pass).flops_per_step);
