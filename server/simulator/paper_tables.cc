@@ -118,6 +118,8 @@ Machine PaperMachine() {
   machine.gpu.attention_efficiency = 0.35;  // heads of 64 to 256; assumed, not calibrated
   machine.gpu.block_traffic = 480;
   machine.gpu.block_overhead = 2.5e-3;
+  machine.gpu.memory_bytes = 96e9;  // with all of the 95 GiB, DDP would fit at 5 billion parameters; the paper's did not
+  machine.host.bandwidth = 368e9;   // which its kernel reached
   machine.d2h = machine.h2d;  // the paper's picture has both curves, within 5 % of each other
   for (LinkPoint& point : machine.d2h.points) point.bytes_per_second *= 0.95;
   return machine;

@@ -63,7 +63,7 @@ TEST(AnswerTest, AGivenNumberReplacesTheKnownMachines) {
   const absl::StatusOr<v1::PlanResponse> response = Answer(request);
   ASSERT_TRUE(response.ok()) << response.status();
   EXPECT_THAT(response->assumptions(), Contains("host.bandwidth is 200 GB/s (given)."));
-  EXPECT_EQ(response->memory(0).gpu().available_bytes(), 144'000'000'000u);
+  EXPECT_EQ(response->memory(0).gpu().available_bytes(), uint64_t{1425} * (1 << 29) / 5);  // 142.5 GiB
 }
 
 TEST(AnswerTest, AMachineWithoutAModelMustBeWhole) {
