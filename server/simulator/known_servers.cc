@@ -124,7 +124,7 @@ KnownMachine Rtx5090() {
           WithSources(DesktopSources(),
                       {{"gpu.peak_flops", Basis::kPublished,
                         "NVIDIA's white paper of RTX Blackwell, dense bf16 with fp32 accumulation"},
-                       {"gpu.matmul_efficiency", Basis::kAssumed, "as GH200: the peak is that of fp32 accumulation, which power does not limit much"},
+                       {"gpu.matmul_efficiency", Basis::kAssumed, "as GH200"},
                        {"gpu.attention_efficiency", Basis::kAssumed, "as on H100"},
                        {"gpu.memory_bytes", Basis::kMeasured, "CUDA reports 31.36 GiB of what is sold as 32 GB"},
                        {"gpu.memory_bandwidth", Basis::kAssumed, "0.85 of the data sheet's 1792 GB/s"},

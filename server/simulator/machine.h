@@ -72,6 +72,10 @@ struct Machine {
   uint32_t worker_cores() const { return host.cores - trainer_cores; }
 };
 
+// The GPU with the four numbers of its software that the paper's rows of training were fitted with (README.md), instead
+// of those of fused and compiled kernels, which the named machines have.
+GpuModel WithPapersTrainer(GpuModel gpu);
+
 // How a number is known.
 enum class Basis {
   kMeasured,   // on such a machine, by whom the source says

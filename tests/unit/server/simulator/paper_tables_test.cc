@@ -9,6 +9,7 @@
 #include <string>
 
 #include "server/simulator/catalogue.h"
+#include "server/simulator/peers.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -49,6 +50,30 @@ TEST(PaperTablesTest, MostPredictionsOfThePublishedSystemAreWithinTenPercent) {
   }
   EXPECT_EQ(predicted, 6);
   EXPECT_GT(2 * within, predicted);
+}
+
+// So the plan prints it as a range.
+TEST(PaperTablesTest, TheRowsOfThePublishedSystemDoNotSettleItsNorm) {
+  const Machine machine = PaperMachine();
+  for (const PaperRow& row : SimulateThroughput()) {
+    if (row.peer != Peer::kSuperOffload) continue;
+    const Model model = *FindModel(row.model);
+    const MicroBatch micro = *LargestMicroBatch(row.peer, machine, model, kPaperBatch, kPaperSequence);
+    const Workload workload = MakeWorkload(machine.gpu, model, micro.pass, micro.accumulation);
+    const auto seconds = [&](const PeerCosts& costs) {
+      return MakePublishedSuperOffload({}, costs)->Run(machine, workload, {}).step_seconds;
+    };
+    EXPECT_NEAR(seconds(FastestCosts(machine.host.bandwidth)) / seconds({}), 1, 0.06) << row.model;
+  }
+}
+
+TEST(PaperTablesTest, PredictionsThatExposeNextToNothingAreMarked) {
+  int tests = 0;
+  for (const PaperRow& row : SimulateThroughput()) {
+    tests += row.peer == Peer::kSuperOffload && !row.calibrated && row.tests_offloading();
+  }
+  EXPECT_EQ(tests, 2);  // at 20 and 25 billion parameters
+  EXPECT_THAT(PaperTables(), HasSubstr("| 0 % | predicted * |"));
 }
 
 TEST(PaperTablesTest, ReportedOperationsAreThoseOfTheProductsWithTheWholeSquareOfScores) {
