@@ -201,7 +201,8 @@ absl::Status AddAlternatives(const Question& question, const simulator::RunOptio
     simulator::Workload workload = WorkloadOf(changed);
     v1::PlanResponse unused;
     if (absl::Status status = ScaleToMeasured(changed, workload, unused); !status.ok()) return status;
-    response.add_assumptions(absl::StrCat("With ", with, " a step takes: ", StepTimes(changed, workload, options), "."));
+    response.add_assumptions(
+        absl::StrCat("With ", with, " a step takes: ", StepTimes(changed, workload, options), "."));
     return absl::OkStatus();
   };
   for (const bool most : {false, true}) {
@@ -252,7 +253,8 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   }
   if (simulator::HidesOffloading(outcome)) {
     response.add_assumptions(
-        "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers: compare schedules where more is.");
+        "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers: compare schedules where more "
+        "is.");
   }
   if (question.quick || PassesOf(question) > kMostSearchedPasses) return absl::OkStatus();
   return AddAlternatives(question, {options.clip_rate, options.skip_rate}, response);

@@ -153,7 +153,8 @@ class Recommender {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
     Say(absl::StrCat("HBM lacks ",
-                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - static_cast<double>(q_.gpu_bytes())),
+                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) -
+                         static_cast<double>(q_.gpu_bytes())),
                      " for this."));
     simulator::Pass pass = q_.pass;
     simulator::GpuUse gpu = q_.gpu;

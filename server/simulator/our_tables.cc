@@ -129,7 +129,8 @@ std::string_view Comparison(const OurRow& row) {
 
 std::string StepsTable(const std::vector<OurRow>& rows) {
   std::string text =
-      "| model | tokens | steps | seconds | MFU | exposed | most of it waits for | published SuperOffload, seconds | we need |\n"
+      "| model | tokens | steps | seconds | MFU | exposed | most of it waits for | published SuperOffload, seconds | "
+      "we need |\n"
       "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const OurRow& row : rows) {
     absl::StrAppendFormat(&text, "| %s | %d | %s | %.2f | %.0f %% | %.0f ms%s | %s, %.0f ms | %.2f to %.2f | %s |\n",
