@@ -68,6 +68,11 @@ std::string LossSentence(const Question& question) {
 
 std::vector<std::string> Assumptions(const Question& question) {
   std::vector<std::string> sentences = MachineSentences(question.machine, question.known_machine, question.ranks > 1);
+  if (question.machine.one_memory) {
+    sentences.push_back(
+        "GPU and host have one memory: what is available to the GPU is what the optimizer leaves of it, and neither "
+        "slows down the other's accesses in the simulation.");
+  }
   sentences.push_back(
       "Activations are those of Korthikanti et al. 2022, section 4, adapted to grouped-query attention, gated "
       "feed-forwards, experts and FlashAttention, without dropout, in 2 bytes per element, with fused norms.");

@@ -41,6 +41,7 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"clip_rate", request.clip_rate(), 0, 1},
                           {"skip_rate", request.skip_rate(), 0, 1},
                           {"price_per_hour", request.price_per_hour(), 0, 1e9},
+                          {"measured_tokens_per_second", request.measured_tokens_per_second(), 0, 1e12},
                           {"allocator_reserve", request.allocator_reserve(), 0, 0.9}};
   for (const Range& range : ranges) {
     if (!(range.value >= range.least && range.value <= range.most)) {
@@ -145,6 +146,7 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   }
   question.clip_rate = request.clip_rate();
   question.skip_rate = request.skip_rate();
+  question.measured_tokens_per_second = request.measured_tokens_per_second();
   question.clipping = request.clipping() || request.clip_rate() > 0;
   question.schedules.assign(request.schedules().begin(), request.schedules().end());
   question.quick = request.quick();

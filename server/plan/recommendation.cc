@@ -162,7 +162,7 @@ class Recommender {
     if (watched > q_.gpu_bytes()) {
       Say(absl::StrCat(
           "Pass overlap=True: with overlap=\"auto\" the first three steps keep all gradients in HBM, which takes ",
-          GiB(static_cast<double>(watched)), " of ", GiB(q_.machine.gpu.memory_bytes), "."));
+          GiB(static_cast<double>(watched)), " of ", GiB(static_cast<double>(q_.gpu_bytes())), "."));
     }
     return absl::OkStatus();
   }
@@ -178,7 +178,8 @@ class Recommender {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
     Say(absl::StrCat("HBM lacks ",
-                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - q_.machine.gpu.memory_bytes),
+                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) -
+                         static_cast<double>(q_.gpu_bytes())),
                      " for this."));
     simulator::Pass pass = q_.pass;
     simulator::GpuUse gpu = q_.gpu;

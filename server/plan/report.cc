@@ -37,19 +37,19 @@ void AppendPerformance(const v1::PlanResponse& response, std::string& text) {
     return;
   }
   const bool priced = response.performance(0).price_per_million_tokens() > 0;
-  absl::StrAppendFormat(&text, "%-24s %10s %12s %8s %6s %12s%s\n", "schedule", "step", "tokens/s", "TFLOPS", "MFU",
+  absl::StrAppendFormat(&text, "%-32s %10s %12s %8s %6s %12s%s\n", "schedule", "step", "tokens/s", "TFLOPS", "MFU",
                         "exposed", priced ? "  price of 1M tokens" : "");
   for (const v1::Performance& p : response.performance()) {
     if (!p.unknown().empty()) {
-      absl::StrAppendFormat(&text, "%-24s %s\n", p.schedule(), p.unknown());
+      absl::StrAppendFormat(&text, "%-32s %s\n", p.schedule(), p.unknown());
       continue;
     }
-    absl::StrAppendFormat(&text, "%-24s %8.3f s %12.0f %8.0f %5.1f%% %10.3f s", p.schedule(), p.step_seconds(),
+    absl::StrAppendFormat(&text, "%-32s %8.3f s %12.0f %8.0f %5.1f%% %10.3f s", p.schedule(), p.step_seconds(),
                           p.tokens_per_second(), p.tflops(), 100 * p.mfu(), p.exposed_seconds());
     if (priced) absl::StrAppendFormat(&text, "%20.4g", p.price_per_million_tokens());
     absl::StrAppend(&text, "\n");
     for (const v1::ExposedTime& exposed : p.exposed()) {
-      absl::StrAppendFormat(&text, "  %-57s %10.4f s per step\n", absl::StrCat("exposed: ", exposed.cause()),
+      absl::StrAppendFormat(&text, "  %-65s %10.4f s per step\n", absl::StrCat("exposed: ", exposed.cause()),
                             exposed.seconds());
     }
   }

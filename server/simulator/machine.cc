@@ -75,6 +75,14 @@ absl::Status ValidateCurve(const Machine& machine, std::string_view field, const
 
 }  // namespace
 
+GpuModel WithPapersTrainer(GpuModel gpu) {
+  gpu.matmul_efficiency = 0.60;
+  gpu.attention_efficiency = 0.35;  // heads of 64 to 256; assumed, not fitted
+  gpu.block_traffic = 480;
+  gpu.block_overhead = 2.5e-3;
+  return gpu;
+}
+
 std::string_view BasisName(Basis basis) {
   switch (basis) {
     case Basis::kMeasured: return "measured";

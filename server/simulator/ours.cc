@@ -75,7 +75,7 @@ class Causes {
 
 }  // namespace
 
-Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOptions& options) const {
+Outcome Ours::RunTenths(const Machine& machine, const Workload& workload, const RunOptions& options) const {
   SimulatedTraining training(machine, workload, settings_, Verdicts(options));
   training.Run();
   const std::vector<StepTimes>& steps = training.steps();
@@ -95,6 +95,33 @@ Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOpt
       outcome.timeline.push_back(std::move(span));
     }
   }
+  return outcome;
+}
+
+// A plane through the outcomes at the tenths below the rates and at the next tenth of either.
+Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOptions& options) const {
+  const auto tenths = [](double rate) { return std::floor(rate * 10 + 1e-9); };
+  const double clip = tenths(options.clip_rate), skip = tenths(options.skip_rate);
+  const double clip_part = std::max(options.clip_rate * 10 - clip, 0.0);
+  const double skip_part = std::max(options.skip_rate * 10 - skip, 0.0);
+  const auto at = [&](double clips, double skips, bool timeline) {
+    return RunTenths(machine, workload, {.clip_rate = clips / 10, .skip_rate = skips / 10, .timeline = timeline});
+  };
+  Outcome base = at(clip, skip, options.timeline);
+  if (clip_part < 1e-6 && skip_part < 1e-6) return base;
+  double step_seconds = 0;
+  std::map<std::string, double> seconds;
+  const auto add = [&](double weight, const Outcome& outcome) {
+    step_seconds += weight * outcome.step_seconds;
+    for (const Exposed& part : outcome.exposed) seconds[part.cause] += weight * part.seconds;
+  };
+  add(1 - clip_part - skip_part, base);
+  if (clip_part >= 1e-6) add(clip_part, at(clip + 1, skip, false));
+  if (skip_part >= 1e-6) add(skip_part, at(clip, skip + 1, false));
+  std::vector<Exposed> exposed;
+  for (const auto& [cause, sum] : seconds) exposed.push_back({cause, sum});
+  Outcome outcome = MakeOutcome(machine, workload, step_seconds, std::move(exposed));
+  outcome.timeline = std::move(base.timeline);
   return outcome;
 }
 

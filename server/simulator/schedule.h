@@ -31,6 +31,10 @@ struct Outcome {
   std::vector<Span> timeline;    // of the last step that was simulated, when asked for; from its beginning
 };
 
+// Whether less than a twentieth of the step is exposed: its length is that of the GPU's numbers, and holding it against
+// a measurement tests nothing about offloading.
+inline bool HidesOffloading(const Outcome& outcome) { return outcome.exposed_seconds < 0.05 * outcome.step_seconds; }
+
 // Fills in what follows from a step's duration and from what was exposed by cause; what no cause explains is "other".
 Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds, std::vector<Exposed> exposed);
 

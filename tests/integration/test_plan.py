@@ -258,9 +258,20 @@ def test_a_machine_of_which_there_is_one_is_not_recommended_twice(tmp_path):
 def test_published_schedules_are_compared():
     words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=zero-offload,superoffload-published")
     rows = {row["schedule"]: row["step_seconds"] for row in json.loads(ctl(*words))["performance"]}
-    assert rows.keys() == {"superoffloadd", "zero-offload", "superoffload-published"}
-    assert rows["zero-offload"] > rows["superoffload-published"]
+    published = ("superoffload-published, fastest", "superoffload-published, slowest")
+    assert rows.keys() == {"superoffloadd", "zero-offload", *published}
+    assert rows["zero-offload"] > rows[published[1]] >= rows[published[0]]
     assert 'no schedule "fsdp"' in ctl("--model=gpt2-2b", *RUN, "--schedules=fsdp", status=2)
+
+
+def test_a_measured_throughput_sets_the_pace():
+    words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=superoffload-published")
+    plain, measured = (json.loads(ctl(*words, *more)) for more in ((), ("--measured_tokens_per_second=10000",)))
+    ours = measured["performance"][0]
+    assert ours["step_seconds"] - ours["exposed_seconds"] == pytest.approx(4 * 2048 / 10000)
+    assert ours["step_seconds"] > plain["performance"][0]["step_seconds"]
+    assert any("the measured 10000 tokens per second" in sentence for sentence in measured["assumptions"])
+    assert "at its peak" in ctl("--model=gpt2-2b", *RUN, "--measured-tokens-per-second=1e9", status=2)
 
 
 def test_a_run_of_several_ranks_is_simulated(tmp_path):

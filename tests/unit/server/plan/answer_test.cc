@@ -72,7 +72,42 @@ TEST(AnswerTest, AGivenNumberReplacesTheKnownMachines) {
   const absl::StatusOr<v1::PlanResponse> response = Answer(request);
   ASSERT_TRUE(response.ok()) << response.status();
   EXPECT_THAT(response->assumptions(), Contains("host.bandwidth is 200 GB/s (given)."));
-  EXPECT_EQ(response->memory(0).gpu().available_bytes(), 144'000'000'000u);
+  EXPECT_EQ(response->memory(0).gpu().available_bytes(), uint64_t{1425} * (1 << 29) / 5);  // 142.5 GiB
+}
+
+TEST(AnswerTest, OneMemoryHoldsTheSumOfBoth) {
+  v1::PlanRequest request = Request("gpt2-2b", 1);
+  request.set_machine_name("dgx-spark");
+  const absl::StatusOr<v1::PlanResponse> fits = Answer(request);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  const uint64_t memory = static_cast<uint64_t>(simulator::FindMachine("dgx-spark")->gpu.memory_bytes);
+  EXPECT_EQ(fits->memory(0).gpu().available_bytes() + fits->memory(0).host().total_bytes(), memory);
+  EXPECT_FALSE(fits->performance().empty());
+  // 14 and 18 bytes per element would each fit alone.
+  request.set_model_name("gpt2-5b");
+  request.set_batch(4);
+  request.set_sequence(2048);
+  request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
+  const absl::StatusOr<v1::PlanResponse> both = Answer(request);
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_LT(both->memory(0).gpu().total_bytes(), memory);
+  EXPECT_TRUE(both->memory(0).host().fits());
+  EXPECT_GT(both->memory(0).gpu().total_bytes() + both->memory(0).host().total_bytes(), memory);
+  EXPECT_FALSE(both->memory(0).gpu().fits());
+}
+
+TEST(AnswerTest, WhereSourcesDisagreeTheStepIsGivenForBothEnds) {
+  v1::PlanRequest request = Request("llama-8b", 4, 2048);
+  request.set_quick(false);
+  request.add_schedules("superoffload-published");
+  const absl::StatusOr<v1::PlanResponse> response = Answer(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("range 288 to 368 GB/s")));
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("With the least that sources give (host.bandwidth 288 GB/s")));
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("With the GPU numbers that the SuperOffload paper's rows")));
+  ASSERT_EQ(response->performance_size(), 3);
+  EXPECT_EQ(response->performance(1).schedule(), "superoffload-published, fastest");
+  EXPECT_LT(response->performance(1).step_seconds(), response->performance(2).step_seconds());
 }
 
 TEST(AnswerTest, AMachineWithoutAModelMustBeWhole) {
@@ -291,7 +326,7 @@ TEST(PerformanceTest, PeersRunOnTheSameMachineWhereTheyFit) {
   v1::PlanRequest request = Request("gpt2-10b", 1);
   for (const char* name : {"ddp", "zero-offload", "superoffload-published"}) request.add_schedules(name);
   const v1::PlanResponse response = *Answer(request);
-  ASSERT_EQ(response.performance_size(), 4);
+  ASSERT_EQ(response.performance_size(), 5);  // the published one at both ends of its range
   EXPECT_EQ(response.performance(1).unknown(), "does not fit");
   EXPECT_GT(response.performance(2).step_seconds(), response.performance(0).step_seconds());
   request.set_ranks(2);

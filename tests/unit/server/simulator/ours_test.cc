@@ -103,6 +103,17 @@ TEST(OursTest, ClippingExposesPublishingAndSkippingDoesNot) {
   EXPECT_EQ(clip.exposed.front().cause, "passes after the verdict");
 }
 
+TEST(OursTest, ARateBetweenTenthsIsNotRounded) {
+  const Workload workload = Gpt2(4);
+  const double never = Train(workload).step_seconds, tenth = Train(workload, {.clip_rate = 0.1}).step_seconds;
+  EXPECT_GT(tenth, never);
+  const Outcome rare = Train(workload, {.clip_rate = 0.02});
+  EXPECT_NEAR(rare.step_seconds, never + 0.2 * (tenth - never), 1e-12);
+  EXPECT_NEAR(SumOf(rare.exposed), rare.exposed_seconds, 1e-9);
+  const Outcome both = Train(workload, {.clip_rate = 0.97, .skip_rate = 0.03});
+  EXPECT_NEAR(SumOf(both.exposed), both.exposed_seconds, 1e-9);
+}
+
 TEST(OursTest, SlotsAndResidentsHelp) {
   const Workload workload = Gpt2(8);
   // Behind a link that is as slow as the gradients come; a Superchip's empties a slot before the next bucket is there.
