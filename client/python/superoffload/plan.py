@@ -6,6 +6,7 @@ a daemon nor a GPU is needed, nor a network.
 """
 
 import argparse
+import inspect
 import json
 import os
 import pathlib
@@ -26,6 +27,7 @@ _FIELDS = plan_pb2.PlanRequest.DESCRIPTOR.fields_by_name
 _STATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token")
+_FEED_FORWARD = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
 
 def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
@@ -87,31 +89,60 @@ def _first(config: Any, names: tuple[str, ...]) -> int:
     return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
+def _heads(config: Any) -> dict[str, int]:
+    """The shape of attention, in the fields of Architecture."""
+    heads = config.num_attention_heads
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank and getattr(config, "qk_nope_head_dim", None):  # latent attention: `head_dim` is a part of a head
+        return {
+            "query_heads": heads,
+            "key_value_heads": heads,
+            "head_dimension": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "value_head_dimension": config.v_head_dim,
+            "query_latent": config.q_lora_rank or 0,
+            "key_value_latent": rank,
+        }
+    key_value_heads = _first(config, ("num_kv_heads", "num_key_value_heads")) or heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        key_value_heads = 1  # Falcon's first architecture, which does not read num_kv_heads then
+    return {
+        "query_heads": heads,
+        "key_value_heads": key_value_heads,
+        "head_dimension": getattr(config, "head_dim", None) or config.hidden_size // heads,
+    }
+
+
+def _windows(config: Any) -> dict[str, int]:
+    """The window of attention, and the number of layers that have it: all, where a configuration has no layer_types."""
+    known = inspect.signature(type(config).__init__).parameters  # others a configuration may have, and no model reads
+    window = (getattr(config, "sliding_window", None) or 0) if "sliding_window" in known else 0
+    kinds = getattr(config, "layer_types", None) if "layer_types" in known else None
+    layers = config.num_hidden_layers if kinds is None else kinds.count("sliding_attention")
+    return {"window": window, "windowed_layers": layers} if window and layers else {}
+
+
 def _set_architecture(description: plan_pb2.ModelDescription, model: Any, config: Any) -> None:
     names = [parameter.name for parameter in description.parameters]
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     experts = _first(config, _EXPERTS)
     feed_forward = experts and getattr(config, "moe_intermediate_size", None)
-    feed_forward = feed_forward or getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    kinds = getattr(config, "layer_types", None) or []
+    feed_forward = feed_forward or _first(config, _FEED_FORWARD)
     learned = (".wpe.weight", ".embed_positions.weight")
     positions = [parameter.shape[0] for parameter in description.parameters if parameter.name.endswith(learned)]
     description.architecture.MergeFrom(
         plan_pb2.Architecture(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            query_heads=config.num_attention_heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dimension=getattr(config, "head_dim", None) or 0,
             feed_forward=feed_forward or 4 * config.hidden_size,
             vocabulary=embedding.shape[0],
             gated_feed_forward=any(".gate_proj" in name or ".gate_up_proj" in name for name in names),
             experts=experts,
             experts_per_token=_first(config, _EXPERTS_PER_TOKEN),
             tied_embeddings=head is not None and head.weight is embedding,
-            window=(kinds.count("sliding_attention") and getattr(config, "sliding_window", None)) or 0,
-            windowed_layers=kinds.count("sliding_attention"),
+            shared_experts=(experts and getattr(config, "n_shared_experts", None)) or 0,
             learned_positions=positions[0] if positions else 0,
+            **_heads(config),
+            **_windows(config),
         )
     )
 
