@@ -8,8 +8,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/child.h"
 #include "client/ctl/json.h"
+#include "client/ctl/model_families.h"
 #include "client/ctl/plan_arguments.h"
 #include "client/ctl/upgrade.h"
 #include "superoffload/v1/plan.pb.h"
@@ -20,11 +22,13 @@ namespace {
 
 constexpr char kPlanUsage[] = R"(what training a model on a machine would take, and how fast it would be; neither is needed
 
-  superoffloadctl plan --model=NAME|FILE --machine=NAME|FILE --batch=N --sequence=N [FLAG...]
+  superoffloadctl plan --model=NAME|DIRECTORY|FILE --machine=NAME|FILE --batch=N --sequence=N [FLAG...]
 
-A FILE is a ModelDescription or a MachineDescription of plan.proto as protobuf text; its name has a "/" or ends with
-".textproto". `superoffloadctl bench --machine_output=FILE` measures a machine, `superoffload plan` (the Python package)
-takes the configuration of a Hugging Face model.
+A DIRECTORY has the config.json of a Hugging Face model; the path of a .json file will do as well. It may be of these
+architectures: %s.
+`superoffload plan` (the Python package) takes all that transformers makes. Any other FILE is a ModelDescription or a
+MachineDescription of plan.proto as protobuf text; its name has a "/" or ends with ".textproto". `superoffloadctl bench
+--machine_output=FILE` measures a machine.
 
   --json             print the whole PlanResponse as JSON
   --timeline=FILE    write the simulated step: a picture (.svg), or a trace that Perfetto opens (.json)
@@ -61,7 +65,8 @@ int RunPlan(int argc, char** argv) {
   const absl::StatusOr<PlanArguments> arguments = ParsePlanArguments({argv + 2, argv + argc});
   if (!arguments.ok()) return Fail(2, std::string(arguments.status().message()));
   if (arguments->help) {
-    std::printf("%s%s", kPlanUsage, PlanFlags().c_str());
+    std::printf(kPlanUsage, absl::StrJoin(FamilyNames(), ", ").c_str());
+    std::printf("%s", PlanFlags().c_str());
     return 0;
   }
   const std::string daemon = DaemonProgram();
