@@ -31,7 +31,8 @@ MachineDescription of plan.proto as protobuf text; its name has a "/" or ends wi
 --machine_output=FILE` measures a machine.
 
   --json             print the whole PlanResponse as JSON
-  --timeline=FILE    write the simulated step: a picture (.svg), or a trace that Perfetto opens (.json)
+  --timeline=FILE    write two simulated steps: a picture (.svg), or a trace that Perfetto opens (.json). Where no step
+                     is simulated, as of what does not fit, no file is written and the exit status is 1
 
 All other flags are fields of PlanRequest in plan.proto, which describes them:
 
@@ -48,7 +49,8 @@ bool WriteFile(const std::string& path, const std::string& bytes) {
 }
 
 int Print(v1::PlanResponse response, const PlanArguments& arguments) {
-  if (!arguments.timeline.empty() && !WriteFile(arguments.timeline, response.timeline_file())) {
+  const bool drawn = !response.timeline_file().empty();
+  if (drawn && !WriteFile(arguments.timeline, response.timeline_file())) {
     return Fail(1, absl::StrCat("cannot write ", arguments.timeline));
   }
   const std::string report = response.report();
@@ -56,7 +58,10 @@ int Print(v1::PlanResponse response, const PlanArguments& arguments) {
   response.clear_report();
   const std::string text = arguments.json ? JsonText(response) : report;
   std::fwrite(text.data(), 1, text.size(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : Fail(1, "cannot write to standard output");
+  if (std::fflush(stdout) != 0) return Fail(1, "cannot write to standard output");
+  if (arguments.timeline.empty() || drawn) return 0;
+  return Fail(1, absl::StrCat(arguments.timeline, " is not written, there is no step to draw: ",
+                              response.performance_unknown()));
 }
 
 }  // namespace

@@ -147,9 +147,6 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
     if (absl::Status status = FindPeer(name).status(); !status.ok()) return status;
   }
   if (std::string obstacle = Obstacle(question, layout, memory); !obstacle.empty()) {
-    if (question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no timeline: ", obstacle));
-    }
     response.set_performance_unknown(std::move(obstacle));
     return absl::OkStatus();
   }

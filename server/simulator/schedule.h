@@ -28,7 +28,7 @@ struct Outcome {
   double utilisation = 0;       // of the GPU's peak
   double exposed_seconds = 0;   // step_seconds - compute_seconds
   std::vector<Exposed> exposed;  // the sum is exposed_seconds; the largest first
-  std::vector<Span> timeline;    // of the last step that was simulated, when asked for; from its beginning
+  std::vector<Span> timeline;    // of the last two steps that were simulated, when asked for; cut off at both ends
 };
 
 // Fills in what follows from a step's duration and from what was exposed by cause; what no cause explains is "other".

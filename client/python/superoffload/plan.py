@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a name, a Hugging Face config.json or its directory, or a ModelDescription (.textproto)",
     )
     parser.add_argument("--machine", required=True, help="a name, or a MachineDescription (.textproto)")
-    parser.add_argument("--timeline", metavar="FILE", help="write the simulated step: .svg, or .json for Perfetto")
+    parser.add_argument("--timeline", metavar="FILE", help="write two simulated steps: .svg, or .json for Perfetto")
     parser.add_argument("--json", action="store_true", help="print the whole PlanResponse as JSON")
     for name, field in _FIELDS.items():
         if field.message_type is not None or name in ("model_name", "machine_name", "timeline"):
@@ -287,11 +287,11 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked, 2 when the request is wrong."""
+    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong."""
     arguments = _parser().parse_args(words)
     try:
         response = ask(_request(arguments))
-        if arguments.timeline is not None:
+        if response.timeline_file:
             pathlib.Path(arguments.timeline).write_bytes(response.timeline_file)
     except Error as error:
         print(f"superoffload: {error.message}", file=sys.stderr)
@@ -300,7 +300,13 @@ def main(words: list[str]) -> int:
         print(f"superoffload: cannot write {arguments.timeline}: {error}", file=sys.stderr)
         return 1
     report = response.report
+    drawn = bool(response.timeline_file)
     response.ClearField("report")
     response.ClearField("timeline_file")
     print(json_format.MessageToJson(response, preserving_proto_field_name=True) if arguments.json else report, end="")
-    return 0
+    if arguments.timeline is None or drawn:
+        return 0
+    sys.stdout.flush()
+    why = f"{arguments.timeline} is not written, there is no step to draw: {response.performance_unknown}"
+    print(f"superoffload: {why}", file=sys.stderr)
+    return 1
