@@ -23,9 +23,7 @@ int RunPlan(int input, int output) {
     return Fail("standard input is no PlanRequest of plan.proto; superoffloadctl plan makes one", 2);
   }
   const absl::StatusOr<v1::PlanResponse> response = Answer(request);
-  if (!response.ok()) {
-    return Fail(std::string(response.status().message()), absl::IsResourceExhausted(response.status()) ? 3 : 2);
-  }
+  if (!response.ok()) return Fail(std::string(response.status().message()), 2);
   if (!response->SerializeToFileDescriptor(output)) return Fail("the plan cannot be written to standard output", 1);
   return 0;
 }

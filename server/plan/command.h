@@ -4,8 +4,8 @@
 
 namespace superoffload::plan {
 
-// Reads a PlanRequest from `input`, writes a PlanResponse to `output`, and returns the exit status. With a sentence on
-// standard error: 2 when the request is wrong, 3 when it asks for the timeline of a step that does not fit.
+// Reads a PlanRequest from `input`, writes a PlanResponse to `output`, and returns the exit status: 2, with a sentence
+// on standard error, when the request is wrong.
 int RunPlan(int input, int output);
 
 }  // namespace superoffload::plan

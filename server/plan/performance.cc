@@ -231,11 +231,6 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
     if (absl::Status status = FindPeer(name).status(); !status.ok()) return status;
   }
   if (std::string obstacle = Obstacle(question, layout, memory); !obstacle.empty()) {
-    if (question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED) {
-      const std::string sentence = absl::StrCat("there is no timeline: ", obstacle);
-      const bool fits = memory.gpu_fits && memory.host_fits;
-      return fits ? absl::InvalidArgumentError(sentence) : absl::ResourceExhaustedError(sentence);
-    }
     response.set_performance_unknown(std::move(obstacle));
     return absl::OkStatus();
   }

@@ -22,18 +22,23 @@ double HeadBytes(const Architecture& a, const Pass& pass) {
          kElement * Real(a.vocabulary) * Real(a.hidden);
 }
 
-double Copies(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
+// Feed-forwards that a token passes; of them, those to which it is routed.
+double Routes(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
+double Copies(const Architecture& a) { return Routes(a) + Real(a.shared_experts); }
 
 }  // namespace
 
 double BlockBytesPerToken(const Architecture& a) {
   const double norms = 2 * kElement * Real(a.hidden);
-  // Its input; query, key and value; its output, which the projection takes; one log-sum-exp per head.
-  const double attention = kElement * (Real(a.hidden) + 2 * Real(a.query_width()) + 2 * Real(a.key_value_width())) +
+  // Its input; query, key and value, and latents before and behind their norms; its output, which the projection takes;
+  // one log-sum-exp per head.
+  const double latents = 2 * (Real(a.query_latent) + Real(a.key_value_latent));
+  const double attention = kElement * (Real(a.hidden) + latents + Real(a.query_width()) + Real(a.key_width()) +
+                                       Real(a.value_width()) + Real(a.attention_output_width())) +
                            kFloat * Real(a.query_heads);
   double feed_forward = Copies(a) * FeedForwardBytes(a);
   // Each routed token has a copy of its input, and of its output until it is weighted; the router's scores are fp32.
-  if (a.experts > 0) feed_forward += Copies(a) * kElement * Real(a.hidden) + kFloat * Real(a.experts);
+  if (a.experts > 0) feed_forward += Routes(a) * kElement * Real(a.hidden) + kFloat * Real(a.experts);
   return norms + attention + feed_forward;
 }
 

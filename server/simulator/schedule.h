@@ -28,7 +28,7 @@ struct Outcome {
   double utilisation = 0;       // of the GPU's peak
   double exposed_seconds = 0;   // step_seconds - compute_seconds
   std::vector<Exposed> exposed;  // the sum is exposed_seconds; the largest first
-  std::vector<Span> timeline;    // of the last step that was simulated, when asked for; from its beginning
+  std::vector<Span> timeline;    // of the last two steps that were simulated, when asked for; cut off at both ends
 };
 
 // Whether less than a twentieth of the step is exposed: its length is that of the GPU's numbers, and holding it against

@@ -18,7 +18,7 @@ AttentionWork AttentionOf(const GpuModel& gpu, const Architecture& architecture,
   if (pass.attention == Attention::kFlash) {
     return {AttentionFlopsPerToken(architecture, pass.sequence), gpu.attention_efficiency, 2.5};
   }
-  const double square = 4 * static_cast<double>(architecture.query_width()) * static_cast<double>(pass.sequence);
+  const double square = ScoreFlopsPerPair(architecture) * static_cast<double>(pass.sequence);
   return {square, gpu.matmul_efficiency, 2};
 }
 

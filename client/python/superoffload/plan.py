@@ -6,6 +6,7 @@ a daemon nor a GPU is needed, nor a network.
 """
 
 import argparse
+import inspect
 import json
 import os
 import pathlib
@@ -22,19 +23,16 @@ from superoffload.v1 import optimizer_pb2, plan_pb2
 
 _TIMELINES = {".svg": plan_pb2.TIMELINE_FORMAT_SVG, ".json": plan_pb2.TIMELINE_FORMAT_TRACE}
 _FIELDS = plan_pb2.PlanRequest.DESCRIPTOR.fields_by_name
-# What exit statuses of superoffloadd --plan say, and those of this command; 1 is for all else.
-_CODES = {2: grpc.StatusCode.INVALID_ARGUMENT, 3: grpc.StatusCode.RESOURCE_EXHAUSTED}
-_DOES_NOT_FIT = 3
+_DOES_NOT_FIT = 3  # exit status
 # What a configuration must say itself: transformers' defaults are often another model of the family.
 _STATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token")
+_FEED_FORWARD = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
 
 def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
-    """Answers a request. Raises Error with a sentence: INVALID_ARGUMENT when it is wrong, RESOURCE_EXHAUSTED when it
-    asks for the timeline of a step that does not fit, UNAVAILABLE.
-    """
+    """Answers a request; raises Error: INVALID_ARGUMENT with a sentence when it is wrong, UNAVAILABLE."""
     program = programs.daemon()
     if program is None:
         raise Error(
@@ -46,7 +44,7 @@ def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
     except OSError as error:
         raise Error(grpc.StatusCode.UNAVAILABLE, f"cannot run {program}: {error}; is it superoffloadd?") from error
     if run.returncode != 0:
-        code = _CODES.get(run.returncode, grpc.StatusCode.UNAVAILABLE)
+        code = grpc.StatusCode.INVALID_ARGUMENT if run.returncode == 2 else grpc.StatusCode.UNAVAILABLE
         message = run.stderr.decode(errors="replace").strip().removeprefix("superoffloadd: ")
         raise Error(code, message or f"{program} --plan ended with status {run.returncode}; is it superoffloadd?")
     return plan_pb2.PlanResponse.FromString(run.stdout)
@@ -92,31 +90,60 @@ def _first(config: Any, names: tuple[str, ...]) -> int:
     return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
+def _heads(config: Any) -> dict[str, int]:
+    """The shape of attention, in the fields of Architecture."""
+    heads = config.num_attention_heads
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank and getattr(config, "qk_nope_head_dim", None):  # latent attention: `head_dim` is a part of a head
+        return {
+            "query_heads": heads,
+            "key_value_heads": heads,
+            "head_dimension": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "value_head_dimension": config.v_head_dim,
+            "query_latent": config.q_lora_rank or 0,
+            "key_value_latent": rank,
+        }
+    key_value_heads = _first(config, ("num_kv_heads", "num_key_value_heads")) or heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        key_value_heads = 1  # Falcon's first architecture, which does not read num_kv_heads then
+    return {
+        "query_heads": heads,
+        "key_value_heads": key_value_heads,
+        "head_dimension": getattr(config, "head_dim", None) or config.hidden_size // heads,
+    }
+
+
+def _windows(config: Any) -> dict[str, int]:
+    """The window of attention, and the number of layers that have it: all, where a configuration has no layer_types."""
+    known = inspect.signature(type(config).__init__).parameters  # others a configuration may have, and no model reads
+    window = (getattr(config, "sliding_window", None) or 0) if "sliding_window" in known else 0
+    kinds = getattr(config, "layer_types", None) if "layer_types" in known else None
+    layers = config.num_hidden_layers if kinds is None else kinds.count("sliding_attention")
+    return {"window": window, "windowed_layers": layers} if window and layers else {}
+
+
 def _set_architecture(description: plan_pb2.ModelDescription, model: Any, config: Any) -> None:
     names = [parameter.name for parameter in description.parameters]
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     experts = _first(config, _EXPERTS)
     feed_forward = experts and getattr(config, "moe_intermediate_size", None)
-    feed_forward = feed_forward or getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    kinds = getattr(config, "layer_types", None) or []
+    feed_forward = feed_forward or _first(config, _FEED_FORWARD)
     learned = (".wpe.weight", ".embed_positions.weight")
     positions = [parameter.shape[0] for parameter in description.parameters if parameter.name.endswith(learned)]
     description.architecture.MergeFrom(
         plan_pb2.Architecture(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            query_heads=config.num_attention_heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dimension=getattr(config, "head_dim", None) or 0,
             feed_forward=feed_forward or 4 * config.hidden_size,
             vocabulary=embedding.shape[0],
             gated_feed_forward=any(".gate_proj" in name or ".gate_up_proj" in name for name in names),
             experts=experts,
             experts_per_token=_first(config, _EXPERTS_PER_TOKEN),
             tied_embeddings=head is not None and head.weight is embedding,
-            window=(kinds.count("sliding_attention") and getattr(config, "sliding_window", None)) or 0,
-            windowed_layers=kinds.count("sliding_attention"),
+            shared_experts=(experts and getattr(config, "n_shared_experts", None)) or 0,
             learned_positions=positions[0] if positions else 0,
+            **_heads(config),
+            **_windows(config),
         )
     )
 
@@ -185,8 +212,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="superoffload plan",
         description="What training a model on a machine would take, and how fast it would be; neither is needed. Flags "
         "are the fields of PlanRequest in plan.proto, which describes them.",
-        epilog="Exit status: 0; 1 when superoffloadd cannot be asked; 2 when the request is wrong; 3 when the answer "
-        "is that it does not fit, in HBM or in the daemon's budget.",
+        epilog="Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request is "
+        "wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -195,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a name, a Hugging Face config.json or its directory, or a ModelDescription (.textproto)",
     )
     parser.add_argument("--machine", default="", help="a name, or a MachineDescription (.textproto)")
-    parser.add_argument("--timeline", metavar="FILE", help="write the simulated step: .svg, or .json for Perfetto")
+    parser.add_argument("--timeline", metavar="FILE", help="write two simulated steps: .svg, or .json for Perfetto")
     parser.add_argument("--json", action="store_true", help="print the whole PlanResponse as JSON")
     for name, field in _FIELDS.items():
         if field.message_type is not None or name in ("model_name", "machine_name", "timeline"):
@@ -274,21 +301,29 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked, 2 when the request is wrong, 3 when it does not fit."""
+    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong, 3 when it
+    does not fit.
+    """
     arguments = _parser().parse_args(words)
     try:
         response = ask(_request(arguments))
-        if arguments.timeline is not None:
+        if response.timeline_file:
             pathlib.Path(arguments.timeline).write_bytes(response.timeline_file)
     except Error as error:
         print(f"superoffload: {error.message}", file=sys.stderr)
-        return next((status for status, code in _CODES.items() if code == error.code), 1)
+        return 2 if error.code == grpc.StatusCode.INVALID_ARGUMENT else 1
     except OSError as error:
         print(f"superoffload: cannot write {arguments.timeline}: {error}", file=sys.stderr)
         return 1
     report = response.report
+    drawn = bool(response.timeline_file)
     response.ClearField("report")
     response.ClearField("timeline_file")
     print(json_format.MessageToJson(response, preserving_proto_field_name=True) if arguments.json else report, end="")
-    fits = all(rank.gpu.fits and rank.host.fits for rank in response.memory)
-    return 0 if fits else _DOES_NOT_FIT
+    status = 0 if all(rank.gpu.fits and rank.host.fits for rank in response.memory) else _DOES_NOT_FIT
+    if arguments.timeline is None or drawn:
+        return status
+    sys.stdout.flush()
+    why = f"{arguments.timeline} is not written, there is no step to draw: {response.performance_unknown}"
+    print(f"superoffload: {why}", file=sys.stderr)
+    return max(status, 1)

@@ -89,6 +89,19 @@ TEST(FitTest, ALossInChunksSaysWhatItKeeps) {
   EXPECT_EQ(logits(Loss::kChunked, 16384), "") << "a block's working memory is larger";
 }
 
+TEST(ActivationsTest, LatentsNarrowValuesAndSharedExpertsAreCounted) {
+  const Architecture plain{.layers = 2, .hidden = 8, .query_heads = 2, .key_value_heads = 2, .head_dimension = 6,
+                           .feed_forward = 10, .vocabulary = 8, .experts = 4, .experts_per_token = 1};
+  Architecture latent = plain;
+  latent.value_head_dimension = 4;  // of each head: the value and the output are 2 narrower
+  latent.query_latent = 5;
+  latent.key_value_latent = 3;
+  EXPECT_DOUBLE_EQ(BlockBytesPerToken(latent) - BlockBytesPerToken(plain), 2.0 * (2 * (5 + 3) - 2 * 2 * 2));
+  Architecture shared = plain;
+  shared.shared_experts = 1;  // its input, what its nonlinearity takes and what its last product takes
+  EXPECT_DOUBLE_EQ(BlockBytesPerToken(shared) - BlockBytesPerToken(plain), 2.0 * (8 + 2 * 10));
+}
+
 TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
   const Model model = *FindModel("llama-8b");
   const engine::Layout layout = LayoutOf(model, 0);
