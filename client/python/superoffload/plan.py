@@ -212,8 +212,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="superoffload plan",
         description="What training a model on a machine would take, and how fast it would be; neither is needed. Flags "
         "are the fields of PlanRequest in plan.proto, which describes them.",
-        epilog="Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request is "
-        "wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
+        epilog="Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request "
+        "is wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -301,8 +301,8 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong, 3 when it
-    does not fit.
+    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong, 3 when
+    what is planned does not fit.
     """
     arguments = _parser().parse_args(words)
     try:

@@ -427,7 +427,7 @@ TEST(AnswerTest, AReserveOfZeroIsNone) {
     return uint64_t{1};
   };
   v1::PlanRequest request = Request("llama-8b");
-  EXPECT_EQ(reserve(request), 4'800'000'000u);
+  EXPECT_EQ(reserve(request), 5'100'273'664u);
   request.set_allocator_reserve(0);
   EXPECT_EQ(reserve(request), 0u);
   EXPECT_THAT(Answer(request)->assumptions(), Contains(HasSubstr("0 % of HBM stays free")));
