@@ -125,6 +125,7 @@ absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   v1::PlanResponse response;
   response.set_model(question->model.name);
   response.set_machine(question->machine.name);
+  response.set_one_memory(question->machine.one_memory);
   response.set_parameters(simulator::ParameterCount(question->model));
   response.set_active_parameters(simulator::ActiveParameterCount(question->model));
   response.set_buckets(static_cast<uint32_t>(layout->buckets.size()));

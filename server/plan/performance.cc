@@ -65,7 +65,10 @@ uint64_t PassesOf(const Question& question) {
 
 // Why no step is simulated; empty: one is.
 std::string Obstacle(const Question& question, const engine::Layout& layout, const MemoryPlan& memory) {
-  if (!memory.gpu_fits) return "It does not fit in HBM, so no step was simulated.";
+  if (!memory.gpu_fits) {
+    return absl::StrCat("It does not fit in ", question.machine.one_memory ? "the memory of GPU and host" : "HBM",
+                        ", so no step was simulated.");
+  }
   if (static_cast<double>(simulator::TotalBytes(memory.ranks.front().host)) > question.machine.host.memory_bytes) {
     return "The optimizer does not fit in the host's memory, so no step was simulated.";
   }

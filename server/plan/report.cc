@@ -79,7 +79,7 @@ std::string Report(const v1::PlanResponse& response, bool assumptions) {
   if (response.memory_size() > 1) {
     absl::StrAppend(&text, "rank ", most->rank(), " of ", response.memory_size(), ", which takes the most:\n\n");
   }
-  AppendMemory("GPU memory", most->gpu(), text);
+  AppendMemory(response.one_memory() ? "GPU memory, of what the optimizer leaves" : "GPU memory", most->gpu(), text);
   AppendMemory("host memory", most->host(), text);
   AppendLargest(response.largest(), text);
   AppendPerformance(response, text);

@@ -94,6 +94,8 @@ TEST(AnswerTest, OneMemoryHoldsTheSumOfBoth) {
   EXPECT_TRUE(both->memory(0).host().fits());
   EXPECT_GT(both->memory(0).gpu().total_bytes() + both->memory(0).host().total_bytes(), memory);
   EXPECT_FALSE(both->memory(0).gpu().fits());
+  EXPECT_THAT(both->report(), HasSubstr("GPU memory, of what the optimizer leaves: "));
+  EXPECT_THAT(both->performance_unknown(), HasSubstr("the memory of GPU and host"));
 }
 
 TEST(AnswerTest, WhereSourcesDisagreeTheStepIsGivenForBothEnds) {
