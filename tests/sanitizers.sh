@@ -19,7 +19,7 @@ export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 # Only what runs here, and for ThreadSanitizer only what has threads: simulations, plans and explorations have one.
 programs=(superoffloadd kernels_test kernels_gpu_test server_test client_test client_cpp_test client_gpu_test
   integration_test gpu_test)
-[[ "$preset" == tsan ]] || programs+=(simulator_test plan_test fault_simulator explore_agreement fuzzers)
+[[ "$preset" == tsan ]] || programs+=(simulator_test plan_test ctl_test fault_simulator explore_agreement fuzzers)
 cmake --preset "$preset" >/dev/null
 ninja -C "$build" --quiet "${programs[@]}"
 # Of the long exactness runs those with three worker threads and the policy that takes every path; nothing that simulates
@@ -40,5 +40,5 @@ without='import_order or known_model'
 [[ "$preset" == tsan ]] && without+=' or of_many_parameters_comes_and_goes or each_parameter_may_have_a_group'
 run_pytest "$python" "$results" "$preset-pytest" tests/integration \
   --ignore-glob '*/test_jax_*' --ignore-glob '*/test_fsdp2*' --ignore-glob '*/test_replicas.py' --ignore-glob '*/test_ulysses.py' \
-  --ignore-glob '*_ranks.py' --ignore-glob '*/test_models.py' --ignore-glob '*/test_torch_*' \
+  --ignore-glob '*_ranks.py' --ignore-glob '*/test_model*.py' --ignore-glob '*/test_torch_*' \
   --ignore-glob '*/test_interrupts.py' --ignore-glob '*/test_install_service.py' -k "not ($without)" --durations 10

@@ -98,7 +98,7 @@ constexpr char kUsage[] = R"(looks into a running superoffloadd
 
 Flags: --endpoint=unix:/path/control.sock --json --count=N (watch) --uid=UID (whose NAME); --endpoint=HOST:PORT with --tls_authority,
 --tls_certificate and --tls_key for a daemon on another machine. Exit status: 0, 1 when the daemon refuses or cannot
-be reached, 2 when the command line is wrong.)";
+be reached, 2 when the command line is wrong, 3 when what is planned does not fit.)";
 
 std::optional<uint32_t> OwnerFlag() {
   const int64_t uid = absl::GetFlag(FLAGS_uid);

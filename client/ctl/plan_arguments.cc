@@ -4,9 +4,12 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <system_error>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -16,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "client/ctl/model_config.h"
 
 namespace superoffload::ctl {
 namespace {
@@ -34,6 +38,12 @@ struct FirstMistake final : google::protobuf::io::ErrorCollector {
 
 bool NamesFile(const std::string& value) {
   return absl::StrContains(value, "/") || absl::EndsWith(value, ".textproto");
+}
+
+// A config.json, or the directory that has one.
+bool NamesConfig(const std::string& value) {
+  std::error_code error;
+  return absl::EndsWith(value, ".json") || std::filesystem::is_directory(value, error);
 }
 
 absl::Status ReadText(const std::string& path, google::protobuf::Message* message) {
@@ -144,6 +154,7 @@ absl::Status SetTimeline(const std::string& path, PlanArguments& arguments) {
 absl::Status SetFlag(const std::string& name, const std::string& value, PlanArguments& arguments) {
   v1::PlanRequest& request = arguments.request;
   if (name == "timeline") return SetTimeline(value, arguments);
+  if (name == "model" && NamesConfig(value)) return arguments.model_config = value, absl::OkStatus();
   if (name == "model" && NamesFile(value)) return ReadText(value, request.mutable_model());
   if (name == "machine" && NamesFile(value)) return ReadText(value, request.mutable_machine());
   if (name == "model") return request.set_model_name(value), absl::OkStatus();
@@ -188,6 +199,11 @@ absl::StatusOr<PlanArguments> ParsePlanArguments(const std::vector<std::string>&
       value = words[++i];
     }
     if (absl::Status status = SetFlag(flag->name, value, arguments); !status.ok()) return status;
+  }
+  if (!arguments.model_config.empty() && !arguments.help) {
+    absl::StatusOr<v1::ModelDescription> model = ReadModelConfig(arguments.model_config, arguments.request.dtype());
+    if (!model.ok()) return model.status();
+    *arguments.request.mutable_model() = *std::move(model);
   }
   return arguments;
 }

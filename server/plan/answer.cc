@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "server/plan/machine_description.h"
 #include "server/plan/memory_plan.h"
 #include "server/plan/performance.h"
@@ -33,18 +34,49 @@ void SetMemory(const std::vector<simulator::MemoryItem>& items, uint64_t availab
 void SetLargest(const Question& question, const engine::Layout& layout, v1::Largest* out) {
   constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
   const simulator::GpuUse use = question.gpu_use();
-  out->set_batch(static_cast<uint32_t>(
-      std::min(kMost, simulator::LargestBatch(question.model, layout, question.pass, use, question.gpu_bytes()))));
-  out->set_sequence(simulator::LargestSequence(question.model, layout, question.pass, use, question.gpu_bytes()));
+  const auto batch = [&](const simulator::Pass& pass) {
+    return static_cast<uint32_t>(
+        std::min(kMost, simulator::LargestBatch(question.model, layout, pass, use, question.gpu_bytes())));
+  };
+  const auto sequence = [&](const simulator::Pass& pass) {
+    return simulator::LargestSequence(question.model, layout, pass, use, question.gpu_bytes());
+  };
+  simulator::Pass chunked = question.pass;
+  chunked.loss = simulator::Loss::kChunked;
+  out->set_batch(batch(question.pass));
+  out->set_sequence(sequence(question.pass));
+  out->set_chunked_loss_batch(batch(chunked));
+  out->set_chunked_loss_sequence(sequence(chunked));
+}
+
+std::string LossSentence(const Question& question) {
+  const std::string logits = absl::StrCat("Logits take ", simulator::kLogitBytes, " bytes each");
+  if (question.pass.loss == simulator::Loss::kWhole) {
+    return absl::StrCat(logits, ", all of them at once; a chunked loss (loss=chunked) takes less.");
+  }
+  const simulator::Architecture& a = question.model.architecture;
+  const simulator::GpuModel& gpu = question.machine.gpu;
+  const double product = question.pass.tokens() * 2 * static_cast<double>(a.vocabulary) *
+                         static_cast<double>(a.hidden) / (gpu.peak_flops * gpu.matmul_efficiency);
+  return absl::StrFormat(
+      "%s, those of %d tokens at a time, as Liger's fused linear cross entropy cuts them (its kernel takes less). The "
+      "chunks' gradients come with their logits, so no product is computed again; adding up the head's gradient takes "
+      "%.3f s of a pass. A loss that computes its logits again in backward takes another %.3f s.",
+      logits, simulator::LossChunk(a, question.pass),
+      simulator::LossChunkTraffic(a, question.pass) / gpu.memory_bandwidth, product);
 }
 
 std::vector<std::string> Assumptions(const Question& question) {
   std::vector<std::string> sentences = MachineSentences(question.machine, question.known_machine, question.ranks > 1);
+  if (question.machine.one_memory) {
+    sentences.push_back(
+        "GPU and host have one memory: what is available to the GPU is what the optimizer leaves of it, and neither "
+        "slows down the other's accesses in the simulation.");
+  }
   sentences.push_back(
       "Activations are those of Korthikanti et al. 2022, section 4, adapted to grouped-query attention, gated "
       "feed-forwards, experts and FlashAttention, without dropout, in 2 bytes per element, with fused norms.");
-  sentences.push_back(
-      absl::StrCat("Logits take ", simulator::kLogitBytes, " bytes each; a fused or chunked loss takes less."));
+  sentences.push_back(LossSentence(question));
   sentences.push_back(absl::StrCat("The CUDA context takes ", simulator::kContextBytes >> 20, " MiB, and ",
                                    question.gpu.allocator_reserve * 100, " % of HBM stays free for fragmentation."));
   sentences.push_back(
@@ -68,6 +100,18 @@ std::vector<std::string> Assumptions(const Question& question) {
   return sentences;
 }
 
+void SetPrices(double price_per_hour, uint32_t ranks, v1::PlanResponse& response) {
+  if (price_per_hour == 0) return;
+  for (v1::Performance& row : *response.mutable_performance()) {
+    if (row.tokens_per_second() == 0) continue;
+    row.set_price_per_million_tokens(1e6 * price_per_hour * ranks / (3600 * row.tokens_per_second()));
+  }
+  response.add_assumptions(absl::StrCat("Tokens cost what ", ranks, ranks == 1 ? " machine costs" : " machines cost",
+                                        " at ", price_per_hour,
+                                        " an hour each, for as long as the steps take: loading, evaluation, "
+                                        "checkpoints and failures are not in it."));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
@@ -81,6 +125,7 @@ absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   v1::PlanResponse response;
   response.set_model(question->model.name);
   response.set_machine(question->machine.name);
+  response.set_one_memory(question->machine.one_memory);
   response.set_parameters(simulator::ParameterCount(question->model));
   response.set_active_parameters(simulator::ActiveParameterCount(question->model));
   response.set_buckets(static_cast<uint32_t>(layout->buckets.size()));
@@ -100,7 +145,8 @@ absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   *response.mutable_recommendation() = *std::move(recommendation);
   for (std::string& sentence : Assumptions(*question)) response.add_assumptions(std::move(sentence));
   if (absl::Status status = SetPerformance(*question, *layout, *memory, response); !status.ok()) return status;
-  response.set_report(Report(response));
+  SetPrices(request.price_per_hour(), question->ranks, response);
+  response.set_report(Report(response, request.assumptions()));
   return response;
 }
 

@@ -7,7 +7,8 @@
 
 namespace superoffload::plan {
 
-// INVALID_ARGUMENT, NOT_FOUND: a sentence that names what is wrong with the request.
+// INVALID_ARGUMENT, NOT_FOUND: a sentence that names what is wrong with the request. RESOURCE_EXHAUSTED: it asks for
+// the timeline of a step that does not fit.
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request);
 
 }  // namespace superoffload::plan

@@ -52,6 +52,7 @@ void Overlay(const v1::MachineDescription& described, Machine& machine) {
   Replace(described.network().bandwidth(), machine.network.bandwidth);
   Replace(described.network().collective_seconds(), machine.network.collective_seconds);
   Replace(described.network().agreement_seconds(), machine.network.agreement_seconds);
+  Replace(described.network().most_ranks(), machine.network.most_ranks);
 }
 
 std::string CurveText(const LinkCurve& curve) {
@@ -94,6 +95,14 @@ constexpr Number kNumbers[] = {
     {"network.agreement_seconds", [](const Machine& m) { return Text(m.network.agreement_seconds, 1e-6, " us"); }},
     {"trainer_cores", [](const Machine& m) { return Text(m.trainer_cores, 1, ""); }},
 };
+
+// Empty where there is one number.
+std::string RangeText(const simulator::Source& source) {
+  if (source.most == 0) return "";
+  const bool flops = source.field == "gpu.peak_flops";
+  const double unit = flops ? 1e12 : 1e9;
+  return absl::StrFormat("; range %.4g to %.4g %s", source.least / unit, source.most / unit, flops ? "TFLOPS" : "GB/s");
+}
 
 bool SameCurve(const LinkCurve& left, const LinkCurve& right) {
   return std::equal(left.points.begin(), left.points.end(), right.points.begin(), right.points.end(),
@@ -141,7 +150,7 @@ std::vector<std::string> MachineSentences(const Machine& machine, const std::str
       for (const simulator::Source& source : *sources) {
         if (source.field != number.field) continue;
         absl::StrAppend(&sentence, " (", std::string(simulator::BasisName(source.basis)), ": ",
-                        std::string(source.text), ").");
+                        std::string(source.text), RangeText(source), ").");
       }
     } else {
       absl::StrAppend(&sentence, " (given).");

@@ -1,5 +1,6 @@
 #include "server/plan/memory_plan.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,15 @@ uint64_t HostBudgetBytes(const simulator::Machine& machine) {
   return memory::BudgetBytes(0, static_cast<uint64_t>(machine.host.memory_bytes));
 }
 
+uint64_t Question::gpu_bytes() const {
+  const auto bytes = static_cast<uint64_t>(machine.gpu.memory_bytes);
+  if (!machine.one_memory) return bytes;
+  const engine::OptimizerSpec share = simulator::ShardOf(spec, 0, ranks);
+  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
+  if (!layout.ok()) return 0;  // whoever plans says why
+  return bytes - std::min(bytes, TotalBytes(HostMemory(share, *layout)));
+}
+
 std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layout& layout) {
   return simulator::GpuMemory(question.model, layout, question.pass, question.gpu_use(), question.gpu_bytes());
 }
@@ -61,6 +71,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
         " shards are too many to plan, the most are ", kMostShards, "; ask with fewer ranks"));
   }
   MemoryPlan plan;
+  const uint64_t gpu_bytes = question.gpu_bytes();
   for (uint32_t rank = 0; rank < question.ranks; ++rank) {
     const engine::OptimizerSpec spec = simulator::ShardOf(question.spec, rank, question.ranks);
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
@@ -68,7 +79,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
     RankMemory& memory = plan.ranks.emplace_back();
     memory.gpu = GpuMemoryOf(question, *layout);
     memory.host = HostMemory(spec, *layout);
-    plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= question.gpu_bytes();
+    plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= gpu_bytes;
     plan.host_fits = plan.host_fits && TotalBytes(memory.host) <= HostBudgetBytes(question.machine);
   }
   return plan;

@@ -17,10 +17,14 @@ simulator::Architecture ToArchitecture(const v1::Architecture& proto) {
           .query_heads = proto.query_heads(),
           .key_value_heads = proto.key_value_heads(),
           .head_dimension = proto.head_dimension(),
+          .value_head_dimension = proto.value_head_dimension(),
+          .query_latent = proto.query_latent(),
+          .key_value_latent = proto.key_value_latent(),
           .feed_forward = proto.feed_forward(),
           .vocabulary = proto.vocabulary(),
           .experts = proto.experts(),
           .experts_per_token = proto.experts_per_token(),
+          .shared_experts = proto.shared_experts(),
           .window = proto.window(),
           .windowed_layers = proto.windowed_layers(),
           .learned_positions = proto.learned_positions(),
@@ -103,6 +107,7 @@ absl::StatusOr<DescribedModel> ToModel(const v1::PlanRequest& request) {
   if (request.has_model()) {
     if (absl::Status status = simulator::Complete(architecture); !status.ok()) return status;
     if (!request.model().parameters().empty()) return FromParameters(request, architecture);
+    if (absl::Status status = simulator::CheckCanBeMade(architecture); !status.ok()) return status;
   }
   absl::StatusOr<engine::OptimizerSpec> spec = SpecWithDTypes(request);
   if (!spec.ok()) return spec.status();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "server/plan/timeline_file.h"
 #include "server/plan/tuning.h"
@@ -35,13 +36,39 @@ simulator::Workload WorkloadOf(const Question& question) {
   return workload;
 }
 
+// As fast as what was measured, which is of one rank. INVALID_ARGUMENT: faster than the GPU's peak.
+absl::Status ScaleToMeasured(const Question& question, simulator::Workload& workload, v1::PlanResponse& response) {
+  if (question.measured_tokens_per_second == 0) return absl::OkStatus();
+  const double seconds = workload.tokens_per_step() / question.measured_tokens_per_second;
+  const double most = workload.tokens_per_step() * question.machine.gpu.peak_flops / workload.flops_per_step;
+  if (question.measured_tokens_per_second > most) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "measured_tokens_per_second is %.12g but %s computes at most %.0f of this model at its peak; give that of one "
+        "rank",
+        question.measured_tokens_per_second, question.machine.name, most));
+  }
+  const double factor = seconds / workload.compute_seconds();
+  for (simulator::UnitSeconds& unit : workload.units) {
+    unit.forward *= factor;
+    unit.backward *= factor;
+  }
+  response.add_assumptions(absl::StrFormat(
+      "The GPU computes for %.3g times as long as its numbers above say, so that a pass without an optimizer has the "
+      "measured %.6g tokens per second.",
+      factor, question.measured_tokens_per_second));
+  return absl::OkStatus();
+}
+
 uint64_t PassesOf(const Question& question) {
   return question.gpu.accumulation * question.model.architecture.head_unit();
 }
 
 // Why no step is simulated; empty: one is.
 std::string Obstacle(const Question& question, const engine::Layout& layout, const MemoryPlan& memory) {
-  if (!memory.gpu_fits) return "It does not fit in HBM, so no step was simulated.";
+  if (!memory.gpu_fits) {
+    return absl::StrCat("It does not fit in ", question.machine.one_memory ? "the memory of GPU and host" : "HBM",
+                        ", so no step was simulated.");
+  }
   if (static_cast<double>(simulator::TotalBytes(memory.ranks.front().host)) > question.machine.host.memory_bytes) {
     return "The optimizer does not fit in the host's memory, so no step was simulated.";
   }
@@ -100,13 +127,16 @@ struct PeerSchedule {
   std::string_view name;
   simulator::Peer peer;
   std::unique_ptr<simulator::Schedule> (*make)();
+  // With what the paper's tables leave open as fast as the host's memory; null: they leave nothing open.
+  std::unique_ptr<simulator::Schedule> (*make_fastest)(double host_bandwidth) = nullptr;
 };
 
 constexpr PeerSchedule kPeers[] = {
     {"ddp", simulator::Peer::kDdp, &simulator::MakeDdp},
     {"zero-offload", simulator::Peer::kZeroOffload, [] { return simulator::MakeZeroOffload(); }},
     {"zero-infinity", simulator::Peer::kZeroInfinity, [] { return simulator::MakeZeroInfinity(); }},
-    {"superoffload-published", simulator::Peer::kSuperOffload, [] { return simulator::MakePublishedSuperOffload(); }}};
+    {"superoffload-published", simulator::Peer::kSuperOffload, [] { return simulator::MakePublishedSuperOffload(); },
+     [](double bandwidth) { return simulator::MakePublishedSuperOffload({}, simulator::FastestCosts(bandwidth)); }}};
 
 absl::StatusOr<const PeerSchedule*> FindPeer(const std::string& name) {
   std::vector<std::string> names;
@@ -118,23 +148,80 @@ absl::StatusOr<const PeerSchedule*> FindPeer(const std::string& name) {
       absl::StrCat("there is no schedule \"", name, "\" to compare with; take some of ", absl::StrJoin(names, ", ")));
 }
 
+// Why a peer is not simulated; empty: it is.
+std::string PeerObstacle(const PeerSchedule& peer, const Question& question) {
+  const simulator::Machine& machine = question.machine;
+  if (question.ranks > 1) return "known of one rank only";
+  if (const engine::OptimizerSpec theirs; question.spec.algorithm != theirs.algorithm) {
+    return absl::StrCat("known with ", std::string(theirs.algorithm->name), " only");
+  }
+  const double gpu = simulator::PeerGpuMemory(peer.peer, machine, question.model, question.pass);
+  const double host = simulator::PeerHostMemory(peer.peer, question.model);
+  const bool fits = machine.one_memory ? gpu + host <= machine.host.memory_bytes
+                                       : gpu <= machine.gpu.memory_bytes && host <= machine.host.memory_bytes;
+  return fits ? "" : "does not fit";
+}
+
 void AppendPeer(const PeerSchedule& peer, const Question& question, const simulator::Workload& workload,
                 const simulator::RunOptions& options, v1::PlanResponse& response) {
-  const simulator::Machine& machine = question.machine;
-  const auto unknown = [&](std::string why) {
+  if (std::string obstacle = PeerObstacle(peer, question); !obstacle.empty()) {
     v1::Performance* const out = response.add_performance();
     out->set_schedule(std::string(peer.name));
-    out->set_unknown(std::move(why));
+    out->set_unknown(std::move(obstacle));
+    return;
+  }
+  const simulator::Machine& machine = question.machine;
+  if (peer.make_fastest == nullptr) return Append(peer.name, peer.make()->Run(machine, workload, options), response);
+  Append(absl::StrCat(std::string(peer.name), ", fastest"),
+         peer.make_fastest(machine.host.bandwidth)->Run(machine, workload, options), response);
+  Append(absl::StrCat(std::string(peer.name), ", slowest"), peer.make()->Run(machine, workload, options), response);
+}
+
+// The steps of all schedules, as a sentence: "superoffloadd 0.920 s, superoffload-published 0.870 to 1.680 s".
+std::string StepTimes(const Question& question, const simulator::Workload& workload,
+                      const simulator::RunOptions& options) {
+  std::string text =
+      absl::StrFormat("superoffloadd %.3f s", SimulateOurs(question, workload, options).step_seconds);
+  for (const std::string& name : question.schedules) {
+    const PeerSchedule& peer = **FindPeer(name);
+    if (!PeerObstacle(peer, question).empty()) continue;
+    const auto seconds = [&](const simulator::Schedule& schedule) {
+      return schedule.Run(question.machine, workload, options).step_seconds;
+    };
+    absl::StrAppend(&text, ", ", name, " ");
+    if (peer.make_fastest != nullptr) {
+      absl::StrAppendFormat(&text, "%.3f to ", seconds(*peer.make_fastest(question.machine.host.bandwidth)));
+    }
+    absl::StrAppendFormat(&text, "%.3f s", seconds(*peer.make()));
+  }
+  return text;
+}
+
+// What the steps would be with other numbers that the machine may have.
+absl::Status AddAlternatives(const Question& question, const simulator::RunOptions& options,
+                             v1::PlanResponse& response) {
+  const auto add = [&](const std::string& with, Question changed) -> absl::Status {
+    simulator::Workload workload = WorkloadOf(changed);
+    v1::PlanResponse unused;
+    if (absl::Status status = ScaleToMeasured(changed, workload, unused); !status.ok()) return status;
+    response.add_assumptions(
+        absl::StrCat("With ", with, " a step takes: ", StepTimes(changed, workload, options), "."));
+    return absl::OkStatus();
   };
-  if (question.ranks > 1) return unknown("known of one rank only");
-  if (const engine::OptimizerSpec theirs; question.spec.algorithm != theirs.algorithm) {
-    return unknown(absl::StrCat("known with ", std::string(theirs.algorithm->name), " only"));
+  for (const bool most : {false, true}) {
+    simulator::RangeEnd end = simulator::AtEndOfRanges(question.machine, question.known_machine, most);
+    if (end.changes.empty()) break;
+    Question changed = question;
+    changed.machine = std::move(end.machine);
+    const std::string with =
+        absl::StrCat("the ", most ? "most" : "least", " that sources give (", absl::StrJoin(end.changes, ", "), ")");
+    if (absl::Status status = add(with, std::move(changed)); !status.ok()) return status;
   }
-  if (simulator::PeerGpuMemory(peer.peer, machine, question.model, question.pass) > machine.gpu.memory_bytes ||
-      simulator::PeerHostMemory(peer.peer, question.model) > machine.host.memory_bytes) {
-    return unknown("does not fit");
-  }
-  Append(peer.name, peer.make()->Run(machine, workload, options), response);
+  if (question.measured_tokens_per_second > 0) return absl::OkStatus();
+  Question changed = question;
+  changed.machine.gpu = simulator::WithPapersTrainer(question.machine.gpu);
+  return add("the GPU numbers that the SuperOffload paper's rows of training fit, instead of those of fused kernels,",
+             std::move(changed));
 }
 
 }  // namespace
@@ -147,13 +234,11 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
     if (absl::Status status = FindPeer(name).status(); !status.ok()) return status;
   }
   if (std::string obstacle = Obstacle(question, layout, memory); !obstacle.empty()) {
-    if (question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no timeline: ", obstacle));
-    }
     response.set_performance_unknown(std::move(obstacle));
     return absl::OkStatus();
   }
-  const simulator::Workload workload = WorkloadOf(question);
+  simulator::Workload workload = WorkloadOf(question);
+  if (absl::Status status = ScaleToMeasured(question, workload, response); !status.ok()) return status;
   const simulator::RunOptions options{.clip_rate = question.clip_rate,
                                       .skip_rate = question.skip_rate,
                                       .timeline = question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED};
@@ -166,7 +251,13 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   for (const std::string& name : question.schedules) {
     AppendPeer(**FindPeer(name), question, workload, {options.clip_rate, options.skip_rate}, response);
   }
-  return absl::OkStatus();
+  if (simulator::HidesOffloading(outcome)) {
+    response.add_assumptions(
+        "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers: compare schedules where more "
+        "is.");
+  }
+  if (question.quick || PassesOf(question) > kMostSearchedPasses) return absl::OkStatus();
+  return AddAlternatives(question, {options.clip_rate, options.skip_rate}, response);
 }
 
 }  // namespace superoffload::plan

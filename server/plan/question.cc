@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "server/plan/machine_description.h"
 #include "server/plan/model_description.h"
 #include "server/rpc/from_proto.h"
@@ -19,6 +20,18 @@ struct Range {
   double most;
 };
 
+absl::Status CheckMissing(const v1::PlanRequest& request) {
+  std::vector<std::string> missing;
+  if (!request.has_model() && request.model_name().empty()) missing.push_back("model");
+  if (!request.has_machine() && request.machine_name().empty()) missing.push_back("machine");
+  if (!request.has_batch()) missing.push_back("batch");
+  if (!request.has_sequence()) missing.push_back("sequence");
+  if (missing.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      absl::StrJoin(missing, ", "), missing.size() == 1 ? " is" : " are",
+      " missing; a plan needs a model, a machine, a batch (sequences per rank and pass) and a sequence (tokens)"));
+}
+
 absl::Status CheckRanges(const v1::PlanRequest& request) {
   const Range ranges[] = {{"batch", double(request.batch()), 1, 1 << 20},
                           {"sequence", double(request.sequence()), 1, 1 << 28},
@@ -27,6 +40,8 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"device_slots", double(request.device_slots()), 0, 16},
                           {"clip_rate", request.clip_rate(), 0, 1},
                           {"skip_rate", request.skip_rate(), 0, 1},
+                          {"price_per_hour", request.price_per_hour(), 0, 1e9},
+                          {"measured_tokens_per_second", request.measured_tokens_per_second(), 0, 1e12},
                           {"allocator_reserve", request.allocator_reserve(), 0, 0.9}};
   for (const Range& range : ranges) {
     if (!(range.value >= range.least && range.value <= range.most)) {
@@ -69,6 +84,17 @@ absl::Status SetPass(const v1::PlanRequest& request, simulator::Pass& pass) {
     default:
       return absl::InvalidArgumentError("attention has an unknown value; see plan.proto");
   }
+  switch (request.loss()) {
+    case v1::LOSS_UNSPECIFIED:
+    case v1::LOSS_WHOLE:
+      pass.loss = simulator::Loss::kWhole;
+      break;
+    case v1::LOSS_CHUNKED:
+      pass.loss = simulator::Loss::kChunked;
+      break;
+    default:
+      return absl::InvalidArgumentError("loss has an unknown value; see plan.proto");
+  }
   return absl::OkStatus();
 }
 
@@ -92,6 +118,7 @@ absl::Status CheckSequence(const Question& question) {
 }  // namespace
 
 absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
+  if (absl::Status status = CheckMissing(request); !status.ok()) return status;
   if (absl::Status status = CheckRanges(request); !status.ok()) return status;
   Question question;
   if (absl::Status status = SetPass(request, question.pass); !status.ok()) return status;
@@ -112,13 +139,14 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   question.speculation = *speculation;
   question.gpu = {.resident_buckets = request.resident_buckets(), .accumulation = std::max(1u, request.accumulation())};
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
-  if (request.allocator_reserve() > 0) question.gpu.allocator_reserve = request.allocator_reserve();
+  if (request.has_allocator_reserve()) question.gpu.allocator_reserve = request.allocator_reserve();
   question.ranks = std::max(1u, request.ranks());
   if (question.ranks > 1) {
     if (absl::Status status = simulator::ValidateNetwork(question.machine); !status.ok()) return status;
   }
   question.clip_rate = request.clip_rate();
   question.skip_rate = request.skip_rate();
+  question.measured_tokens_per_second = request.measured_tokens_per_second();
   question.clipping = request.clipping() || request.clip_rate() > 0;
   question.schedules.assign(request.schedules().begin(), request.schedules().end());
   question.quick = request.quick();

@@ -27,6 +27,7 @@ struct Question {
   bool clipping = false;
   double clip_rate = 0;
   double skip_rate = 0;
+  double measured_tokens_per_second = 0;  // 0: not measured
   std::vector<std::string> schedules;  // besides ours
   bool quick = false;
   v1::TimelineFormat timeline = v1::TIMELINE_FORMAT_UNSPECIFIED;
@@ -36,7 +37,8 @@ struct Question {
     use.gathers = ranks > 1;
     return use;
   }
-  uint64_t gpu_bytes() const { return static_cast<uint64_t>(machine.gpu.memory_bytes); }
+  // Of a machine with one memory, what the optimizer of rank 0 leaves of it.
+  uint64_t gpu_bytes() const;
 };
 
 // INVALID_ARGUMENT, NOT_FOUND: a sentence that names the field and what it must be.

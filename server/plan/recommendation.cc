@@ -46,14 +46,34 @@ std::optional<uint64_t> BlocksToStream(const simulator::Model& model, uint64_t o
   return std::nullopt;
 }
 
-// The fewest of 2, 4, 8, 16, ... on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does.
+// Ranks that may be recommended: as many as there are of the machine to be connected.
+uint32_t MostRanks(const simulator::Machine& machine) {
+  constexpr uint32_t kMost = 64;
+  return simulator::ValidateNetwork(machine).ok() ? std::min(kMost, machine.network.most_ranks) : 1;
+}
+
+// Whether the share of rank 0 fits. No rank has more: of each parameter it has rows / ranks, rounded up.
+absl::StatusOr<bool> ShareFits(const Question& question, bool gpu) {
+  const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
+  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
+  if (!layout.ok()) return layout.status();
+  if (TotalBytes(HostMemory(share, *layout)) > HostBudgetBytes(question.machine)) return false;
+  return !gpu || TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes();
+}
+
+// The fewest from 2 on, on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does. Of more ranks
+// each has less.
 absl::StatusOr<uint32_t> RanksThatFit(Question question, bool gpu) {
-  for (question.ranks = 2; question.ranks <= 64; question.ranks *= 2) {
-    const absl::StatusOr<MemoryPlan> plan = PlanMemory(question);
-    if (!plan.ok()) return plan.status();
-    if (plan->host_fits && (plan->gpu_fits || !gpu)) return question.ranks;
+  uint32_t too_few = 1, enough = 0;
+  for (uint32_t most = MostRanks(question.machine); most > too_few;) {
+    question.ranks = enough == 0 ? most : too_few + (enough - too_few) / 2;
+    const absl::StatusOr<bool> fits = ShareFits(question, gpu);
+    if (!fits.ok()) return fits.status();
+    if (enough == 0 && !*fits) return 0;
+    (*fits ? enough : too_few) = question.ranks;
+    if (enough - too_few == 1) break;
   }
-  return 0;
+  return enough;
 }
 
 // The share of the time that a streamed forward pass computes: T*b / (T*b + peak). Of a parameter of two bytes a token
@@ -77,7 +97,9 @@ class Recommender {
     out_.set_ranks(q_.ranks);
     out_.set_bucket_bytes(q_.spec.bucket_bytes == 0 ? engine::kDefaultBucketBytes : q_.spec.bucket_bytes);
     out_.set_checkpointing(ToProto(q_.pass.checkpointing));
+    out_.set_loss(q_.pass.loss == simulator::Loss::kChunked ? v1::LOSS_CHUNKED : v1::LOSS_WHOLE);
     if (absl::Status status = CheckHost(); !status.ok()) return status;
+    if (hopeless_) return std::move(out_);
     if (absl::Status status = memory_.gpu_fits ? CheckWatching() : CheckGpu(); !status.ok()) return status;
     if (out_.sentences().empty())
       Say("Everything fits as requested: the weights stay in HBM, and the optimizer's state in Grace.");
@@ -112,7 +134,10 @@ class Recommender {
       Say(absl::StrCat(over, " Set memory_budget_bytes in superoffloadd.textproto to at least ",
                        static_cast<uint64_t>(needed), "."));
     } else if (*ranks == 0) {
-      Say(absl::StrCat(over, " No number of ranks up to 64 holds it."));
+      hopeless_ = true;
+      const uint32_t most = MostRanks(q_.machine);
+      Say(absl::StrCat(over, most == 1 ? absl::StrCat(" ", q_.machine.name, " comes alone; take another machine.")
+                                       : absl::StrCat(" No number of ranks up to ", most, " holds it.")));
     } else {
       Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks,
                        ". What follows is of each of them."));
@@ -137,7 +162,7 @@ class Recommender {
     if (watched > q_.gpu_bytes()) {
       Say(absl::StrCat(
           "Pass overlap=True: with overlap=\"auto\" the first three steps keep all gradients in HBM, which takes ",
-          GiB(static_cast<double>(watched)), " of ", GiB(q_.machine.gpu.memory_bytes), "."));
+          GiB(static_cast<double>(watched)), " of ", GiB(static_cast<double>(q_.gpu_bytes())), "."));
     }
     return absl::OkStatus();
   }
@@ -153,33 +178,51 @@ class Recommender {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
     Say(absl::StrCat("HBM lacks ",
-                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - q_.machine.gpu.memory_bytes),
+                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) -
+                         static_cast<double>(q_.gpu_bytes())),
                      " for this."));
     simulator::Pass pass = q_.pass;
     simulator::GpuUse gpu = q_.gpu;
+    if (ChunkLoss(pass, gpu, *layout) && FitsWith(pass, gpu, *layout)) return absl::OkStatus();
     if (gpu.resident_buckets > 0) {
       gpu.resident_buckets = 0;
-      if (FitsWith(pass, gpu, *layout)) return Done("Keep no buckets resident on the GPU.");
+      Say("Keep no buckets resident on the GPU.");
+      if (FitsWith(pass, gpu, *layout)) return absl::OkStatus();
     }
     if (pass.checkpointing != simulator::Checkpointing::kFull) {
       pass.checkpointing = simulator::Checkpointing::kFull;
       out_.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_FULL);
-      if (FitsWith(pass, gpu, *layout)) return Done("Checkpoint the activations of every block.");
+      Say("Checkpoint the activations of every block.");
+      if (FitsWith(pass, gpu, *layout)) return absl::OkStatus();
     }
     const uint64_t batch = pass.batch;
     simulator::GpuUse use = q_.gpu_use();
     use.resident_buckets = gpu.resident_buckets;
     pass.batch = std::max<uint64_t>(1, simulator::LargestBatch(q_.model, *layout, pass, use, q_.gpu_bytes()));
     if (FitsWith(pass, gpu, *layout)) {
-      return Done(absl::StrCat("Use a batch of ", pass.batch, " instead of ", batch,
-                               "; where passes are accumulated, all gradients stay in HBM."));
+      Say(absl::StrCat("Use a batch of ", pass.batch, " instead of ", batch,
+                       "; where passes are accumulated, all gradients stay in HBM."));
+      return absl::OkStatus();
     }
     return ShareOrStream(pass, gpu, *layout);
   }
 
-  absl::Status Done(std::string sentence) {
-    Say(std::move(sentence));
-    return absl::OkStatus();
+  // Where that takes less. It comes first: it costs no memory elsewhere and next to no time.
+  bool ChunkLoss(simulator::Pass& pass, const simulator::GpuUse& gpu, const engine::Layout& layout) {
+    Question chunked = q_;
+    chunked.gpu = gpu;
+    chunked.pass.loss = simulator::Loss::kChunked;
+    const uint64_t before = TotalBytes(memory_.ranks.front().gpu), after = TotalBytes(GpuMemoryOf(chunked, layout));
+    if (after >= before) return false;
+    pass.loss = simulator::Loss::kChunked;
+    out_.set_loss(v1::LOSS_CHUNKED);
+    Say(absl::StrCat("Compute the loss in chunks of tokens (--loss=chunked), which saves ",
+                     GiB(static_cast<double>(before - after)), ": not all of the ",
+                     GiB(simulator::ActivationsOf(q_.model.architecture, q_.pass).head),
+                     " of logits are in HBM at once. Hugging Face models do so with liger-kernel installed and "
+                     "use_liger_kernel=True in TrainingArguments, where Liger knows their family; a loop of your own "
+                     "does so with liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss."));
+    return true;
   }
 
   // With the requested batch if that makes room for it, else with the smallest.
@@ -205,8 +248,10 @@ class Recommender {
     }
     if (shared || streamed) return absl::OkStatus();
     out_.set_offload_activations(true);
-    Say("Neither more ranks nor weights that stream make room: activations and logits alone take too much. Offload "
-        "activations, compute the loss in pieces, or use a shorter sequence.");
+    Say(absl::StrCat(MostRanks(q_.machine) > 1
+                         ? "Neither more ranks nor weights that stream make room"
+                         : absl::StrCat(q_.machine.name, " comes alone, and weights that stream do not make room"),
+                     ": activations alone take too much. Offload them, or use a shorter sequence."));
     return absl::OkStatus();
   }
 
@@ -233,6 +278,7 @@ class Recommender {
 
   Question q_;  // with as many ranks as are recommended
   MemoryPlan memory_;
+  bool hopeless_ = false;  // no setting makes the optimizer fit on the host
   v1::Recommendation out_;
 };
 

@@ -21,22 +21,35 @@ void AppendMemory(const char* title, const v1::MemoryPlan& plan, std::string& te
   absl::StrAppend(&text, "\n");
 }
 
+void AppendLargest(const v1::Largest& largest, std::string& text) {
+  absl::StrAppend(&text, "largest batch that fits: ", largest.batch(), " at this sequence; largest sequence: ",
+                  largest.sequence(), " at this batch\n");
+  if (largest.chunked_loss_batch() > largest.batch() || largest.chunked_loss_sequence() > largest.sequence()) {
+    absl::StrAppend(&text, "with a chunked loss (--loss=chunked): batch ", largest.chunked_loss_batch(),
+                    ", or sequence ", largest.chunked_loss_sequence(), "\n");
+  }
+  absl::StrAppend(&text, "\n");
+}
+
 void AppendPerformance(const v1::PlanResponse& response, std::string& text) {
   if (response.performance().empty()) {
     absl::StrAppend(&text, "performance: unknown. ", response.performance_unknown(), "\n\n");
     return;
   }
-  absl::StrAppendFormat(&text, "%-24s %10s %12s %8s %6s %12s\n", "schedule", "step", "tokens/s", "TFLOPS", "MFU",
-                        "exposed");
+  const bool priced = response.performance(0).price_per_million_tokens() > 0;
+  absl::StrAppendFormat(&text, "%-32s %10s %12s %8s %6s %12s%s\n", "schedule", "step", "tokens/s", "TFLOPS", "MFU",
+                        "exposed", priced ? "  price of 1M tokens" : "");
   for (const v1::Performance& p : response.performance()) {
     if (!p.unknown().empty()) {
-      absl::StrAppendFormat(&text, "%-24s %s\n", p.schedule(), p.unknown());
+      absl::StrAppendFormat(&text, "%-32s %s\n", p.schedule(), p.unknown());
       continue;
     }
-    absl::StrAppendFormat(&text, "%-24s %8.3f s %12.0f %8.0f %5.1f%% %10.3f s\n", p.schedule(), p.step_seconds(),
+    absl::StrAppendFormat(&text, "%-32s %8.3f s %12.0f %8.0f %5.1f%% %10.3f s", p.schedule(), p.step_seconds(),
                           p.tokens_per_second(), p.tflops(), 100 * p.mfu(), p.exposed_seconds());
+    if (priced) absl::StrAppendFormat(&text, "%20.4g", p.price_per_million_tokens());
+    absl::StrAppend(&text, "\n");
     for (const v1::ExposedTime& exposed : p.exposed()) {
-      absl::StrAppendFormat(&text, "  %-57s %10.4f s per step\n", absl::StrCat("exposed: ", exposed.cause()),
+      absl::StrAppendFormat(&text, "  %-65s %10.4f s per step\n", absl::StrCat("exposed: ", exposed.cause()),
                             exposed.seconds());
     }
   }
@@ -53,7 +66,7 @@ void AppendSentences(const char* title, const google::protobuf::RepeatedPtrField
 
 }  // namespace
 
-std::string Report(const v1::PlanResponse& response) {
+std::string Report(const v1::PlanResponse& response, bool assumptions) {
   std::string text = absl::StrFormat(
       "%s on %s: %.2f B parameters, of which a token's products use %.2f B; %d buckets of at most %.0f MiB\n\n",
       Printable(response.model().empty() ? "the model" : response.model()), Printable(response.machine()),
@@ -66,15 +79,18 @@ std::string Report(const v1::PlanResponse& response) {
   if (response.memory_size() > 1) {
     absl::StrAppend(&text, "rank ", most->rank(), " of ", response.memory_size(), ", which takes the most:\n\n");
   }
-  AppendMemory("GPU memory", most->gpu(), text);
+  AppendMemory(response.one_memory() ? "GPU memory, of what the optimizer leaves" : "GPU memory", most->gpu(), text);
   AppendMemory("host memory", most->host(), text);
-  absl::StrAppend(&text, "largest batch that fits: ", response.largest().batch(),
-                  " at this sequence; largest sequence: ", response.largest().sequence(), " at this batch\n\n");
+  AppendLargest(response.largest(), text);
   AppendPerformance(response, text);
   AppendSentences("recommendation", response.recommendation().sentences(), text);
   AppendSentences("not supported yet", response.recommendation().not_supported(), text);
-  AppendSentences("what this rests on", response.assumptions(), text);
-  text.pop_back();
+  if (assumptions) {
+    AppendSentences("what this rests on", response.assumptions(), text);
+    text.pop_back();
+  } else {
+    absl::StrAppend(&text, "--assumptions says what this rests on.\n");
+  }
   return text;
 }
 

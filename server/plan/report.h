@@ -8,8 +8,8 @@
 
 namespace superoffload::plan {
 
-// Ends with a newline. Of several ranks, that with the most memory.
-std::string Report(const v1::PlanResponse& response);
+// Ends with a newline. Of several ranks, that with the most memory. The assumptions come last, if at all.
+std::string Report(const v1::PlanResponse& response, bool assumptions);
 
 }  // namespace superoffload::plan
 

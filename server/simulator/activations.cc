@@ -1,5 +1,8 @@
 #include "server/simulator/activations.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace superoffload::simulator {
 namespace {
 
@@ -13,23 +16,45 @@ double FeedForwardBytes(const Architecture& a) {
   return kElement * (Real(a.hidden) + (a.gated_feed_forward ? 4 : 2) * Real(a.feed_forward));
 }
 
-double Copies(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
+double HeadBytes(const Architecture& a, const Pass& pass) {
+  if (pass.loss == Loss::kWhole) return pass.tokens() * kLogitBytes * Real(a.vocabulary);
+  return Real(LossChunk(a, pass)) * kLogitBytes * Real(a.vocabulary) + pass.tokens() * kElement * Real(a.hidden) +
+         kElement * Real(a.vocabulary) * Real(a.hidden);
+}
+
+// Feed-forwards that a token passes; of them, those to which it is routed.
+double Routes(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per_token) : 1; }
+double Copies(const Architecture& a) { return Routes(a) + Real(a.shared_experts); }
 
 }  // namespace
 
 double BlockBytesPerToken(const Architecture& a) {
   const double norms = 2 * kElement * Real(a.hidden);
-  // Its input; query, key and value; its output, which the projection takes; one log-sum-exp per head.
-  const double attention = kElement * (Real(a.hidden) + 2 * Real(a.query_width()) + 2 * Real(a.key_value_width())) +
+  // Its input; query, key and value, and latents before and behind their norms; its output, which the projection takes;
+  // one log-sum-exp per head.
+  const double latents = 2 * (Real(a.query_latent) + Real(a.key_value_latent));
+  const double attention = kElement * (Real(a.hidden) + latents + Real(a.query_width()) + Real(a.key_width()) +
+                                       Real(a.value_width()) + Real(a.attention_output_width())) +
                            kFloat * Real(a.query_heads);
   double feed_forward = Copies(a) * FeedForwardBytes(a);
   // Each routed token has a copy of its input, and of its output until it is weighted; the router's scores are fp32.
-  if (a.experts > 0) feed_forward += Copies(a) * kElement * Real(a.hidden) + kFloat * Real(a.experts);
+  if (a.experts > 0) feed_forward += Routes(a) * kElement * Real(a.hidden) + kFloat * Real(a.experts);
   return norms + attention + feed_forward;
 }
 
 double ScoreBytesPerToken(const Architecture& a, uint64_t sequence) {
   return (kFloat + kElement) * Real(a.query_heads) * Real(sequence);
+}
+
+uint64_t LossChunk(const Architecture& a, const Pass& pass) {
+  const uint64_t tokens = pass.batch * pass.sequence, chunks = (a.vocabulary + a.hidden - 1) / a.hidden;
+  return std::min(tokens, std::bit_ceil((tokens + chunks - 1) / chunks));
+}
+
+double LossChunkTraffic(const Architecture& a, const Pass& pass) {
+  if (pass.loss == Loss::kWhole) return 0;
+  const uint64_t chunk = LossChunk(a, pass), chunks = (pass.batch * pass.sequence + chunk - 1) / chunk;
+  return Real(chunks) * 3 * kElement * Real(a.vocabulary) * Real(a.hidden);  // two are read, their sum is written
 }
 
 ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
@@ -43,7 +68,7 @@ ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
   const double kept = pass.checkpointing == Checkpointing::kFull ? input : stored;
   return {.blocks = pass.tokens() * (Real(a.layers) * kept + input),  // and the last norm's input
           .working = pass.tokens() * working,
-          .head = pass.tokens() * kLogitBytes * Real(a.vocabulary)};
+          .head = HeadBytes(a, pass)};
 }
 
 }  // namespace superoffload::simulator

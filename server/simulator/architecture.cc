@@ -26,10 +26,14 @@ constexpr Bound kBounds[] = {{"layers", &Architecture::layers, 1, kMostLayers},
                              {"query_heads", &Architecture::query_heads, 1},
                              {"key_value_heads", &Architecture::key_value_heads, 1},
                              {"head_dimension", &Architecture::head_dimension, 1},
+                             {"value_head_dimension", &Architecture::value_head_dimension, 0},
+                             {"query_latent", &Architecture::query_latent, 0},
+                             {"key_value_latent", &Architecture::key_value_latent, 0},
                              {"feed_forward", &Architecture::feed_forward, 1},
                              {"vocabulary", &Architecture::vocabulary, 1},
                              {"experts", &Architecture::experts, 0},
                              {"experts_per_token", &Architecture::experts_per_token, 0},
+                             {"shared_experts", &Architecture::shared_experts, 0},
                              {"learned_positions", &Architecture::learned_positions, 0}};
 
 // Collects parameters under prefixes.
@@ -45,9 +49,9 @@ class Builder {
       unit_ = static_cast<uint32_t>(layer + 1);
       const std::string block = absl::StrCat("transformer.h.", layer, ".");
       WithBias(block + "ln_1", {a_.hidden}, a_.hidden);
-      const uint64_t qkv = a_.query_width() + 2 * a_.key_value_width();
+      const uint64_t qkv = a_.query_width() + a_.key_width() + a_.value_width();
       WithBias(block + "attn.c_attn", {a_.hidden, qkv}, qkv);
-      WithBias(block + "attn.c_proj", {a_.query_width(), a_.hidden}, a_.hidden);
+      WithBias(block + "attn.c_proj", {a_.attention_output_width(), a_.hidden}, a_.hidden);
       WithBias(block + "ln_2", {a_.hidden}, a_.hidden);
       WithBias(block + "mlp.c_fc", {a_.hidden, a_.feed_forward}, a_.feed_forward);
       WithBias(block + "mlp.c_proj", {a_.feed_forward, a_.hidden}, a_.hidden);
@@ -93,16 +97,16 @@ class Builder {
   }
 
   void AddAttention(const std::string& at) {
-    const uint64_t q = a_.query_width(), kv = a_.key_value_width();
+    const uint64_t q = a_.query_width(), k = a_.key_width(), v = a_.value_width(), o = a_.attention_output_width();
     if (a_.attention_sinks) Add(at + "sinks", {a_.query_heads});
     if (a_.fused_projections) {
-      WithBias(at + "o_proj", {a_.hidden, q}, a_.hidden, a_.output_bias);
-      WithBias(at + "qkv_proj", {q + 2 * kv, a_.hidden}, q + 2 * kv, a_.attention_biases);
+      WithBias(at + "o_proj", {a_.hidden, o}, a_.hidden, a_.output_bias);
+      WithBias(at + "qkv_proj", {q + k + v, a_.hidden}, q + k + v, a_.attention_biases);
     } else {
       WithBias(at + "q_proj", {q, a_.hidden}, q, a_.attention_biases);
-      WithBias(at + "k_proj", {kv, a_.hidden}, kv, a_.attention_biases);
-      WithBias(at + "v_proj", {kv, a_.hidden}, kv, a_.attention_biases);
-      WithBias(at + "o_proj", {a_.hidden, q}, a_.hidden, a_.output_bias);
+      WithBias(at + "k_proj", {k, a_.hidden}, k, a_.attention_biases);
+      WithBias(at + "v_proj", {v, a_.hidden}, v, a_.attention_biases);
+      WithBias(at + "o_proj", {a_.hidden, o}, a_.hidden, a_.output_bias);
     }
     if (a_.query_key_norms) {
       Add(at + "q_norm.weight", {a_.head_dimension});
@@ -175,6 +179,18 @@ absl::Status Complete(Architecture& architecture) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCanBeMade(const Architecture& a) {
+  for (const auto& [name, value] : {std::pair{"query_latent", a.query_latent},
+                                    {"key_value_latent", a.key_value_latent},
+                                    {"shared_experts", a.shared_experts}}) {
+    if (value == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("architecture.", name, " is ", value,
+                                                   ": the parameters of such a model must be listed, as a plan of a "
+                                                   "Hugging Face configuration lists them"));
+  }
+  return absl::OkStatus();
+}
+
 std::vector<engine::ParameterSpec> MakeParameters(const Architecture& architecture, kernels::DType dtype,
                                                   kernels::DType gradient_dtype) {
   Builder builder(architecture, dtype, gradient_dtype);
@@ -203,13 +219,17 @@ std::vector<double> MatrixFlopsPerToken(const Model& model) {
   return flops;
 }
 
+double ScoreFlopsPerPair(const Architecture& a) {
+  return 2 * static_cast<double>(a.query_width() + a.attention_output_width());
+}
+
 double AttentionFlopsPerToken(const Architecture& a, uint64_t sequence) {
   // A token looks at (sequence + 1) / 2 tokens on average; in a window of w < sequence at w, but for the first ones.
   const double s = static_cast<double>(sequence);
   const double w = static_cast<double>(std::min(a.window, sequence));
   const double seen = (s + 1) / 2, seen_in_window = w - w * (w - 1) / (2 * s);
   const double windowed = static_cast<double>(a.windowed_layers) / static_cast<double>(a.layers);
-  return 4 * static_cast<double>(a.query_width()) * (windowed * seen_in_window + (1 - windowed) * seen);
+  return ScoreFlopsPerPair(a) * (windowed * seen_in_window + (1 - windowed) * seen);
 }
 
 uint64_t ParameterCount(const Model& model) {

@@ -17,11 +17,15 @@ struct Architecture {
   uint64_t hidden = 0;
   uint64_t query_heads = 0;
   uint64_t key_value_heads = 0;
-  uint64_t head_dimension = 0;
+  uint64_t head_dimension = 0;        // of queries and keys
+  uint64_t value_head_dimension = 0;  // 0: head_dimension
+  uint64_t query_latent = 0;          // 0: queries are made of the hidden state
+  uint64_t key_value_latent = 0;
   uint64_t feed_forward = 0;
   uint64_t vocabulary = 0;
   uint64_t experts = 0;  // 0: dense
   uint64_t experts_per_token = 0;
+  uint64_t shared_experts = 0;
   uint64_t window = 0;  // tokens; of `windowed_layers`
   uint64_t windowed_layers = 0;
   uint64_t learned_positions = 0;  // 0: rotary
@@ -36,7 +40,10 @@ struct Architecture {
   bool attention_sinks = false;
 
   uint64_t query_width() const { return query_heads * head_dimension; }
-  uint64_t key_value_width() const { return key_value_heads * head_dimension; }
+  uint64_t key_width() const { return key_value_heads * head_dimension; }
+  uint64_t value_width() const { return key_value_heads * value_dimension(); }
+  uint64_t attention_output_width() const { return query_heads * value_dimension(); }
+  uint64_t value_dimension() const { return value_head_dimension > 0 ? value_head_dimension : head_dimension; }
   uint64_t head_unit() const { return layers + 1; }
 };
 
@@ -50,7 +57,11 @@ struct Model {
 // INVALID_ARGUMENT naming the number that is wrong; fills in those with a default (key_value_heads, head_dimension).
 absl::Status Complete(Architecture& architecture);
 
-// Those of the model, with the names and shapes that transformers' classes give them. `architecture` is complete.
+// INVALID_ARGUMENT: MakeParameters knows no such model, and its parameters must be listed.
+absl::Status CheckCanBeMade(const Architecture& architecture);
+
+// Those of the model, with the names and shapes that transformers' classes give them. `architecture` is complete and can
+// be made.
 std::vector<engine::ParameterSpec> MakeParameters(const Architecture& architecture, kernels::DType dtype,
                                                   kernels::DType gradient_dtype);
 
@@ -64,6 +75,9 @@ double MatrixElementsPerToken(const Model& model, const engine::ParameterSpec& p
 // square.
 std::vector<double> MatrixFlopsPerToken(const Model& model);
 double AttentionFlopsPerToken(const Architecture& architecture, uint64_t sequence);
+
+// Of one token that looks at one other, in one block: its score, and its share of the other's value.
+double ScoreFlopsPerPair(const Architecture& architecture);
 
 uint64_t ParameterCount(const Model& model);
 uint64_t ActiveParameterCount(const Model& model);  // see MatrixElementsPerToken

@@ -76,6 +76,15 @@ uint64_t Largest(Fits fits) {
   return good;
 }
 
+std::string LogitFormula(const Architecture& a, const Pass& pass) {
+  if (pass.loss == Loss::kChunked) {
+    return absl::StrCat("of a chunk of ", LossChunk(a, pass), " tokens x ", a.vocabulary, " x ", kLogitBytes,
+                        " bytes; the hidden states' gradient; a chunk's part of the head's gradient");
+  }
+  return absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ", a.vocabulary, " x ", kLogitBytes,
+                      " bytes: output, fp32 log-softmax, gradient; gone before the blocks' backward");
+}
+
 std::string ActivationFormula(const Architecture& a, const Pass& pass) {
   const std::string tokens = absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ");
   if (pass.checkpointing == Checkpointing::kFull) {
@@ -101,10 +110,7 @@ std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layo
        absl::StrCat(use.device_slots, " x the largest bucket and its sums of squares")},
       {"activations", Bytes(activations.blocks), ActivationFormula(model.architecture, pass)},
       head_is_larger
-          ? MemoryItem{"logits", Bytes(activations.head),
-                       absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ", model.architecture.vocabulary,
-                                    " x ", kLogitBytes,
-                                    " bytes: output, fp32 log-softmax, gradient; gone before the blocks' backward")}
+          ? MemoryItem{"logits", Bytes(activations.head), LogitFormula(model.architecture, pass)}
           : MemoryItem{"working memory", Bytes(activations.working),
                        "of the block that is in backward: what it computes again, and gradients of activations"},
       {"context", kContextBytes, "CUDA context, kernels and libraries of a PyTorch process, assumed"},

@@ -51,6 +51,7 @@ struct NetworkModel {
   double bandwidth = 0;           // the same through each rank's adapter, between nodes
   double collective_seconds = 0;  // of a collective, whatever its size
   double agreement_seconds = 0;   // of a step's verdict: each rank's CPU gathers a number of every rank
+  uint32_t most_ranks = 1024;     // how many such machines there are to be connected; 1: it comes alone
 };
 
 // Seconds in which all of `ranks` gather `bytes`, of which each has a share, or reduce as many and keep their share. A
@@ -59,6 +60,8 @@ double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double byt
 
 struct Machine {
   std::string name;
+  // GPU and host have one memory, of host.memory_bytes: what fits is the sum of what both take.
+  bool one_memory = false;
   GpuModel gpu;
   HostModel host;
   PassCosts passes;
@@ -69,6 +72,10 @@ struct Machine {
 
   uint32_t worker_cores() const { return host.cores - trainer_cores; }
 };
+
+// The GPU with the four numbers of its software that the paper's rows of training were fitted with (README.md), instead
+// of those of fused and compiled kernels, which the named machines have.
+GpuModel WithPapersTrainer(GpuModel gpu);
 
 // How a number is known.
 enum class Basis {
@@ -84,14 +91,27 @@ struct Source {
   std::string_view field;
   Basis basis = Basis::kAssumed;
   std::string_view text;
+  // What sources give, where they disagree; of a link, its largest copies' bandwidth. 0: one number.
+  double least = 0;
+  double most = 0;
 };
 
-// gh200-96-480, gh200-144, gb200, h100-pcie, laptop.
+// gh200-96-480, gh200-144, gb200, gb300, h100-pcie, h100-sxm, h200-sxm, rtx-5090, dgx-spark, laptop.
 std::vector<std::string_view> MachineNames();
 
 // NOT_FOUND naming the machines that are known.
 absl::StatusOr<Machine> FindMachine(std::string_view name);
 absl::StatusOr<std::span<const Source>> SourcesOf(std::string_view name);
+
+// One end of what is known of a named machine.
+struct RangeEnd {
+  Machine machine;
+  std::vector<std::string> changes;  // as "host.bandwidth 288 GB/s"; empty: no number has a range
+};
+
+// `machine` with the least (`most`: the most) of what sources give for each number in which it is still the machine that
+// is called `known`. Empty, too, if none is.
+RangeEnd AtEndOfRanges(const Machine& machine, std::string_view known, bool most);
 
 // INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost out of its range, a curve whose
 // sizes do not grow, no core left for the workers.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/simulator/simulated_training.h"
 
 namespace superoffload::simulator {
@@ -35,66 +36,112 @@ std::vector<engine::Verdict> Verdicts(const RunOptions& options) {
   return verdicts;
 }
 
-// Shares of a stall, by what was waited for: each milestone explains the time up to it that those before it do not.
-class Causes {
- public:
-  void Add(const Stall& stall, const std::vector<StepTimes>& steps) {
-    double from = stall.begin;
-    const auto until = [&](const char* cause, double milestone) {
-      const double to = std::clamp(milestone, from, stall.end);
-      seconds_[cause] += to - from;
-      from = to;
-    };
-    if (stall.buckets == nullptr) {
-      until("a device slot for a gradient", stall.lacked);
-      until("reducing gradients over ranks", stall.gathering);
-    } else if (stall.step > 0) {
-      const StepTimes& before = steps[stall.step - 1];
-      until("reducing gradients over ranks", before.reduced);
-      until("the last gradients' way to the host", before.arrived);
-      until("passes before the verdict", before.prepared);
-      until("the ranks' agreement", before.decided);
-      double published = 0;
-      for (const uint32_t bucket : *stall.buckets) published = std::max(published, before.published[bucket]);
-      until("passes after the verdict", published);
-      until("parameters' way back", stall.gathering);
-    }
-    until("gathering parameters from ranks", stall.end);
+// Parts of a stall, by what was waited for: each milestone explains the time up to it that those before it do not.
+std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& steps) {
+  std::vector<Span> parts;
+  double from = stall.begin;
+  const auto until = [&](const char* cause, double milestone) {
+    const double to = std::clamp(milestone, from, stall.end);
+    if (to > from) parts.push_back({Lane::kExposed, cause, from, to});
+    from = to;
+  };
+  if (stall.buckets == nullptr) {
+    until("a device slot for a gradient", stall.lacked);
+    until("reducing gradients over ranks", stall.gathering);
+  } else if (stall.step > 0) {
+    const StepTimes& before = steps[stall.step - 1];
+    until("reducing gradients over ranks", before.reduced);
+    until("the last gradients' way to the host", before.arrived);
+    until("passes before the verdict", before.prepared);
+    until("the ranks' agreement", before.decided);
+    double published = 0;
+    for (const uint32_t bucket : *stall.buckets) published = std::max(published, before.published[bucket]);
+    until("passes after the verdict", published);
+    until("parameters' way back", stall.gathering);
   }
+  until("gathering parameters from ranks", stall.end);
+  return parts;
+}
 
-  // Per step.
-  std::vector<Exposed> Of(size_t steps) const {
-    std::vector<Exposed> exposed;
-    for (const auto& [cause, seconds] : seconds_) exposed.push_back({cause, seconds / static_cast<double>(steps)});
-    return exposed;
+// Per step.
+std::vector<Exposed> ExposedOf(const std::vector<Span>& parts, size_t steps) {
+  std::map<std::string, double> seconds;
+  for (const Span& part : parts) seconds[part.name] += part.end - part.begin;
+  std::vector<Exposed> exposed;
+  for (const auto& [cause, sum] : seconds) exposed.push_back({cause, sum / static_cast<double>(steps)});
+  return exposed;
+}
+
+std::string StepName(const std::vector<StepTimes>& steps, size_t index) {
+  const engine::Verdict verdict = steps[index].verdict;
+  const char* const what = engine::IsSkip(verdict)               ? "is skipped"
+                           : verdict == engine::Verdict::kClip ? "is clipped"
+                                                               : "commits";
+  return absl::StrCat("step ", index + 1, ", which ", what);
+}
+
+// The last two steps. A step lasts from the end of the backward pass before it to the end of its own, as it is measured.
+std::vector<Span> LastTwoSteps(const SimulatedTraining& training, const std::vector<Span>& exposed) {
+  const std::vector<StepTimes>& steps = training.steps();
+  const size_t last = steps.size() - 1;
+  const double begin = steps[last - 2].computed, middle = steps[last - 1].computed, end = steps[last].computed;
+  std::vector<Span> timeline{{Lane::kStep, StepName(steps, last - 1), begin, middle},
+                             {Lane::kStep, StepName(steps, last), middle, end}};
+  timeline.insert(timeline.end(), exposed.begin(), exposed.end());
+  timeline.insert(timeline.end(), training.spans().begin(), training.spans().end());
+  std::erase_if(timeline, [&](const Span& span) {
+    return span.end < begin || span.begin > end || (span.end > span.begin && (span.end == begin || span.begin == end));
+  });
+  for (Span& span : timeline) {
+    span.begin = std::max(span.begin, begin) - begin;
+    span.end = std::min(span.end, end) - begin;
   }
-
- private:
-  std::map<std::string, double> seconds_;
-};
+  return timeline;
+}
 
 }  // namespace
 
-Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOptions& options) const {
+Outcome Ours::RunTenths(const Machine& machine, const Workload& workload, const RunOptions& options) const {
   SimulatedTraining training(machine, workload, settings_, Verdicts(options));
   training.Run();
   const std::vector<StepTimes>& steps = training.steps();
   const size_t measured = steps.size() - kWarmUp;
   const double from = steps[kWarmUp - 1].computed, to = steps.back().computed;
-  Causes causes;
+  std::vector<Span> exposed;
   for (const Stall& stall : training.stalls()) {
-    if (stall.step >= kWarmUp) causes.Add(stall, steps);
+    if (stall.step < kWarmUp) continue;
+    for (Span& part : CausesOf(stall, steps)) exposed.push_back(std::move(part));
   }
-  Outcome outcome = MakeOutcome(machine, workload, (to - from) / static_cast<double>(measured), causes.Of(measured));
-  if (options.timeline) {
-    const double begin = steps[steps.size() - 2].first_kernel;
-    for (Span span : training.spans()) {
-      if (span.begin < begin || span.begin > to) continue;
-      span.begin -= begin;
-      span.end -= begin;
-      outcome.timeline.push_back(std::move(span));
-    }
-  }
+  Outcome outcome =
+      MakeOutcome(machine, workload, (to - from) / static_cast<double>(measured), ExposedOf(exposed, measured));
+  if (options.timeline) outcome.timeline = LastTwoSteps(training, exposed);
+  return outcome;
+}
+
+// A plane through the outcomes at the tenths below the rates and at the next tenth of either.
+Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOptions& options) const {
+  const auto tenths = [](double rate) { return std::floor(rate * 10 + 1e-9); };
+  const double clip = tenths(options.clip_rate), skip = tenths(options.skip_rate);
+  const double clip_part = std::max(options.clip_rate * 10 - clip, 0.0);
+  const double skip_part = std::max(options.skip_rate * 10 - skip, 0.0);
+  const auto at = [&](double clips, double skips, bool timeline) {
+    return RunTenths(machine, workload, {.clip_rate = clips / 10, .skip_rate = skips / 10, .timeline = timeline});
+  };
+  Outcome base = at(clip, skip, options.timeline);
+  if (clip_part < 1e-6 && skip_part < 1e-6) return base;
+  double step_seconds = 0;
+  std::map<std::string, double> seconds;
+  const auto add = [&](double weight, const Outcome& outcome) {
+    step_seconds += weight * outcome.step_seconds;
+    for (const Exposed& part : outcome.exposed) seconds[part.cause] += weight * part.seconds;
+  };
+  add(1 - clip_part - skip_part, base);
+  if (clip_part >= 1e-6) add(clip_part, at(clip + 1, skip, false));
+  if (skip_part >= 1e-6) add(skip_part, at(clip, skip + 1, false));
+  std::vector<Exposed> exposed;
+  for (const auto& [cause, sum] : seconds) exposed.push_back({cause, sum});
+  Outcome outcome = MakeOutcome(machine, workload, step_seconds, std::move(exposed));
+  outcome.timeline = std::move(base.timeline);
   return outcome;
 }
 

@@ -42,10 +42,13 @@ class Ours final : public Schedule {
 
   std::string_view name() const override { return "superoffloadd"; }
 
-  // The model must be one that engine::ValidateSpec accepts.
+  // The model must be one that engine::ValidateSpec accepts. Ten steps show rates of whole tenths; between those the
+  // outcome is interpolated.
   Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override;
 
  private:
+  Outcome RunTenths(const Machine& machine, const Workload& workload, const RunOptions& options) const;
+
   const Settings settings_;
 };
 

@@ -28,6 +28,10 @@ struct PaperRow {
   double simulated = 0;
   uint64_t micro_batch = 0;
   bool calibrated = false;  // else predicted
+  double exposed = 0;       // of the simulated step
+
+  // Else the GPU's numbers alone make the prediction.
+  bool tests_offloading() const { return exposed >= 0.05; }
 };
 std::vector<PaperRow> SimulateThroughput();
 

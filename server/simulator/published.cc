@@ -63,7 +63,7 @@ class Run {
 
   Times Simulate() {
     // Validation of the step before, beside this one's forward.
-    if (features_.speculation) Validate(/*then=*/[] {});
+    if (features_.speculation && costs_.validate > 0) Validate(/*then=*/[] {});
     for (uint64_t i = 0; i < workload_.accumulation; ++i) {
       rig_.compute.Kernel(workload_.forward_seconds(), "forward");
       Backward(/*last=*/i + 1 == workload_.accumulation);
@@ -201,7 +201,11 @@ class Published : public Schedule {
       best = times;
       residents = n;
     }
-    Outcome outcome = MakeOutcome(machine, workload, best.end + ClipSeconds(machine, workload, options), Causes(best));
+    std::vector<Exposed> causes = Causes(best);
+    if (features_.speculation) SplitOffNorm(machine, workload, stay, residents, best, causes);
+    const double clips = ClipSeconds(machine, workload, options);
+    causes.push_back({"rollbacks, and forward passes thrown away", clips});
+    Outcome outcome = MakeOutcome(machine, workload, best.end + clips, std::move(causes));
     if (options.timeline) Simulate(machine, workload, stay, residents, &outcome.timeline);
     return outcome;
   }
@@ -213,6 +217,23 @@ class Published : public Schedule {
     const Times times = run.Simulate();
     if (timeline != nullptr) *timeline = run.TakeTimeline();
     return times;
+  }
+
+  // With speculation the norm of the step before comes first on the CPU, and steps wait behind it. What they would not
+  // wait for if it took no time is the norm's.
+  void SplitOffNorm(const Machine& machine, const Workload& workload, bool stay, size_t residents, const Times& times,
+                    std::vector<Exposed>& causes) const {
+    PeerCosts costs = costs_;
+    costs.validate = 0;
+    const Times without = simulator::Run(machine, workload, features_, costs, stay, residents).Simulate();
+    const double norm = std::max(times.end - std::max(without.end, times.backward), 0.0);
+    double left = norm;
+    for (const size_t i : {2, 1, 0, 3}) {  // of Causes; steps on the CPU first
+      const double part = std::min(causes[i].seconds, left);
+      causes[i].seconds -= part;
+      left -= part;
+    }
+    causes.push_back({"steps that wait behind the norm on the CPU", norm - left});
   }
 
   static std::vector<Exposed> Causes(const Times& times) {

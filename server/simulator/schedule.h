@@ -28,8 +28,12 @@ struct Outcome {
   double utilisation = 0;       // of the GPU's peak
   double exposed_seconds = 0;   // step_seconds - compute_seconds
   std::vector<Exposed> exposed;  // the sum is exposed_seconds; the largest first
-  std::vector<Span> timeline;    // of the last step that was simulated, when asked for; from its beginning
+  std::vector<Span> timeline;    // of the last two steps that were simulated, when asked for; cut off at both ends
 };
+
+// Whether less than a twentieth of the step is exposed: its length is that of the GPU's numbers, and holding it against
+// a measurement tests nothing about offloading.
+inline bool HidesOffloading(const Outcome& outcome) { return outcome.exposed_seconds < 0.05 * outcome.step_seconds; }
 
 // Fills in what follows from a step's duration and from what was exposed by cause; what no cause explains is "other".
 Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds, std::vector<Exposed> exposed);

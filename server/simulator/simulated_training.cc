@@ -273,8 +273,8 @@ void SimulatedTraining::VerdictReached(const engine::VerdictReport& report) {
   step.verdict = report.verdict;
   step.decided = time_.now();
   if (sharded_ == nullptr) step.prepared = step.decided;
-  timeline_.Add(Lane::kVerdict, engine::IsSkip(report.verdict) ? "skip" : report.clip_coefficient < 1 ? "clip" : "commit",
-                time_.now(), time_.now());
+  const char* const what = engine::IsSkip(report.verdict) ? "skip" : report.clip_coefficient < 1 ? "clip" : "commit";
+  timeline_.Add(Lane::kVerdict, absl::StrCat(what, " of step ", steps_.size()), time_.now(), time_.now());
   const bool commits = !engine::IsSkip(report.verdict);
   for (Bucket& bucket : buckets_) {
     bucket.final = !commits || (report.speculation_stands && bucket.speculated);

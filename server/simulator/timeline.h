@@ -9,9 +9,11 @@
 
 namespace superoffload::simulator {
 
-enum class Lane { kGpu, kH2D, kD2H, kNetwork, kCpu, kVerdict };
+// kStep: a whole step, named after its number and verdict. kExposed: the GPU computes nothing, named after what it waits
+// for.
+enum class Lane { kStep, kExposed, kGpu, kH2D, kD2H, kNetwork, kCpu, kVerdict };
 
-inline constexpr std::string_view kLaneNames[] = {"gpu", "h2d", "d2h", "network", "cpu", "verdict"};
+inline constexpr std::string_view kLaneNames[] = {"step", "exposed", "gpu", "h2d", "d2h", "network", "cpu", "verdict"};
 
 struct Span {
   Lane lane = Lane::kGpu;

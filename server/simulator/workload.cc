@@ -8,16 +8,18 @@ namespace superoffload::simulator {
 namespace {
 
 struct AttentionWork {
-  double flops = 0;  // per token and block, forward
+  double flops = 0;  // that are computed per token and block, forward
   double efficiency = 0;
+  double backward = 0;  // as a multiple of forward
 };
 
+// Forward has two products. The gradients of both take four; fused attention first computes the scores again.
 AttentionWork AttentionOf(const GpuModel& gpu, const Architecture& architecture, const Pass& pass) {
   if (pass.attention == Attention::kFlash) {
-    return {AttentionFlopsPerToken(architecture, pass.sequence), gpu.attention_efficiency};
+    return {AttentionFlopsPerToken(architecture, pass.sequence), gpu.attention_efficiency, 2.5};
   }
-  const double square = 4 * static_cast<double>(architecture.query_width()) * static_cast<double>(pass.sequence);
-  return {square, gpu.matmul_efficiency};
+  const double square = ScoreFlopsPerPair(architecture) * static_cast<double>(pass.sequence);
+  return {square, gpu.matmul_efficiency, 2};
 }
 
 }  // namespace
@@ -55,13 +57,15 @@ Workload MakeWorkload(const GpuModel& gpu, Model model, const Pass& pass, uint64
     double bytes = tokens * hidden * 4;  // read and written once, in 2 bytes
     if (is_block) {
       seconds.forward += attention_seconds + gpu.block_overhead;
-      flops_per_token += attention.flops;
+      flops_per_token += AttentionFlopsPerToken(a, pass.sequence);
       bytes = tokens * hidden * gpu.block_traffic;
     } else if (is_head) {
       bytes += tokens * kLogitBytes * static_cast<double>(a.vocabulary);
     }
     seconds.forward += bytes / gpu.memory_bandwidth;
     seconds.backward = 2 * seconds.forward;
+    if (is_head) seconds.backward += LossChunkTraffic(a, pass) / gpu.memory_bandwidth;
+    if (is_block) seconds.backward += (attention.backward - 2) * attention_seconds;
     if (is_block && pass.checkpointing == Checkpointing::kFull) seconds.backward += seconds.forward;
     if (is_block && pass.checkpointing == Checkpointing::kSelective) seconds.backward += attention_seconds;
   }

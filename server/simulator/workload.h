@@ -10,8 +10,10 @@
 //     products / (peak * matmul_efficiency) + attention / (peak * attention_efficiency)
 //         + T * hidden * block_traffic / memory_bandwidth + block_overhead
 //
-// Backward takes twice as long, and what is not kept is computed again first (Checkpointing). Eager attention is
-// products over the whole square of scores, at matmul_efficiency; fused attention computes half of it.
+// Backward takes twice as long, and what is not kept is computed again first (Checkpointing). Fused attention computes
+// half of the square of scores; its backward takes 2.5 times its forward, because its kernel computes the scores again
+// (five products instead of two; Dao 2023, FlashAttention-2, section 3.1). Eager attention is products over the whole
+// square, at matmul_efficiency.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_WORKLOAD_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_WORKLOAD_H_
 
@@ -36,7 +38,9 @@ struct Workload {
   uint64_t accumulation = 1;  // micro-batches per step
   uint32_t ranks = 1;         // that share the model's parameters; all else here is of each of them
   std::vector<UnitSeconds> units;
-  double flops_per_step = 0;  // the model's own operations, forward and backward; what is computed again not counted
+  // The model's own operations, forward and backward: whichever way they are computed, attention is half of the square
+  // of scores, and what is computed again is not counted.
+  double flops_per_step = 0;
 
   double tokens_per_step() const { return pass.tokens() * static_cast<double>(accumulation); }
   double forward_seconds() const;   // of one micro-batch

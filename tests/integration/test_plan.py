@@ -18,6 +18,7 @@ from superoffload._core.error import Error
 from superoffload.v1 import plan_pb2
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+DOES_NOT_FIT = 3
 RUN = ("--machine=gh200-96-480", "--batch=4", "--sequence=2048", "--quick")
 
 # The published configurations, as far as they differ from transformers' defaults.
@@ -115,7 +116,7 @@ CONFIGS = {
 def ctl(*words, status: int = 0) -> str:
     run = subprocess.run([CTL, "plan", *map(str, words)], capture_output=True, text=True, timeout=120)
     assert run.returncode == status, run.stdout + run.stderr
-    return run.stdout if status == 0 else run.stderr
+    return run.stdout or run.stderr
 
 
 def write_config(directory: pathlib.Path, config: dict) -> pathlib.Path:
@@ -160,7 +161,7 @@ def test_tied_embeddings_are_counted_once(tmp_path):
 
 def test_both_commands_print_the_same_report(tmp_path):
     by_name = ctl("--model=llama-8b", *RUN)
-    assert "fits" in by_name and "master weights" in by_name and "what this rests on" in by_name
+    assert "fits" in by_name and "master weights" in by_name and "host.bandwidth" not in by_name
     assert by_name.startswith("llama-8b on gh200-96-480: 8.03 B parameters")
     directory = write_config(tmp_path / "llama-8b", CONFIGS["llama-8b"])
     run = subprocess.run(
@@ -171,6 +172,45 @@ def test_both_commands_print_the_same_report(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == by_name
+
+
+def test_assumptions_come_last_and_on_request():
+    answer = ctl("--model=llama-8b", *RUN)
+    with_them = ctl("--model=llama-8b", *RUN, "--assumptions")
+    words = ["plan", "--model=llama-8b", *RUN, "--assumptions"]
+    python = subprocess.run([sys.executable, "-m", "superoffload", *words], capture_output=True, text=True, timeout=300)
+    assert python.stdout == with_them
+    assert with_them.startswith(answer.removesuffix("--assumptions says what this rests on.\n"))
+    assert "host.bandwidth is 348 GB/s (" in with_them.removeprefix(answer[:-40])
+
+
+def test_both_commands_have_an_exit_status_for_what_does_not_fit(capsys):
+    for model, status in (("llama-8b", 0), ("llama-70b", DOES_NOT_FIT)):
+        words = [f"--model={model}", *RUN]
+        assert ctl(*words, status=status).startswith(f"{model} on gh200-96-480")
+        assert plan.main(words) == status
+        assert capsys.readouterr().out.startswith(f"{model} on gh200-96-480")
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    for manual in (ctl("--help"), capsys.readouterr().out):
+        assert "3 when the answer is that it does not fit" in " ".join(manual.split())
+
+
+def test_a_reserve_of_zero_is_none():
+    for words, bytes_ in ((("--allocator-reserve=0",), 0), ((), 5_100_273_664)):
+        words = ["--model=llama-8b", *RUN, "--json", *words]
+        python = [sys.executable, "-m", "superoffload", "plan", *words]
+        asked = subprocess.run(python, capture_output=True, text=True, check=True).stdout
+        for answer in (json.loads(ctl(*words)), json.loads(asked)):
+            (reserve,) = (item for item in answer["memory"][0]["gpu"]["items"] if item["purpose"] == "reserve")
+            assert int(reserve.get("bytes", 0)) == bytes_
+
+
+def test_tokens_have_a_price():
+    answer = json.loads(ctl("--model=llama-8b", *RUN, "--json", "--price-per-hour=2.5", "--ranks=2"))
+    ours = answer["performance"][0]
+    assert ours["price_per_million_tokens"] == pytest.approx(2 * 2.5 / 3600 / ours["tokens_per_second"] * 1e6)
+    assert "price of 1M tokens" in ctl("--model=llama-8b", *RUN, "--price-per-hour=2.5")
 
 
 def test_json_has_everything(tmp_path):
@@ -191,12 +231,43 @@ def test_a_step_is_simulated():
     assert json.loads(ctl("--model=llama-8b", "--json", *RUN)) == answer  # nothing depends on when it runs
 
 
+def test_a_chunked_loss_makes_room_for_a_long_sequence_on_one_chip():
+    words = ("--model=gpt-oss-20b", "--machine=gh200-96-480", "--batch=1", "--sequence=32768", "--quick")
+    advice = ctl(*words, status=DOES_NOT_FIT)
+    assert "--loss=chunked" in advice and "use_liger_kernel=True" in advice and "--ranks" not in advice
+    answer = json.loads(ctl(*words, "--json", "--loss=chunked"))
+    assert answer["memory"][0]["gpu"]["fits"] and answer["performance"][0]["step_seconds"] > 0
+    assert answer["recommendation"]["loss"] == "LOSS_CHUNKED" and answer["recommendation"]["ranks"] == 1
+    assert "whole, chunked" in ctl(*words, "--loss=some", status=2)
+
+
+def test_a_machine_of_which_there_is_one_is_not_recommended_twice(tmp_path):
+    machine = tmp_path / "workstation.textproto"
+    words = ("--model=llama-8b", f"--machine={machine}", "--batch=1", "--sequence=4096", "--quick")
+    for network, ranks in (("", "pass --ranks=5"), ("network { most_ranks: 1 }", "workstation comes alone")):
+        machine.write_text(f'name: "workstation" like: "h100-pcie" host {{ memory_bytes: 4e10 }} {network}')
+        advice = ctl(*words, status=DOES_NOT_FIT)
+        assert ranks in advice, advice
+    assert "--ranks" not in advice
+
+
 def test_published_schedules_are_compared():
     words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=zero-offload,superoffload-published")
     rows = {row["schedule"]: row["step_seconds"] for row in json.loads(ctl(*words))["performance"]}
-    assert rows.keys() == {"superoffloadd", "zero-offload", "superoffload-published"}
-    assert rows["zero-offload"] > rows["superoffload-published"]
+    published = ("superoffload-published, fastest", "superoffload-published, slowest")
+    assert rows.keys() == {"superoffloadd", "zero-offload", *published}
+    assert rows["zero-offload"] > rows[published[1]] >= rows[published[0]]
     assert 'no schedule "fsdp"' in ctl("--model=gpt2-2b", *RUN, "--schedules=fsdp", status=2)
+
+
+def test_a_measured_throughput_sets_the_pace():
+    words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=superoffload-published")
+    plain, measured = (json.loads(ctl(*words, *more)) for more in ((), ("--measured_tokens_per_second=10000",)))
+    ours = measured["performance"][0]
+    assert ours["step_seconds"] - ours["exposed_seconds"] == pytest.approx(4 * 2048 / 10000)
+    assert ours["step_seconds"] > plain["performance"][0]["step_seconds"]
+    assert any("the measured 10000 tokens per second" in sentence for sentence in measured["assumptions"])
+    assert "at its peak" in ctl("--model=gpt2-2b", *RUN, "--measured-tokens-per-second=1e9", status=2)
 
 
 def test_a_run_of_several_ranks_is_simulated(tmp_path):
@@ -212,9 +283,20 @@ def test_a_run_of_several_ranks_is_simulated(tmp_path):
 
 
 def test_what_does_not_fit_has_no_speed():
-    answer = json.loads(ctl("--model=llama-70b", "--json", *RUN))
+    answer = json.loads(ctl("--model=llama-70b", "--json", *RUN, status=DOES_NOT_FIT))
     assert not answer["performance"] and "does not fit" in answer["performance_unknown"]
-    assert "does not fit" in ctl("--model=llama-70b", *RUN, "--timeline=/tmp/none.svg", status=2)
+
+
+@pytest.mark.parametrize("command", [[CTL], [sys.executable, "-m", "superoffload"]])
+@pytest.mark.parametrize("ending", ["svg", "json"])
+def test_a_step_that_cannot_be_drawn_is_planned_and_said_to_be_missing(tmp_path, command, ending):
+    drawn = tmp_path / f"step.{ending}"
+    words = [*command, "plan", "--model=llama-70b", *RUN, f"--timeline={drawn}"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert run.returncode == DOES_NOT_FIT and not drawn.exists()
+    assert run.stdout == ctl("--model=llama-70b", *RUN, status=DOES_NOT_FIT)  # the plan says what would make it fit
+    (sentence,) = run.stderr.splitlines()
+    assert f"{drawn} is not written" in sentence and "does not fit in HBM" in sentence
 
 
 def test_a_timeline_is_a_picture_or_a_trace(tmp_path):
@@ -225,7 +307,81 @@ def test_a_timeline_is_a_picture_or_a_trace(tmp_path):
     events = json.loads(trace.read_text())["traceEvents"]
     for event in events:
         assert {"ph", "ts", "pid", "tid", "name"} <= event.keys() and (event["ph"] != "X" or event["dur"] >= 0)
-    assert {event["cat"] for event in events if event["ph"] == "X"} == {"gpu", "h2d", "d2h", "cpu", "verdict"}
+    lanes = {"step", "exposed", "gpu", "h2d", "d2h", "cpu", "verdict"}
+    assert {event["cat"] for event in events if event["ph"] == "X"} == lanes
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def picture(tmp_path, *words):
+    drawn = tmp_path / "step.svg"
+    answer = json.loads(ctl(*words, "--json", f"--timeline={drawn}"))
+    return xml.etree.ElementTree.parse(drawn).getroot(), answer["performance"][0]
+
+
+def bars(root, lane):
+    """Of a lane: title without times, begin and end in the picture's unit, colour."""
+    found = []
+    for bar in root.iter(f"{SVG}rect"):
+        if bar.get("class") == lane and (title := bar.find(f"{SVG}title")) is not None:
+            name, times = title.text.rsplit(": ", 1)
+            begin, _, end, unit = times.split()
+            found.append((name, float(begin), float(end), bar.get("fill"), unit))
+    return found
+
+
+def test_a_picture_shows_two_steps_and_what_happens_in_them(tmp_path):
+    root, ours = picture(tmp_path, "--model=gpt2-2b", *RUN)
+    width, height = map(float, root.get("viewBox").split()[2:])
+    for rectangle in root.iter(f"{SVG}rect"):
+        x, y, w, h = (float(rectangle.get(name, 0)) for name in ("x", "y", "width", "height"))
+        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    steps = bars(root, "step")
+    assert [name.split(",")[1] for name, *_ in steps] == [" which commits"] * 2
+    assert {name for name, *_ in steps} <= set(texts)
+    assert steps[0][2] == steps[1][1] and {unit for *_, unit in steps} == {"ms"}
+    for _, begin, end, *_ in steps:
+        assert end - begin == pytest.approx(1e3 * ours["step_seconds"], rel=1e-3)
+    kinds = {}
+    for lane in ("gpu", "cpu"):
+        for name, _, _, colour, _ in bars(root, lane):
+            kinds.setdefault(name.split()[0], set()).add(colour)
+    assert {"forward", "backward", "absorb", "speculate"} <= kinds.keys()
+    colours = [colour for kind in ("forward", "backward", "absorb", "speculate") for colour in kinds[kind]]
+    assert len(set(colours)) == 4
+    legend = {entry.get("fill") for entry in root.iter(f"{SVG}rect") if entry.get("class") == "legend"}
+    assert set(colours) <= legend
+    assert {"forward", "absorb"} <= set(texts)
+
+
+def test_a_picture_marks_the_time_that_is_exposed(tmp_path):
+    root, ours = picture(tmp_path, "--model=gpt2-2b", *RUN)
+    exposed = bars(root, "exposed")
+    causes = {part["cause"] for part in ours["exposed"]}
+    assert {name for name, *_ in exposed} == causes
+    milliseconds = sum(end - begin for _, begin, end, *_ in exposed)
+    assert milliseconds == pytest.approx(2e3 * ours["exposed_seconds"], rel=1e-2)
+    computed = bars(root, "gpu")
+    for _, begin, end, *_ in exposed:  # nothing of the model is computed meanwhile
+        middle = (begin + end) / 2
+        assert not any(first < middle < last for _, first, last, *_ in computed)
+    shaded = [r for r in root.iter(f"{SVG}rect") if r.get("class") == "exposed" and r.get("fill-opacity")]
+    assert len(shaded) == len(exposed)
+
+
+@pytest.mark.parametrize(("words", "unit"), [(("--batch=4",), "ms"), (("--batch=32", "--accumulation=16"), "s")])
+def test_the_axis_of_a_picture_has_round_ticks_in_one_unit(tmp_path, words, unit):
+    root, ours = picture(tmp_path, "--model=gpt2-2b", "--machine=gh200-96-480", "--sequence=2048", "--quick", *words)
+    assert [t.text for t in root.iter(f"{SVG}text") if t.get("class") == "unit"] == [f"time, {unit}"]
+    labels = [t.text for t in root.iter(f"{SVG}text") if t.get("class") == "tick"]
+    assert labels == [str(int(label)) for label in labels] and 5 <= len(labels) <= 12
+    ticks = [int(label) for label in labels]
+    tick = ticks[1]
+    assert tick in {factor * 10**power for factor in (1, 2, 5) for power in range(5)}
+    assert ticks == [i * tick for i in range(len(ticks))]
+    assert ticks[-1] <= 2 * ours["step_seconds"] * {"ms": 1e3, "s": 1}[unit] * 1.001
 
 
 def test_the_daemon_charges_what_was_planned(daemon):
@@ -253,7 +409,7 @@ def test_files_describe_models_and_machines(tmp_path):
     )
     machine = tmp_path / "machine.textproto"
     machine.write_text('name: "mine" like: "laptop" host { bandwidth: 5e10 }')
-    text = ctl(f"--model={model}", f"--machine={machine}", "--batch=1", "--sequence=128")
+    text = ctl(f"--model={model}", f"--machine={machine}", "--batch=1", "--sequence=128", "--assumptions")
     assert text.startswith("small on mine: ") and "host.bandwidth is 50 GB/s (given)." in text
 
 
@@ -266,7 +422,7 @@ def test_bench_measures_a_machine_that_plan_reads(tmp_path):
     assert described.host.cores == len(os.sched_getaffinity(0)) and described.host.bandwidth > 0
     if described.host.cores == 1:
         pytest.skip("a machine with one core has none for a trainer")
-    text = ctl("--model=gpt2-1b", f"--machine={machine}", "--batch=1", "--sequence=128")
+    text = ctl("--model=gpt2-1b", f"--machine={machine}", "--batch=1", "--sequence=128", "--assumptions")
     assert text.startswith("gpt2-1b on measured: ") and "passes.absorb is " in text and "(given)." in text
 
 
@@ -282,7 +438,9 @@ def test_bench_measures_a_machine_that_plan_reads(tmp_path):
         (("--model=llama-8b", *RUN, "--ranks"), "--ranks needs a value"),
         (("--model=./none.textproto", *RUN), "cannot read ./none.textproto"),
         (("--model=llama-8b", *RUN, "--timeline=step.png"), ".svg or .json"),
-        ((), "batch is 0"),
+        (("--model=llama-8b", "--machine=laptop", "--sequence=1"), "batch is missing"),
+        (("--model=llama-8b", *RUN, "--price_per_hour=-1"), "price_per_hour is -1"),
+        ((), "model, machine, batch, sequence are missing"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(words, sentence):
@@ -362,9 +520,45 @@ def test_python_says_what_is_wrong(tmp_path, capsys):
         (["--model=llama-9b", *RUN], 'no model "llama-9b"'),
         (["--model=llama-8b", *RUN, "--timeline=a.png"], ".svg or .json"),
         (["--model=llama-8b", "--machine=gh200-144", "--batch=-1", "--sequence=1"], "--batch"),
+        (["--model=llama-8b", "--machine=gh200-144", "--sequence=1"], "batch is missing"),
+        ([], "model, machine, batch, sequence are missing"),
     ):
         assert main(words) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": -4096},
+        {"hidden_size": "large"},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "32"},
+        {"num_hidden_layers": -1},
+        {"num_hidden_layers": "many"},
+        {"vocab_size": "128k"},
+        {"vocab_size": -1},
+        {"intermediate_size": [1]},
+        {"num_key_value_heads": -8},
+    ],
+    ids=str,
+)
+def test_sizes_that_are_negative_or_texts_are_said_in_a_sentence(tmp_path, capsys, sizes):
+    config = {**CONFIGS["llama-8b"], "num_hidden_layers": 2, "hidden_size": 64, **sizes}
+    assert plan.main([f"--model={write_config(tmp_path / 'model', config)}", *RUN]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("superoffload: ") and error.count("\n") == 1, error
+    assert not any(isinstance(size, str) for size in sizes.values()) or next(iter(sizes)) in error, error
+
+
+@pytest.mark.parametrize(
+    "word", ["--batch=four", "--sequence=-1", "--clip-rate=often", "--bucket_bytes=99999999999999999999"]
+)
+def test_numbers_of_the_command_line_that_are_none_end_without_a_traceback(word):
+    words = [sys.executable, "-m", "superoffload", "plan", "--model=llama-8b", *RUN, word]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert word.partition("=")[0].replace("-", "_").strip("_") in run.stderr.replace("-", "_"), run.stderr
 
 
 def test_standard_input_that_is_no_request_is_refused():

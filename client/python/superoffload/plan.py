@@ -6,6 +6,7 @@ a daemon nor a GPU is needed, nor a network.
 """
 
 import argparse
+import inspect
 import json
 import os
 import pathlib
@@ -22,10 +23,12 @@ from superoffload.v1 import optimizer_pb2, plan_pb2
 
 _TIMELINES = {".svg": plan_pb2.TIMELINE_FORMAT_SVG, ".json": plan_pb2.TIMELINE_FORMAT_TRACE}
 _FIELDS = plan_pb2.PlanRequest.DESCRIPTOR.fields_by_name
+_DOES_NOT_FIT = 3  # exit status
 # What a configuration must say itself: transformers' defaults are often another model of the family.
 _STATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token")
+_FEED_FORWARD = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
 
 def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
@@ -87,31 +90,60 @@ def _first(config: Any, names: tuple[str, ...]) -> int:
     return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
+def _heads(config: Any) -> dict[str, int]:
+    """The shape of attention, in the fields of Architecture."""
+    heads = config.num_attention_heads
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank and getattr(config, "qk_nope_head_dim", None):  # latent attention: `head_dim` is a part of a head
+        return {
+            "query_heads": heads,
+            "key_value_heads": heads,
+            "head_dimension": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "value_head_dimension": config.v_head_dim,
+            "query_latent": config.q_lora_rank or 0,
+            "key_value_latent": rank,
+        }
+    key_value_heads = _first(config, ("num_kv_heads", "num_key_value_heads")) or heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        key_value_heads = 1  # Falcon's first architecture, which does not read num_kv_heads then
+    return {
+        "query_heads": heads,
+        "key_value_heads": key_value_heads,
+        "head_dimension": getattr(config, "head_dim", None) or config.hidden_size // heads,
+    }
+
+
+def _windows(config: Any) -> dict[str, int]:
+    """The window of attention, and the number of layers that have it: all, where a configuration has no layer_types."""
+    known = inspect.signature(type(config).__init__).parameters  # others a configuration may have, and no model reads
+    window = (getattr(config, "sliding_window", None) or 0) if "sliding_window" in known else 0
+    kinds = getattr(config, "layer_types", None) if "layer_types" in known else None
+    layers = config.num_hidden_layers if kinds is None else kinds.count("sliding_attention")
+    return {"window": window, "windowed_layers": layers} if window and layers else {}
+
+
 def _set_architecture(description: plan_pb2.ModelDescription, model: Any, config: Any) -> None:
     names = [parameter.name for parameter in description.parameters]
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     experts = _first(config, _EXPERTS)
     feed_forward = experts and getattr(config, "moe_intermediate_size", None)
-    feed_forward = feed_forward or getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    kinds = getattr(config, "layer_types", None) or []
+    feed_forward = feed_forward or _first(config, _FEED_FORWARD)
     learned = (".wpe.weight", ".embed_positions.weight")
     positions = [parameter.shape[0] for parameter in description.parameters if parameter.name.endswith(learned)]
     description.architecture.MergeFrom(
         plan_pb2.Architecture(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            query_heads=config.num_attention_heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dimension=getattr(config, "head_dim", None) or 0,
             feed_forward=feed_forward or 4 * config.hidden_size,
             vocabulary=embedding.shape[0],
             gated_feed_forward=any(".gate_proj" in name or ".gate_up_proj" in name for name in names),
             experts=experts,
             experts_per_token=_first(config, _EXPERTS_PER_TOKEN),
             tied_embeddings=head is not None and head.weight is embedding,
-            window=(kinds.count("sliding_attention") and getattr(config, "sliding_window", None)) or 0,
-            windowed_layers=kinds.count("sliding_attention"),
+            shared_experts=(experts and getattr(config, "n_shared_experts", None)) or 0,
             learned_positions=positions[0] if positions else 0,
+            **_heads(config),
+            **_windows(config),
         )
     )
 
@@ -180,15 +212,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="superoffload plan",
         description="What training a model on a machine would take, and how fast it would be; neither is needed. Flags "
         "are the fields of PlanRequest in plan.proto, which describes them.",
+        epilog="Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request "
+        "is wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--model",
-        required=True,
+        default="",
         help="a name, a Hugging Face config.json or its directory, or a ModelDescription (.textproto)",
     )
-    parser.add_argument("--machine", required=True, help="a name, or a MachineDescription (.textproto)")
-    parser.add_argument("--timeline", metavar="FILE", help="write the simulated step: .svg, or .json for Perfetto")
+    parser.add_argument("--machine", default="", help="a name, or a MachineDescription (.textproto)")
+    parser.add_argument("--timeline", metavar="FILE", help="write two simulated steps: .svg, or .json for Perfetto")
     parser.add_argument("--json", action="store_true", help="print the whole PlanResponse as JSON")
     for name, field in _FIELDS.items():
         if field.message_type is not None or name in ("model_name", "machine_name", "timeline"):
@@ -228,12 +262,23 @@ def _read(path: str, message: Any) -> None:
         ) from error
 
 
+def _describe(path: str, dtype: str) -> plan_pb2.ModelDescription:
+    """As describe_config; what a configuration's sizes make transformers raise is an Error, too."""
+    try:
+        return describe_config(path, dtype)
+    except Error:
+        raise
+    except Exception as error:  # a size that is negative or a text ends somewhere in the model's own code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Error(grpc.StatusCode.INVALID_ARGUMENT, f"no model can be made of {path}: {reason}") from error
+
+
 def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
     request = plan_pb2.PlanRequest()
     if arguments.model.endswith(".textproto"):
         _read(arguments.model, request.model)
     elif arguments.model.endswith(".json") or os.sep in arguments.model or os.path.isdir(arguments.model):
-        request.model.CopyFrom(describe_config(arguments.model, arguments.dtype or ""))
+        request.model.CopyFrom(_describe(arguments.model, arguments.dtype or ""))
     else:
         request.model_name = arguments.model
     if arguments.machine.endswith(".textproto") or os.sep in arguments.machine:
@@ -256,11 +301,13 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked, 2 when the request is wrong."""
+    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong, 3 when
+    what is planned does not fit.
+    """
     arguments = _parser().parse_args(words)
     try:
         response = ask(_request(arguments))
-        if arguments.timeline is not None:
+        if response.timeline_file:
             pathlib.Path(arguments.timeline).write_bytes(response.timeline_file)
     except Error as error:
         print(f"superoffload: {error.message}", file=sys.stderr)
@@ -269,7 +316,14 @@ def main(words: list[str]) -> int:
         print(f"superoffload: cannot write {arguments.timeline}: {error}", file=sys.stderr)
         return 1
     report = response.report
+    drawn = bool(response.timeline_file)
     response.ClearField("report")
     response.ClearField("timeline_file")
     print(json_format.MessageToJson(response, preserving_proto_field_name=True) if arguments.json else report, end="")
-    return 0
+    status = 0 if all(rank.gpu.fits and rank.host.fits for rank in response.memory) else _DOES_NOT_FIT
+    if arguments.timeline is None or drawn:
+        return status
+    sys.stdout.flush()
+    why = f"{arguments.timeline} is not written, there is no step to draw: {response.performance_unknown}"
+    print(f"superoffload: {why}", file=sys.stderr)
+    return max(status, 1)

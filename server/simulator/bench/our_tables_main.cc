@@ -9,5 +9,6 @@ int main(int argc, char** argv) {
     std::printf("Prints the tables of what is simulated of us, as README.md has them.\n");
     return 0;
   }
-  std::printf("%s\n%s", superoffload::simulator::OurTables().c_str(), superoffload::simulator::RanksTable().c_str());
+  std::printf("%s\n%s\n%s", superoffload::simulator::OurTables().c_str(),
+              superoffload::simulator::RanksTable().c_str(), superoffload::simulator::ResidentsTable().c_str());
 }

@@ -1,6 +1,7 @@
 #include "server/plan/answer.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 
 #include <numeric>
 
@@ -10,6 +11,7 @@
 namespace superoffload::plan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -25,6 +27,13 @@ v1::PlanRequest Request(const std::string& model, uint32_t batch = 4, uint32_t s
   request.set_sequence(sequence);
   request.set_quick(true);
   return request;
+}
+
+// A model whose logits take less than its blocks.
+v1::Architecture SmallVocabulary() {
+  v1::Architecture a;
+  a.set_layers(32), a.set_hidden(4096), a.set_query_heads(32), a.set_feed_forward(14336), a.set_vocabulary(1000);
+  return a;
 }
 
 std::string Refusal(const v1::PlanRequest& request) {
@@ -63,7 +72,44 @@ TEST(AnswerTest, AGivenNumberReplacesTheKnownMachines) {
   const absl::StatusOr<v1::PlanResponse> response = Answer(request);
   ASSERT_TRUE(response.ok()) << response.status();
   EXPECT_THAT(response->assumptions(), Contains("host.bandwidth is 200 GB/s (given)."));
-  EXPECT_EQ(response->memory(0).gpu().available_bytes(), 144'000'000'000u);
+  EXPECT_EQ(response->memory(0).gpu().available_bytes(), uint64_t{1425} * (1 << 29) / 5);  // 142.5 GiB
+}
+
+TEST(AnswerTest, OneMemoryHoldsTheSumOfBoth) {
+  v1::PlanRequest request = Request("gpt2-2b", 1);
+  request.set_machine_name("dgx-spark");
+  const absl::StatusOr<v1::PlanResponse> fits = Answer(request);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  const uint64_t memory = static_cast<uint64_t>(simulator::FindMachine("dgx-spark")->gpu.memory_bytes);
+  EXPECT_EQ(fits->memory(0).gpu().available_bytes() + fits->memory(0).host().total_bytes(), memory);
+  EXPECT_FALSE(fits->performance().empty());
+  // 14 and 18 bytes per element would each fit alone.
+  request.set_model_name("gpt2-5b");
+  request.set_batch(4);
+  request.set_sequence(2048);
+  request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
+  const absl::StatusOr<v1::PlanResponse> both = Answer(request);
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_LT(both->memory(0).gpu().total_bytes(), memory);
+  EXPECT_TRUE(both->memory(0).host().fits());
+  EXPECT_GT(both->memory(0).gpu().total_bytes() + both->memory(0).host().total_bytes(), memory);
+  EXPECT_FALSE(both->memory(0).gpu().fits());
+  EXPECT_THAT(both->report(), HasSubstr("GPU memory, of what the optimizer leaves: "));
+  EXPECT_THAT(both->performance_unknown(), HasSubstr("the memory of GPU and host"));
+}
+
+TEST(AnswerTest, WhereSourcesDisagreeTheStepIsGivenForBothEnds) {
+  v1::PlanRequest request = Request("llama-8b", 4, 2048);
+  request.set_quick(false);
+  request.add_schedules("superoffload-published");
+  const absl::StatusOr<v1::PlanResponse> response = Answer(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("range 288 to 368 GB/s")));
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("With the least that sources give (host.bandwidth 288 GB/s")));
+  EXPECT_THAT(response->assumptions(), Contains(HasSubstr("With the GPU numbers that the SuperOffload paper's rows")));
+  ASSERT_EQ(response->performance_size(), 3);
+  EXPECT_EQ(response->performance(1).schedule(), "superoffload-published, fastest");
+  EXPECT_LT(response->performance(1).step_seconds(), response->performance(2).step_seconds());
 }
 
 TEST(AnswerTest, AMachineWithoutAModelMustBeWhole) {
@@ -158,11 +204,112 @@ TEST(RecommendationTest, ASmallerBatchOrCheckpointsMakeRoom) {
   const v1::PlanResponse batch = *Answer(request);
   EXPECT_FALSE(batch.memory(0).gpu().fits());
   EXPECT_THAT(batch.recommendation().sentences(),
-              Contains(HasSubstr("batch of " + std::to_string(batch.largest().batch()))));
+              Contains(HasSubstr("batch of " + std::to_string(batch.largest().chunked_loss_batch()))));
   request.set_batch(2);
   request.set_sequence(16384);
   request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
   EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("Checkpoint")));
+}
+
+TEST(RecommendationTest, AChunkedLossComesBeforeRanksAndStreaming) {
+  v1::PlanRequest request = Request("gpt-oss-20b", 1, 32768);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
+  EXPECT_EQ(recommendation.loss(), v1::LOSS_CHUNKED);
+  EXPECT_EQ(recommendation.ranks(), 1u);
+  EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
+  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
+  EXPECT_THAT(recommendation.sentences(),
+              ElementsAre(HasSubstr("HBM lacks"),
+                          AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
+                                HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
+  request.set_loss(v1::LOSS_CHUNKED);
+  const v1::PlanResponse followed = *Answer(request);
+  EXPECT_TRUE(followed.memory(0).gpu().fits());
+  EXPECT_EQ(followed.performance_size(), 1);
+  EXPECT_EQ(followed.recommendation().loss(), v1::LOSS_CHUNKED);
+  EXPECT_THAT(followed.recommendation().sentences(), Not(Contains(HasSubstr("--loss"))));
+}
+
+TEST(RecommendationTest, AChunkedLossThatDoesNotSufficeIsPartOfWhatDoes) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  const v1::PlanResponse asked = *Answer(request);
+  EXPECT_EQ(asked.recommendation().loss(), v1::LOSS_CHUNKED);
+  EXPECT_GT(asked.largest().chunked_loss_batch(), 2 * asked.largest().batch());
+  EXPECT_GT(asked.largest().chunked_loss_sequence(), 2 * asked.largest().sequence());
+  EXPECT_THAT(asked.report(), HasSubstr("with a chunked loss (--loss=chunked): batch "));
+  const std::string batch = "batch of " + std::to_string(asked.largest().chunked_loss_batch());
+  EXPECT_THAT(asked.recommendation().sentences(), Contains(HasSubstr(batch)));
+  request.set_loss(v1::LOSS_CHUNKED);
+  request.set_batch(asked.largest().chunked_loss_batch());
+  EXPECT_TRUE(Answer(request)->memory(0).gpu().fits());
+}
+
+TEST(RecommendationTest, ALossInChunksThatSavesNothingIsNotRecommended) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
+  request.mutable_model()->mutable_architecture()->CopyFrom(SmallVocabulary());
+  request.clear_model_name();
+  const v1::PlanResponse answer = *Answer(request);
+  ASSERT_FALSE(answer.memory(0).gpu().fits());
+  EXPECT_EQ(answer.recommendation().loss(), v1::LOSS_WHOLE);
+  EXPECT_THAT(answer.recommendation().sentences(), Not(Contains(HasSubstr("--loss"))));
+}
+
+TEST(RecommendationTest, AMachineThatComesAloneIsNeverRecommendedTwice) {
+  v1::PlanRequest request = Request("llama-8b", 1, 4096);
+  request.set_machine_name("laptop");
+  const v1::Recommendation laptop = Answer(request)->recommendation();
+  EXPECT_EQ(laptop.ranks(), 1u);
+  EXPECT_THAT(laptop.sentences(), ElementsAre(HasSubstr("laptop comes alone")));
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("h100-pcie");
+  request.mutable_machine()->mutable_gpu()->set_memory_bytes(16e9);
+  EXPECT_GT(Answer(request)->recommendation().ranks(), 1u);
+  request.mutable_machine()->mutable_network()->set_most_ranks(1);
+  const v1::Recommendation workstation = Answer(request)->recommendation();
+  EXPECT_EQ(workstation.ranks(), 1u);
+  EXPECT_THAT(workstation.sentences(), Not(Contains(HasSubstr("--ranks"))));
+  EXPECT_EQ(workstation.weights(), v1::Recommendation::WEIGHTS_STREAMED);
+  request.mutable_machine()->mutable_network()->set_most_ranks(1u << 17);
+  request.set_ranks(2);
+  EXPECT_THAT(Refusal(request), HasSubstr("network.most_ranks of machine 'h100-pcie' is 131072"));
+}
+
+TEST(RecommendationTest, AMachineWithoutANetworkComesAlone) {
+  v1::PlanRequest request = Request("llama-8b", 1, 4096);
+  request.clear_machine_name();
+  v1::MachineDescription& machine = *request.mutable_machine();
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      "name: 'mine' gpu { peak_flops: 1e14 matmul_efficiency: 0.5 memory_bytes: 4e10 memory_bandwidth: 1e12 "
+      "block_traffic: 80 attention_efficiency: 0.3 block_overhead: 5e-5 } passes { absorb: 1e-9 publish: 1e-9 "
+      "publish_masters: 1e-9 } host { memory_bytes: 1e11 cores: 16 bandwidth: 1e11 core_bandwidth: 2e10 } "
+      "host_to_device { bytes: 1e6 bytes_per_second: 2e10 } device_to_host { bytes: 1e6 bytes_per_second: 2e10 }",
+      &machine));
+  EXPECT_THAT(Answer(request)->recommendation().sentences(), ElementsAre(HasSubstr("mine comes alone")));
+  machine.mutable_network()->set_node_ranks(4);
+  machine.mutable_network()->set_node_bandwidth(1e11);
+  machine.mutable_network()->set_bandwidth(1e10);
+  machine.mutable_network()->set_collective_seconds(1e-5);
+  machine.mutable_network()->set_agreement_seconds(1e-4);
+  EXPECT_THAT(Answer(request)->recommendation().sentences(), Contains(HasSubstr("--ranks=2")));
+}
+
+TEST(RecommendationTest, TheFewestRanksThatFitNeedNoPowerOfTwo) {
+  v1::PlanRequest request = Request("llama-70b", 1, 2048);
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("gh200-96-480");
+  request.mutable_machine()->mutable_host()->set_memory_bytes(300e9);
+  const uint32_t ranks = Answer(request)->recommendation().ranks();
+  EXPECT_EQ(ranks, 6u);
+  for (const uint32_t tried : {ranks - 1, ranks}) {
+    request.set_ranks(tried);
+    EXPECT_EQ(Answer(request)->memory(0).host().fits(), tried == ranks) << tried;
+  }
+  request.set_ranks(1);
+  request.mutable_machine()->mutable_network()->set_most_ranks(5);
+  const v1::Recommendation few = Answer(request)->recommendation();
+  EXPECT_THAT(few.sentences(), Contains(HasSubstr("No number of ranks up to 5 holds it")));
+  EXPECT_EQ(few.ranks(), 1u);
 }
 
 TEST(PerformanceTest, AStepIsSimulatedAsAskedFor) {
@@ -181,7 +328,7 @@ TEST(PerformanceTest, PeersRunOnTheSameMachineWhereTheyFit) {
   v1::PlanRequest request = Request("gpt2-10b", 1);
   for (const char* name : {"ddp", "zero-offload", "superoffload-published"}) request.add_schedules(name);
   const v1::PlanResponse response = *Answer(request);
-  ASSERT_EQ(response.performance_size(), 4);
+  ASSERT_EQ(response.performance_size(), 5);  // the published one at both ends of its range
   EXPECT_EQ(response.performance(1).unknown(), "does not fit");
   EXPECT_GT(response.performance(2).step_seconds(), response.performance(0).step_seconds());
   request.set_ranks(2);
@@ -190,12 +337,43 @@ TEST(PerformanceTest, PeersRunOnTheSameMachineWhereTheyFit) {
   EXPECT_THAT(Refusal(request), HasSubstr("no schedule \"zero-7\""));
 }
 
-TEST(PerformanceTest, WhatDoesNotFitHasNoSpeedAndNoTimeline) {
+TEST(PerformanceTest, WhatDoesNotFitHasNoSpeedAndNoTimelineAndAPlanAllTheSame) {
   v1::PlanRequest request = Request("llama-70b");
   EXPECT_THAT(Answer(request)->performance(), IsEmpty());
   EXPECT_THAT(Answer(request)->performance_unknown(), HasSubstr("does not fit"));
   request.set_timeline(v1::TIMELINE_FORMAT_SVG);
-  EXPECT_THAT(Refusal(request), HasSubstr("no timeline"));
+  const absl::StatusOr<v1::PlanResponse> answer = Answer(request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->timeline_file().empty());
+  EXPECT_THAT(answer->performance_unknown(), HasSubstr("does not fit"));
+  EXPECT_FALSE(answer->recommendation().sentences().empty());
+  request = Request("gpt2-1b", 1);
+  request.set_accumulation(1 << 20);  // it fits, and is too long to be simulated
+  request.set_timeline(v1::TIMELINE_FORMAT_SVG);
+  EXPECT_TRUE(Answer(request)->timeline_file().empty());
+}
+
+TEST(PerformanceTest, TokensCostWhatTheMachinesOfAllRanksCost) {
+  v1::PlanRequest request = Request("gpt2-2b");
+  request.add_schedules("ddp"), request.add_schedules("zero-offload");
+  request.set_machine_name("laptop"), request.set_batch(1);
+  const v1::PlanResponse free = *Answer(request);
+  EXPECT_EQ(free.performance(0).price_per_million_tokens(), 0);
+  EXPECT_THAT(free.report(), Not(HasSubstr("price")));
+  request.set_price_per_hour(3);
+  const v1::PlanResponse alone = *Answer(request);
+  const auto hours = [](const v1::Performance& row) { return 1e6 / row.tokens_per_second() / 3600; };
+  EXPECT_NEAR(alone.performance(0).price_per_million_tokens(), 3 * hours(alone.performance(0)), 1e-9);
+  EXPECT_EQ(alone.performance(1).unknown(), "does not fit");
+  EXPECT_EQ(alone.performance(1).price_per_million_tokens(), 0);
+  EXPECT_NEAR(alone.performance(2).price_per_million_tokens(), 3 * hours(alone.performance(2)), 1e-9);
+  EXPECT_THAT(alone.report(), HasSubstr("price of 1M tokens"));
+  request.set_ranks(4);
+  const v1::PlanResponse four = *Answer(request);
+  EXPECT_NEAR(four.performance(0).price_per_million_tokens(), 4 * 3 * hours(four.performance(0)), 1e-9);
+  EXPECT_THAT(four.assumptions(), Contains(HasSubstr("what 4 machines cost at 3 an hour each")));
+  request.set_price_per_hour(-1);
+  EXPECT_THAT(Refusal(request), HasSubstr("price_per_hour is -1"));
 }
 
 TEST(PerformanceTest, MoreResidentBucketsThanThereAreAreAll) {
@@ -231,8 +409,49 @@ TEST(TuningTest, TheRecommendedBucketsShortenTheStep) {
   EXPECT_EQ(after < before, recommendation.sentences(recommendation.sentences_size() - 1).starts_with("With "));
 }
 
+TEST(AnswerTest, WhatIsMissingIsCalledMissing) {
+  v1::PlanRequest request = Request("llama-8b");
+  request.clear_batch();
+  EXPECT_THAT(Refusal(request), HasSubstr("batch is missing"));
+  request.set_batch(0);
+  EXPECT_THAT(Refusal(request), HasSubstr("batch is 0 but must be 1"));
+  request.clear_machine_name();
+  request.clear_sequence();
+  EXPECT_THAT(Refusal(request), HasSubstr("machine, sequence are missing"));
+}
+
+TEST(AnswerTest, AReserveOfZeroIsNone) {
+  const auto reserve = [](const v1::PlanRequest& request) {
+    const v1::PlanResponse response = *Answer(request);
+    for (const v1::MemoryItem& item : response.memory(0).gpu().items()) {
+      if (item.purpose() == "reserve") return item.bytes();
+    }
+    return uint64_t{1};
+  };
+  v1::PlanRequest request = Request("llama-8b");
+  EXPECT_EQ(reserve(request), 5'100'273'664u);
+  request.set_allocator_reserve(0);
+  EXPECT_EQ(reserve(request), 0u);
+  EXPECT_THAT(Answer(request)->assumptions(), Contains(HasSubstr("0 % of HBM stays free")));
+}
+
+TEST(AnswerTest, AssumptionsEndTheReportOnRequest) {
+  v1::PlanRequest request = Request("llama-8b");
+  const v1::PlanResponse brief = *Answer(request);
+  EXPECT_THAT(brief.assumptions(), Not(IsEmpty()));
+  EXPECT_THAT(brief.report(), Not(HasSubstr("host.bandwidth")));
+  EXPECT_THAT(brief.report(), ::testing::EndsWith("\n--assumptions says what this rests on.\n"));
+  request.set_assumptions(true);
+  const v1::PlanResponse full = *Answer(request);
+  const size_t begin = full.report().find("\nwhat this rests on\n");
+  ASSERT_NE(begin, std::string::npos);
+  EXPECT_GT(begin, full.report().find("\nrecommendation\n"));
+  for (const std::string& sentence : full.assumptions()) EXPECT_GT(full.report().find(sentence), begin) << sentence;
+}
+
 TEST(AnswerTest, RefusalsNameTheFieldAndTheRange) {
-  EXPECT_THAT(Refusal({}), HasSubstr("batch is 0 but must be 1"));
+  EXPECT_THAT(Refusal({}), HasSubstr("model, machine, batch, sequence are missing"));
+  EXPECT_THAT(Refusal(Request("llama-8b", 0)), HasSubstr("batch is 0 but must be 1"));
   EXPECT_THAT(Refusal(Request("llama-9b")), HasSubstr("no model \"llama-9b\""));
   v1::PlanRequest request = Request("llama-8b");
   request.set_machine_name("cray-1");

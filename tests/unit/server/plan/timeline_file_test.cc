@@ -54,6 +54,23 @@ TEST(TimelineFileTest, APictureEscapesNames) {
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
 }
 
+TEST(TimelineFileTest, APictureScalesAndTellsWhatItsColoursMean) {
+  const std::string svg = TimelineSvg(std::vector<Span>{{Lane::kStep, "step 7", 0, 2},
+                                       {Lane::kExposed, "a slot", 0, 0.25},
+                                       {Lane::kGpu, "forward 1", 0.25, 1},
+                                       {Lane::kGpu, "backward 1", 1, 2},
+                                       {Lane::kCpu, "absorb", 0, 1},
+                                       {Lane::kCpu, "publish_masters", 1, 2}},
+                                      "t");
+  EXPECT_THAT(svg, HasSubstr("viewBox=\"0 0 "));
+  for (const char* text : {">step 7</text>", ">forward</text>", ">backward, with what is computed again</text>",
+                           ">absorb</text>", ">publish again (republish, publish_masters)</text>",
+                           ">exposed: the GPU computes nothing</text>", ">time, ms</text>", ">200</text>"}) {
+    EXPECT_THAT(svg, HasSubstr(text));
+  }
+  EXPECT_THAT(svg, ::testing::Not(HasSubstr("gathering")));  // what does not happen is not explained
+}
+
 TEST(TimelineFileTest, NothingHappenedIsAPictureToo) {
   EXPECT_THAT(TimelineSvg({}, ""), HasSubstr("<svg"));
   EXPECT_TRUE(nlohmann::json::accept(TimelineTrace({}, "")));

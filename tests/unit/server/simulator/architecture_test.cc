@@ -51,6 +51,26 @@ TEST(ArchitectureTest, CausalAttentionLooksAtHalfAndAWindowAtItself) {
   EXPECT_DOUBLE_EQ(AttentionFlopsPerToken(a, 4), 4 * 8 * (7 / 4.0 + 10 / 4.0) / 2);
 }
 
+TEST(ArchitectureTest, ValuesMayBeNarrowerThanQueriesAndKeys) {
+  Architecture a{.layers = 2, .hidden = 8, .query_heads = 2, .head_dimension = 6, .feed_forward = 8, .vocabulary = 8};
+  a.value_head_dimension = 4;
+  ASSERT_TRUE(Complete(a).ok());
+  EXPECT_DOUBLE_EQ(AttentionFlopsPerToken(a, 3), 2 * (2 * 6 + 2 * 4) * 2);
+  const std::vector<engine::ParameterSpec> parameters = MakeParameters(a, kernels::DType::kBFloat16, kernels::DType::kBFloat16);
+  EXPECT_EQ(parameters[1].shape, (std::vector<uint64_t>{12, 8}));  // q_proj
+  EXPECT_EQ(parameters[3].shape, (std::vector<uint64_t>{8, 8}));   // v_proj
+  EXPECT_EQ(parameters[4].shape, (std::vector<uint64_t>{8, 8}));   // o_proj
+}
+
+TEST(ArchitectureTest, WhatIsNotMadeIsSaidByName) {
+  Architecture a{.layers = 2, .hidden = 8, .query_heads = 2, .feed_forward = 8, .vocabulary = 8};
+  EXPECT_TRUE(CheckCanBeMade(a).ok());
+  a.shared_experts = 1;
+  EXPECT_THAT(std::string(CheckCanBeMade(a).message()), HasSubstr("architecture.shared_experts is 1"));
+  a.key_value_latent = 4;
+  EXPECT_THAT(std::string(CheckCanBeMade(a).message()), HasSubstr("architecture.key_value_latent is 4"));
+}
+
 TEST(ArchitectureTest, MissingNumbersAreNamed) {
   Architecture a{.layers = 2, .hidden = 8, .query_heads = 2, .feed_forward = 8};
   EXPECT_THAT(std::string(Complete(a).message()), HasSubstr("architecture.vocabulary is 0"));

@@ -43,6 +43,65 @@ TEST(ActivationsTest, OnlyStoredScoresMakeSelectiveCheckpointingWorthwhile) {
   EXPECT_GT(ActivationsOf(a, pass).blocks, ActivationsOf(a, selective).blocks);
 }
 
+TEST(ActivationsTest, ChunksOfALossAreThoseOfLiger) {
+  // Its kernel's own example: 4 x 4096 tokens, 32000 words, 4096 hidden give 2048 tokens.
+  Architecture a = FindModel("llama-8b")->architecture;
+  a.vocabulary = 32000;
+  EXPECT_EQ(LossChunk(a, {.batch = 4, .sequence = 4096, .loss = Loss::kChunked}), 2048u);
+  EXPECT_EQ(LossChunk(a, {.batch = 4, .sequence = 5000, .loss = Loss::kChunked}), 4096u);
+  EXPECT_EQ(LossChunk(a, {.batch = 1, .sequence = 1, .loss = Loss::kChunked}), 1u);
+  a.vocabulary = 4000;  // no more than the hidden state: one chunk
+  EXPECT_EQ(LossChunk(a, {.batch = 1, .sequence = 5000, .loss = Loss::kChunked}), 5000u);
+}
+
+TEST(ActivationsTest, AChunkedLossKeepsAChunksLogitsAndGradients) {
+  const Architecture a = FindModel("gpt-oss-20b")->architecture;
+  const ActivationBytes whole = ActivationsOf(a, {.sequence = 32768});
+  const ActivationBytes chunked = ActivationsOf(a, {.sequence = 32768, .loss = Loss::kChunked});
+  EXPECT_DOUBLE_EQ(whole.head, 32768 * 201088.0 * 10);
+  EXPECT_DOUBLE_EQ(chunked.head, 512 * 201088.0 * 10 + 32768 * 2880.0 * 2 + 201088 * 2880.0 * 2);
+  EXPECT_DOUBLE_EQ(chunked.blocks, whole.blocks);
+  EXPECT_DOUBLE_EQ(chunked.working, whole.working);
+  EXPECT_DOUBLE_EQ(chunked.peak(), chunked.blocks + chunked.working) << "the head is no longer what takes the most";
+}
+
+TEST(FitTest, AChunkedLossTriplesTheLongestSequence) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model, 0);
+  constexpr uint64_t kMemory = 96'000'000'000;
+  const uint64_t whole = LargestSequence(model, layout, {}, {.allocator_reserve = 0}, kMemory);
+  const uint64_t chunked = LargestSequence(model, layout, {.loss = Loss::kChunked}, {.allocator_reserve = 0}, kMemory);
+  EXPECT_EQ(whole, 49645u);
+  EXPECT_GT(chunked, 2.8 * static_cast<double>(whole));
+}
+
+TEST(FitTest, ALossInChunksSaysWhatItKeeps) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model, 0);
+  const auto logits = [&](Loss loss, uint64_t sequence) {
+    for (const MemoryItem& item : GpuMemory(model, layout, {.sequence = sequence, .loss = loss}, {}, 1)) {
+      if (item.purpose == "logits") return item.formula;
+    }
+    return std::string();
+  };
+  EXPECT_THAT(logits(Loss::kWhole, 4096), ::testing::HasSubstr("1 x 4096 tokens x 128256 x 10 bytes"));
+  EXPECT_THAT(logits(Loss::kChunked, 64), ::testing::HasSubstr("of a chunk of 2 tokens x 128256"));
+  EXPECT_EQ(logits(Loss::kChunked, 16384), "") << "a block's working memory is larger";
+}
+
+TEST(ActivationsTest, LatentsNarrowValuesAndSharedExpertsAreCounted) {
+  const Architecture plain{.layers = 2, .hidden = 8, .query_heads = 2, .key_value_heads = 2, .head_dimension = 6,
+                           .feed_forward = 10, .vocabulary = 8, .experts = 4, .experts_per_token = 1};
+  Architecture latent = plain;
+  latent.value_head_dimension = 4;  // of each head: the value and the output are 2 narrower
+  latent.query_latent = 5;
+  latent.key_value_latent = 3;
+  EXPECT_DOUBLE_EQ(BlockBytesPerToken(latent) - BlockBytesPerToken(plain), 2.0 * (2 * (5 + 3) - 2 * 2 * 2));
+  Architecture shared = plain;
+  shared.shared_experts = 1;  // its input, what its nonlinearity takes and what its last product takes
+  EXPECT_DOUBLE_EQ(BlockBytesPerToken(shared) - BlockBytesPerToken(plain), 2.0 * (8 + 2 * 10));
+}
+
 TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
   const Model model = *FindModel("llama-8b");
   const engine::Layout layout = LayoutOf(model, 0);

@@ -16,7 +16,8 @@ using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 TEST(MachineTest, NamedMachinesAreValid) {
-  EXPECT_THAT(MachineNames(), ElementsAre("gh200-96-480", "gh200-144", "gb200", "h100-pcie", "laptop"));
+  EXPECT_THAT(MachineNames(), ElementsAre("gh200-96-480", "gh200-144", "gb200", "gb300", "h100-pcie", "h100-sxm", "h200-sxm",
+                                          "rtx-5090", "dgx-spark", "laptop"));
   for (const std::string_view name : MachineNames()) {
     const absl::StatusOr<Machine> machine = FindMachine(name);
     ASSERT_TRUE(machine.ok());
@@ -45,10 +46,46 @@ TEST(MachineTest, EveryNumberOfANamedMachineHasOneSource) {
   }
 }
 
+// Data sheets count in units that are neither GB nor GiB of what a program gets.
+TEST(MachineTest, MemoryIsWhatCudaAndLinuxReport) {
+  constexpr double kGiB = 1024.0 * 1024 * 1024;
+  const Machine gh200 = *FindMachine("gh200-96-480");
+  EXPECT_DOUBLE_EQ(gh200.gpu.memory_bytes, 95.0 * kGiB);
+  EXPECT_DOUBLE_EQ(gh200.host.memory_bytes, 478.6 * kGiB);
+  EXPECT_DOUBLE_EQ(FindMachine("gh200-144")->gpu.memory_bytes, 142.5 * kGiB);
+  EXPECT_DOUBLE_EQ(FindMachine("gb200")->gpu.memory_bytes, 184.3 * kGiB);
+}
+
+TEST(MachineTest, WhereSourcesDisagreeTheNumberLiesBetweenThem) {
+  for (const std::string_view name : MachineNames()) {
+    const Machine machine = *FindMachine(name);
+    const Machine least = AtEndOfRanges(machine, name, false).machine, most = AtEndOfRanges(machine, name, true).machine;
+    EXPECT_LE(least.host.bandwidth, machine.host.bandwidth) << name;
+    EXPECT_LE(machine.host.bandwidth, most.host.bandwidth) << name;
+    EXPECT_LE(least.gpu.peak_flops, machine.gpu.peak_flops) << name;
+    EXPECT_LE(machine.gpu.peak_flops, most.gpu.peak_flops) << name;
+    for (LinkCurve Machine::*link : {&Machine::h2d, &Machine::d2h}) {
+      const auto reached = [&](const Machine& m) { return (m.*link).points.back().bytes_per_second; };
+      EXPECT_LE(reached(least), reached(machine) * 1.000001) << name;
+      EXPECT_LE(reached(machine), reached(most) * 1.000001) << name;
+    }
+  }
+}
+
+TEST(MachineTest, ARangeIsNamedAndANumberThatWasGivenHasNone) {
+  Machine machine = *FindMachine("gh200-96-480");
+  const RangeEnd end = AtEndOfRanges(machine, "gh200-96-480", false);
+  EXPECT_EQ(end.machine.host.bandwidth, 288e9);
+  EXPECT_THAT(end.changes, ElementsAre("host.bandwidth 288 GB/s", "h2d 375 GB/s", "d2h 170 GB/s"));
+  machine.host.bandwidth = 300e9;
+  EXPECT_THAT(AtEndOfRanges(machine, "gh200-96-480", true).changes, ElementsAre("h2d 421 GB/s", "d2h 388 GB/s"));
+  EXPECT_THAT(AtEndOfRanges(machine, "", true).changes, IsEmpty());
+}
+
 TEST(MachineTest, AnUnknownNameIsAnsweredWithThoseThatAreKnown) {
   const absl::Status status = FindMachine("gh300").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("gh200-96-480, gh200-144, gb200, h100-pcie, laptop"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gh200-96-480, gh200-144, gb200, gb300, h100-pcie, h100-sxm, h200-sxm"));
 }
 
 TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {

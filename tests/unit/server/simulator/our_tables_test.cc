@@ -16,6 +16,7 @@ TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
   text << file.rdbuf();
   EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));
   EXPECT_THAT(text.str(), ::testing::HasSubstr(RanksTable()));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(ResidentsTable()));
 }
 
 }  // namespace

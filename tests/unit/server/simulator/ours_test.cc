@@ -103,6 +103,17 @@ TEST(OursTest, ClippingExposesPublishingAndSkippingDoesNot) {
   EXPECT_EQ(clip.exposed.front().cause, "passes after the verdict");
 }
 
+TEST(OursTest, ARateBetweenTenthsIsNotRounded) {
+  const Workload workload = Gpt2(4);
+  const double never = Train(workload).step_seconds, tenth = Train(workload, {.clip_rate = 0.1}).step_seconds;
+  EXPECT_GT(tenth, never);
+  const Outcome rare = Train(workload, {.clip_rate = 0.02});
+  EXPECT_NEAR(rare.step_seconds, never + 0.2 * (tenth - never), 1e-12);
+  EXPECT_NEAR(SumOf(rare.exposed), rare.exposed_seconds, 1e-9);
+  const Outcome both = Train(workload, {.clip_rate = 0.97, .skip_rate = 0.03});
+  EXPECT_NEAR(SumOf(both.exposed), both.exposed_seconds, 1e-9);
+}
+
 TEST(OursTest, SlotsAndResidentsHelp) {
   const Workload workload = Gpt2(8);
   // Behind a link that is as slow as the gradients come; a Superchip's empties a slot before the next bucket is there.
@@ -148,8 +159,29 @@ TEST(OursTest, TheTimelineHasEveryLane) {
     EXPECT_GE(span.begin, 0) << span.name;
     lanes.insert(span.lane);
   }
-  EXPECT_EQ(lanes.size(), 5u);  // one rank has no network
+  EXPECT_EQ(lanes.size(), 7u);  // one rank has no network
   EXPECT_TRUE(Train(Gpt2(4)).timeline.empty());
+}
+
+TEST(OursTest, TheTimelineIsTwoWholeStepsWithTheirExposedTime) {
+  const Outcome outcome = Train(Gpt2(1), {.timeline = true});
+  ASSERT_GT(outcome.exposed_seconds, 0);
+  double exposed = 0, computed = 0, end = 0;
+  std::vector<Span> steps;
+  for (const Span& span : outcome.timeline) {
+    if (span.lane == Lane::kStep) steps.push_back(span);
+    if (span.lane == Lane::kExposed) exposed += span.end - span.begin;
+    if (span.name.starts_with("forward") || span.name.starts_with("backward")) computed += span.end - span.begin;
+    end = std::max(end, span.end);
+  }
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].begin, 0);
+  EXPECT_EQ(steps[0].end, steps[1].begin);
+  EXPECT_EQ(steps[1].end, end);
+  EXPECT_NE(steps[0].name, steps[1].name);
+  EXPECT_NEAR(end, 2 * outcome.step_seconds, 1e-6 * end);
+  EXPECT_NEAR(exposed, 2 * outcome.exposed_seconds, 1e-6 * end);
+  EXPECT_NEAR(exposed + computed, end, 1e-6 * end);
 }
 
 // The others have nothing to say, and the host's work is theirs as well.

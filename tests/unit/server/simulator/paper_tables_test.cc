@@ -9,6 +9,7 @@
 #include <string>
 
 #include "server/simulator/catalogue.h"
+#include "server/simulator/peers.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -51,11 +52,35 @@ TEST(PaperTablesTest, MostPredictionsOfThePublishedSystemAreWithinTenPercent) {
   EXPECT_GT(2 * within, predicted);
 }
 
+// So the plan prints it as a range.
+TEST(PaperTablesTest, TheRowsOfThePublishedSystemDoNotSettleItsNorm) {
+  const Machine machine = PaperMachine();
+  for (const PaperRow& row : SimulateThroughput()) {
+    if (row.peer != Peer::kSuperOffload) continue;
+    const Model model = *FindModel(row.model);
+    const MicroBatch micro = *LargestMicroBatch(row.peer, machine, model, kPaperBatch, kPaperSequence);
+    const Workload workload = MakeWorkload(machine.gpu, model, micro.pass, micro.accumulation);
+    const auto seconds = [&](const PeerCosts& costs) {
+      return MakePublishedSuperOffload({}, costs)->Run(machine, workload, {}).step_seconds;
+    };
+    EXPECT_NEAR(seconds(FastestCosts(machine.host.bandwidth)) / seconds({}), 1, 0.06) << row.model;
+  }
+}
+
+TEST(PaperTablesTest, PredictionsThatExposeNextToNothingAreMarked) {
+  int tests = 0;
+  for (const PaperRow& row : SimulateThroughput()) {
+    tests += row.peer == Peer::kSuperOffload && !row.calibrated && row.tests_offloading();
+  }
+  EXPECT_EQ(tests, 2);  // at 20 and 25 billion parameters
+  EXPECT_THAT(PaperTables(), HasSubstr("| 0 % | predicted * |"));
+}
+
 TEST(PaperTablesTest, ReportedOperationsAreThoseOfTheProductsWithTheWholeSquareOfScores) {
   const Model model = *FindModel("gpt2-1b");
-  const Workload eager = MakeWorkload(PaperMachine().gpu, model,
-                                      {.batch = 1, .sequence = 2048, .attention = Attention::kEager}, 1);
-  EXPECT_NEAR(ReportedFlops(model, 2048, 2048) / eager.flops_per_step, 1, 1e-3);
+  const Workload workload = MakeWorkload(PaperMachine().gpu, model, {.batch = 1, .sequence = 2048}, 1);
+  const double hidden = 2048, other_half = 3 * 20 * 2048 * (4 * hidden * 2048 / 2);
+  EXPECT_NEAR(ReportedFlops(model, 2048, 2048) / (workload.flops_per_step + other_half), 1, 1e-3);
 }
 
 }  // namespace

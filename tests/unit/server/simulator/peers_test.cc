@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/simulator/catalogue.h"
@@ -84,6 +85,34 @@ TEST(PeersTest, AClippedStepThrowsTheNextForwardAway) {
   EXPECT_GT(always, never + workload.forward_seconds());
   EXPECT_NEAR(Seconds(*published, workload, {.clip_rate = 0.5}), (never + always) / 2, 1e-9);
   EXPECT_EQ(Seconds(*MakeZeroOffload(), workload), Seconds(*MakeZeroOffload(), workload, {.clip_rate = 1}));
+}
+
+double SecondsOf(const Outcome& outcome, std::string_view cause) {
+  for (const Exposed& part : outcome.exposed) {
+    if (part.cause == cause) return part.seconds;
+  }
+  return 0;
+}
+
+TEST(PeersTest, WhatWaitsBehindTheNormIsNotCalledTheStep) {
+  const Workload workload = Train("gpt2-5b", 1);  // short: the norm of the step before is not over when backward begins
+  PeerCosts fast = FastestCosts(Gh200().host.bandwidth), slow;
+  const Outcome with = MakePublishedSuperOffload({}, slow)->Run(Gh200(), workload, {});
+  fast.validate = 0;
+  const Outcome without = MakePublishedSuperOffload({}, fast)->Run(Gh200(), workload, {});
+  const double waited = SecondsOf(with, "steps that wait behind the norm on the CPU");
+  EXPECT_GT(waited, 0.1);
+  EXPECT_LT(SecondsOf(with, "optimizer step on the CPU"), SecondsOf(without, "optimizer step on the CPU") + 0.05);
+  EXPECT_EQ(SecondsOf(without, "steps that wait behind the norm on the CPU"), 0);
+  double sum = 0;
+  for (const Exposed& exposed : with.exposed) sum += exposed.seconds;
+  EXPECT_NEAR(sum, with.exposed_seconds, 1e-9);
+}
+
+TEST(PeersTest, RollbacksHaveTheirOwnCause) {
+  const Outcome outcome = MakePublishedSuperOffload()->Run(Gh200(), Train("gpt2-2b", 8), {.clip_rate = 0.5});
+  EXPECT_GT(SecondsOf(outcome, "rollbacks, and forward passes thrown away"), 0.1);
+  EXPECT_EQ(SecondsOf(outcome, "other"), 0);
 }
 
 TEST(PeersTest, ARunIsTheSameEventForEvent) {
