@@ -101,8 +101,9 @@ class Recommender {
     if (absl::Status status = CheckHost(); !status.ok()) return status;
     if (hopeless_) return std::move(out_);
     if (absl::Status status = memory_.gpu_fits ? CheckWatching() : CheckGpu(); !status.ok()) return status;
-    if (out_.sentences().empty())
-      Say("Everything fits as requested: the weights stay in HBM, and the optimizer's state in Grace.");
+    if (out_.sentences().empty()) {
+      Say("Everything fits as requested: the weights stay in HBM, and the optimizer's state in the host's memory.");
+    }
     return std::move(out_);
   }
 
@@ -139,8 +140,7 @@ class Recommender {
       Say(absl::StrCat(over, most == 1 ? absl::StrCat(" ", q_.machine.name, " comes alone; take another machine.")
                                        : absl::StrCat(" No number of ranks up to ", most, " holds it.")));
     } else {
-      Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks,
-                       ". What follows is of each of them."));
+      Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks, "."));
       return GoOnWith(*ranks);
     }
     return absl::OkStatus();
@@ -177,7 +177,7 @@ class Recommender {
   absl::Status CheckGpu() {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
-    Say(absl::StrCat("HBM lacks ",
+    Say(absl::StrCat(q_.ranks == 1 ? "HBM lacks " : "Each rank's HBM lacks ",
                      GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) -
                          static_cast<double>(q_.gpu_bytes())),
                      " for this."));
