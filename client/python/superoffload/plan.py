@@ -90,7 +90,7 @@ def _first(config: Any, names: tuple[str, ...]) -> int:
     return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
-def _heads(config: Any) -> dict[str, int]:
+def _heads(config: Any) -> dict[str, Any]:
     """The shape of attention, in the fields of Architecture."""
     heads = config.num_attention_heads
     rank = getattr(config, "kv_lora_rank", None)
@@ -113,7 +113,7 @@ def _heads(config: Any) -> dict[str, int]:
     }
 
 
-def _windows(config: Any) -> dict[str, int]:
+def _windows(config: Any) -> dict[str, Any]:
     """The window of attention, and the number of layers that have it: all, where a configuration has no layer_types."""
     known = inspect.signature(type(config).__init__).parameters  # others a configuration may have, and no model reads
     window = (getattr(config, "sliding_window", None) or 0) if "sliding_window" in known else 0
