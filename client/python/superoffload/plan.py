@@ -236,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
             kind = {"type": float}
         elif field.cpp_type == field.CPPTYPE_STRING:
             kind = {"type": str}
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, **kind)
+        parser.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")), dest=name, **kind)
     return parser
 
 
