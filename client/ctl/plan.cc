@@ -36,7 +36,8 @@ MachineDescription of plan.proto as protobuf text; its name has a "/" or ends wi
                      is simulated, as of what does not fit, no file is written
 
 Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request is wrong; 3 when the
-answer is that it does not fit, in HBM or in the daemon's budget. All other flags are fields of PlanRequest in plan.proto, which describes them:
+answer is that it does not fit, in HBM or in the daemon's budget. All other flags are fields of PlanRequest in plan.proto,
+which describes them:
 
 )";
 

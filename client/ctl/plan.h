@@ -5,7 +5,8 @@
 namespace superoffload::ctl {
 
 // With the words after "plan". Asks the installed superoffloadd, or $SUPEROFFLOAD_DAEMON, and starts no daemon. Returns
-// an exit status: 1 when it cannot be asked or has no step to draw, 2 when the command line, a file or the request is wrong.
+// an exit status: 1 when it cannot be asked or has no step to draw, 2 when the command line, a file or the request is
+// wrong, 3 when what is planned does not fit.
 int RunPlan(int argc, char** argv);
 
 }  // namespace superoffload::ctl

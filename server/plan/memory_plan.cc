@@ -77,7 +77,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
     if (!layout.ok()) return layout.status();
     RankMemory& memory = plan.ranks.emplace_back();
-    memory.gpu = GpuMemoryOf(question, *layout);
+    memory.gpu = simulator::GpuMemory(question.model, *layout, question.pass, question.gpu_use(), gpu_bytes);
     memory.host = HostMemory(spec, *layout);
     plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= gpu_bytes;
     plan.host_fits = plan.host_fits && TotalBytes(memory.host) <= HostBudgetBytes(question.machine);

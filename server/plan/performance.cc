@@ -36,9 +36,10 @@ simulator::Workload WorkloadOf(const Question& question) {
   return workload;
 }
 
-// As fast as what was measured, which is of one rank. INVALID_ARGUMENT: faster than the GPU's peak.
-absl::Status ScaleToMeasured(const Question& question, simulator::Workload& workload, v1::PlanResponse& response) {
-  if (question.measured_tokens_per_second == 0) return absl::OkStatus();
+// Makes it as fast as what was measured, which is of one rank; returns the factor, 1 where nothing was. INVALID_ARGUMENT:
+// faster than the GPU's peak.
+absl::StatusOr<double> ScaleToMeasured(const Question& question, simulator::Workload& workload) {
+  if (question.measured_tokens_per_second == 0) return 1.0;
   const double seconds = workload.tokens_per_step() / question.measured_tokens_per_second;
   const double most = workload.tokens_per_step() * question.machine.gpu.peak_flops / workload.flops_per_step;
   if (question.measured_tokens_per_second > most) {
@@ -52,11 +53,7 @@ absl::Status ScaleToMeasured(const Question& question, simulator::Workload& work
     unit.forward *= factor;
     unit.backward *= factor;
   }
-  response.add_assumptions(absl::StrFormat(
-      "The GPU computes for %.3g times as long as its numbers above say, so that a pass without an optimizer has the "
-      "measured %.6g tokens per second.",
-      factor, question.measured_tokens_per_second));
-  return absl::OkStatus();
+  return factor;
 }
 
 uint64_t PassesOf(const Question& question) {
@@ -202,8 +199,7 @@ absl::Status AddAlternatives(const Question& question, const simulator::RunOptio
                              v1::PlanResponse& response) {
   const auto add = [&](const std::string& with, Question changed) -> absl::Status {
     simulator::Workload workload = WorkloadOf(changed);
-    v1::PlanResponse unused;
-    if (absl::Status status = ScaleToMeasured(changed, workload, unused); !status.ok()) return status;
+    if (absl::Status status = ScaleToMeasured(changed, workload).status(); !status.ok()) return status;
     response.add_assumptions(
         absl::StrCat("With ", with, " a step takes: ", StepTimes(changed, workload, options), "."));
     return absl::OkStatus();
@@ -238,14 +234,22 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
     return absl::OkStatus();
   }
   simulator::Workload workload = WorkloadOf(question);
-  if (absl::Status status = ScaleToMeasured(question, workload, response); !status.ok()) return status;
+  const absl::StatusOr<double> factor = ScaleToMeasured(question, workload);
+  if (!factor.ok()) return factor.status();
+  if (question.measured_tokens_per_second > 0) {
+    response.add_assumptions(absl::StrFormat(
+        "The GPU computes for %.3g times as long as its numbers above say, so that a pass without an optimizer has the "
+        "measured %.6g tokens per second.",
+        *factor, question.measured_tokens_per_second));
+  }
   const simulator::RunOptions options{.clip_rate = question.clip_rate,
                                       .skip_rate = question.skip_rate,
                                       .timeline = question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED};
   const simulator::Outcome outcome = SimulateOurs(question, workload, options);
   Append("superoffloadd", outcome, response);
   SetTimeline(question, outcome, response);
-  if (!question.quick && PassesOf(question) <= kMostSearchedPasses) {
+  const bool searches = !question.quick && PassesOf(question) <= kMostSearchedPasses;
+  if (searches) {
     RecommendBuckets(question, workload, options, outcome.step_seconds, *response.mutable_recommendation());
   }
   for (const std::string& name : question.schedules) {
@@ -256,7 +260,7 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
         "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers: compare schedules where more "
         "is.");
   }
-  if (question.quick || PassesOf(question) > kMostSearchedPasses) return absl::OkStatus();
+  if (!searches) return absl::OkStatus();
   return AddAlternatives(question, {options.clip_rate, options.skip_rate}, response);
 }
 

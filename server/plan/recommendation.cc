@@ -64,14 +64,17 @@ absl::StatusOr<bool> ShareFits(const Question& question, bool gpu) {
 // The fewest from 2 on, on which the host's memory suffices, and the GPU's if `gpu`; 0: no number does. Of more ranks
 // each has less.
 absl::StatusOr<uint32_t> RanksThatFit(Question question, bool gpu) {
-  uint32_t too_few = 1, enough = 0;
-  for (uint32_t most = MostRanks(question.machine); most > too_few;) {
-    question.ranks = enough == 0 ? most : too_few + (enough - too_few) / 2;
+  uint32_t too_few = 1, enough = MostRanks(question.machine);
+  if (enough == too_few) return 0;
+  question.ranks = enough;
+  const absl::StatusOr<bool> most_fit = ShareFits(question, gpu);
+  if (!most_fit.ok()) return most_fit.status();
+  if (!*most_fit) return 0;
+  while (enough - too_few > 1) {
+    question.ranks = too_few + (enough - too_few) / 2;
     const absl::StatusOr<bool> fits = ShareFits(question, gpu);
     if (!fits.ok()) return fits.status();
-    if (enough == 0 && !*fits) return 0;
     (*fits ? enough : too_few) = question.ranks;
-    if (enough - too_few == 1) break;
   }
   return enough;
 }

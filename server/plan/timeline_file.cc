@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -49,7 +50,7 @@ constexpr Kind kKinds[] = {
 };
 
 const Kind& KindOf(const Span& span) {
-  const std::string word = span.name.substr(0, span.name.find(' '));
+  const std::string_view word = std::string_view(span.name).substr(0, span.name.find(' '));
   for (const Kind& kind : kKinds) {
     if (kind.lane == span.lane && (word == kind.word || *kind.word == '\0')) return kind;
   }
@@ -168,11 +169,9 @@ class Picture {
   }
 
   std::string Draw() && {
-    for (const Kind& kind : kKinds) {
-      if (*kind.meaning != '\0' && IsDrawn(kind)) legend_.push_back(&kind);
-    }
+    const std::vector<const Kind*> kinds = Legend();
     const double legend = bottom_ + 56;
-    const size_t lines = (legend_.size() + kLegendColumns - 1) / kLegendColumns;
+    const size_t lines = (kinds.size() + kLegendColumns - 1) / kLegendColumns;
     const double width = kLeft + kWidth + kRight, height = legend + kLegendLine * static_cast<double>(lines) + 4;
     absl::StrAppendFormat(&svg_,
                           "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
@@ -184,13 +183,13 @@ class Picture {
     DrawAxis();
     for (const Placed& placed : rows_.spans) Bar(placed);
     DrawLaneTitles();
-    for (size_t i = 0; i < legend_.size(); ++i) {
+    for (size_t i = 0; i < kinds.size(); ++i) {
       const double x = kLeft + kLegendColumn * static_cast<double>(i % kLegendColumns);
       const double y = legend + kLegendLine * static_cast<double>(i / kLegendColumns);
       absl::StrAppendFormat(&svg_,
                             "<rect class=\"legend\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>",
-                            x, y - 11, legend_[i]->colour);
-      Text(x + 18, y, legend_[i]->meaning, "");
+                            x, y - 11, kinds[i]->colour);
+      Text(x + 18, y, kinds[i]->meaning, "");
     }
     return std::move(svg_) + "</svg>\n";
   }
@@ -201,10 +200,15 @@ class Picture {
     const double rows = static_cast<double>(rows_.rows_of_lane[lane]);
     return rows == 0 ? 0 : std::clamp(3 * rows, 34.0, 260.0);
   }
-  bool IsDrawn(const Kind& kind) const {
-    return std::any_of(rows_.spans.begin(), rows_.spans.end(), [&](const Placed& placed) {
-      return std::string_view(KindOf(*placed.span).colour) == kind.colour && placed.span->lane == kind.lane;
-    });
+  // What has a meaning and is drawn; kinds of a lane with one colour have one entry.
+  std::vector<const Kind*> Legend() const {
+    std::set<std::pair<Lane, std::string_view>> drawn;
+    for (const Placed& placed : rows_.spans) drawn.emplace(placed.span->lane, KindOf(*placed.span).colour);
+    std::vector<const Kind*> legend;
+    for (const Kind& kind : kKinds) {
+      if (*kind.meaning != '\0' && drawn.contains({kind.lane, kind.colour})) legend.push_back(&kind);
+    }
+    return legend;
   }
   double X(double seconds) const { return kLeft + seconds / axis_.end * kWidth; }
 
@@ -265,7 +269,6 @@ class Picture {
   const std::string title_;
   std::vector<double> tops_, heights_;  // by lane; no height: it is not shown
   double bottom_ = 0;
-  std::vector<const Kind*> legend_;
   std::string svg_;
 };
 

@@ -71,6 +71,16 @@ std::vector<Source> CommonSources() {
   };
 }
 
+GpuModel KnownGpu(double peak_flops, double memory_bytes, double memory_bandwidth) {
+  return {.peak_flops = peak_flops,
+          .matmul_efficiency = 0.72,
+          .attention_efficiency = 0.45,
+          .memory_bytes = memory_bytes,
+          .memory_bandwidth = memory_bandwidth,
+          .block_traffic = 80,
+          .block_overhead = 50e-6};
+}
+
 NetworkModel KnownNetwork(uint32_t node_ranks, double node_bandwidth, double adapter_gigabits) {
   return {.node_ranks = node_ranks,
           .node_bandwidth = node_bandwidth,

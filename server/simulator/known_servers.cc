@@ -15,22 +15,19 @@ LinkCurve Link(double bytes_per_second, double seconds_each) {
   return curve;
 }
 
-constexpr PassCosts kAvx512Passes{.absorb = 0.43e-9, .publish = 0.43e-9, .publish_masters = 0.05e-9};
+// PCIe 5 x16.
+LinkCurve Pcie5() { return Link(52 * kGiga, 5e-6); }
 
-GpuModel Gpu(double peak_flops, double memory_bytes, double memory_bandwidth) {
-  return {.peak_flops = peak_flops, .matmul_efficiency = 0.72, .attention_efficiency = 0.45,
-          .memory_bytes = memory_bytes, .memory_bandwidth = memory_bandwidth, .block_traffic = 80,
-          .block_overhead = 50e-6};
-}
+constexpr PassCosts kAvx512Passes{.absorb = 0.43e-9, .publish = 0.43e-9, .publish_masters = 0.05e-9};
 
 // An eighth of a DGX with eight cards.
 Machine Sxm(std::string name, double hbm_bytes, double hbm_bandwidth) {
   return {.name = std::move(name),
-          .gpu = Gpu(989 * kTera, hbm_bytes, hbm_bandwidth),
+          .gpu = KnownGpu(989 * kTera, hbm_bytes, hbm_bandwidth),
           .host = {.memory_bytes = 256 * kGiB, .cores = 14, .bandwidth = 61 * kGiga, .core_bandwidth = 28 * kGiga},
           .passes = kAvx512Passes,
-          .h2d = Link(52 * kGiga, 5e-6),
-          .d2h = Link(52 * kGiga, 5e-6),
+          .h2d = Pcie5(),
+          .d2h = Pcie5(),
           .network = KnownNetwork(8, 340 * kGiga, 400),
           .trainer_cores = 1};
 }
@@ -92,7 +89,7 @@ NetworkModel AtMost(uint32_t ranks, NetworkModel network) {
 
 KnownMachine Laptop() {
   Machine machine{.name = "laptop",
-                  .gpu = Gpu(100 * kTera, 16 * kGiga, 490 * kGiga),
+                  .gpu = KnownGpu(100 * kTera, 16 * kGiga, 490 * kGiga),
                   .host = {.memory_bytes = 64 * kGiB, .cores = 8, .bandwidth = 70 * kGiga,
                            .core_bandwidth = 35 * kGiga},
                   .passes = {.absorb = 0.86e-9, .publish = 0.86e-9, .publish_masters = 0.1e-9},
@@ -120,12 +117,12 @@ KnownMachine Laptop() {
 
 KnownMachine Rtx5090() {
   Machine machine{.name = "rtx-5090",
-                  .gpu = Gpu(209.5 * kTera, 31.36 * kGiB, 0.85 * 1792 * kGiga),
+                  .gpu = KnownGpu(209.5 * kTera, 31.36 * kGiB, 0.85 * 1792 * kGiga),
                   .host = {.memory_bytes = 128 * kGiB, .cores = 16, .bandwidth = 70 * kGiga,
                            .core_bandwidth = 35 * kGiga},
                   .passes = kAvx512Passes,
-                  .h2d = Link(52 * kGiga, 5e-6),
-                  .d2h = Link(52 * kGiga, 5e-6),
+                  .h2d = Pcie5(),
+                  .d2h = Pcie5(),
                   .network = AtMost(1, KnownNetwork(1, 2.5 * kGiga / 8, 2.5)),
                   .trainer_cores = 1};
   return {machine,
@@ -149,10 +146,10 @@ KnownMachine DgxSpark() {
   constexpr double kBandwidth = 0.85 * 273 * kGiga;
   Machine machine{.name = "dgx-spark",
                   .one_memory = true,
-                  .gpu = Gpu(62.5 * kTera, 119.68 * kGiB, kBandwidth),
+                  .gpu = KnownGpu(62.5 * kTera, 119.68 * kGiB, kBandwidth),
                   .host = {.memory_bytes = 119.68 * kGiB, .cores = 20, .bandwidth = kBandwidth,
                            .core_bandwidth = 22 * kGiga},
-                  .passes = {.absorb = 2.45 / 3.1e9, .publish = 2.25 / 3.1e9, .publish_masters = 0.3 / 3.1e9},
+                  .passes = kGracePasses,
                   .h2d = Link(kBandwidth / 2, 5e-6),
                   .d2h = Link(kBandwidth / 2, 5e-6),
                   .network = AtMost(2, KnownNetwork(1, 100 * kGiga / 8, 100)),
@@ -186,12 +183,12 @@ KnownMachine DgxSpark() {
 
 std::vector<KnownMachine> KnownServersAndDesktops() {
   Machine pcie{.name = "h100-pcie",
-               .gpu = Gpu(756 * kTera, 79.1 * kGiB, 1.7 * kTera),
+               .gpu = KnownGpu(756 * kTera, 79.1 * kGiB, 1.7 * kTera),
                .host = {.memory_bytes = 512 * kGiB, .cores = 32, .bandwidth = 245 * kGiga,
                         .core_bandwidth = 28 * kGiga},
                .passes = kAvx512Passes,
-               .h2d = Link(52 * kGiga, 5e-6),
-               .d2h = Link(52 * kGiga, 5e-6),
+               .h2d = Pcie5(),
+               .d2h = Pcie5(),
                .network = KnownNetwork(8, 40 * kGiga, 100),
                .trainer_cores = 3};
   return {

@@ -6,11 +6,6 @@
 namespace superoffload::simulator {
 namespace {
 
-// Neoverse V2: a pipeline model of the kernels gives 2.45 cycles per element for one update and 4.7 for two.
-constexpr double kGraceHertz = 3.1e9;
-constexpr PassCosts kGracePasses{.absorb = 2.45 / kGraceHertz, .publish = 2.25 / kGraceHertz,
-                                 .publish_masters = 0.3 / kGraceHertz};
-
 // Of the part with 480 GB. 348 is the most of NVIDIA's reference results for STREAM.
 constexpr double kGraceBandwidth = 348 * kGiga;
 constexpr double kGraceLeast = 288 * kGiga, kGraceMost = 368 * kGiga;
@@ -32,9 +27,7 @@ LinkCurve PaperD2H() {
 
 Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, uint32_t node_ranks) {
   return {.name = std::move(name),
-          .gpu = {.peak_flops = 990 * kTera, .matmul_efficiency = 0.72, .attention_efficiency = 0.45,
-                  .memory_bytes = hbm_bytes, .memory_bandwidth = hbm_bandwidth, .block_traffic = 80,
-                  .block_overhead = 50e-6},
+          .gpu = KnownGpu(990 * kTera, hbm_bytes, hbm_bandwidth),
           .host = {.memory_bytes = 478.6 * kGiB, .cores = 72, .bandwidth = kGraceBandwidth,
                    .core_bandwidth = 22 * kGiga},
           .passes = kGracePasses,
@@ -47,9 +40,7 @@ Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, uint32_t
 // Half a Grace for each of two GPUs.
 Machine Blackwell(std::string name, double hbm_bytes) {
   return {.name = std::move(name),
-          .gpu = {.peak_flops = 2500 * kTera, .matmul_efficiency = 0.72, .attention_efficiency = 0.45,
-                  .memory_bytes = hbm_bytes, .memory_bandwidth = 6.8 * kTera, .block_traffic = 80,
-                  .block_overhead = 50e-6},
+          .gpu = KnownGpu(2500 * kTera, hbm_bytes, 6.8 * kTera),
           .host = {.memory_bytes = 478.6 / 2 * kGiB, .cores = 36, .bandwidth = kGraceBandwidth / 2,
                    .core_bandwidth = 22 * kGiga},
           .passes = kGracePasses,

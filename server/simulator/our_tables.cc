@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -51,41 +53,45 @@ Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, u
   return workload;
 }
 
-}  // namespace
-
-std::vector<OurRow> SimulateOurs(bool papers_trainer) {
+Machine Gh200() {
   absl::StatusOr<Machine> machine = FindMachine("gh200-96-480");
   SUPEROFFLOAD_CHECK(machine.ok());
-  if (papers_trainer) machine->gpu = WithPapersTrainer(machine->gpu);
+  return *std::move(machine);
+}
+
+std::vector<OurRow> SimulateSteps(const Machine& machine, std::span<const Ending> endings) {
   const std::unique_ptr<Schedule> slowest = MakePublishedSuperOffload();
-  const std::unique_ptr<Schedule> fastest = MakePublishedSuperOffload({}, FastestCosts(machine->host.bandwidth));
+  const std::unique_ptr<Schedule> fastest = MakePublishedSuperOffload({}, FastestCosts(machine.host.bandwidth));
   std::vector<OurRow> rows;
   for (const std::string_view name : kModels) {
     const absl::StatusOr<Model> model = FindModel(name);
     SUPEROFFLOAD_CHECK(model.ok());
     for (const uint64_t tokens : kTokens) {
-      const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
-      for (const Ending& ending : kEndings) {
-        rows.push_back({name, tokens, ending.name, Ours({}).Run(*machine, workload, ending.options),
-                        fastest->Run(*machine, workload, ending.options),
-                        slowest->Run(*machine, workload, ending.options)});
+      const Workload workload = MakeStep(machine, *model, tokens, kSequence, 1);
+      for (const Ending& ending : endings) {
+        rows.push_back({name, tokens, ending.name, Ours({}).Run(machine, workload, ending.options),
+                        fastest->Run(machine, workload, ending.options),
+                        slowest->Run(machine, workload, ending.options)});
       }
     }
   }
   return rows;
 }
 
+}  // namespace
+
+std::vector<OurRow> SimulateOurs() { return SimulateSteps(Gh200(), kEndings); }
+
 std::vector<RanksRow> SimulateRanks() {
-  const absl::StatusOr<Machine> machine = FindMachine("gh200-96-480");
-  SUPEROFFLOAD_CHECK(machine.ok());
+  const Machine machine = Gh200();
   std::vector<RanksRow> rows;
   for (const RunOfModel& run : kRuns) {
     const absl::StatusOr<Model> model = FindModel(run.model);
     SUPEROFFLOAD_CHECK(model.ok());
     for (const uint64_t tokens : {8192, 32768}) {
-      const Workload workload = MakeStep(*machine, *model, tokens, 4096, run.ranks);
+      const Workload workload = MakeStep(machine, *model, tokens, 4096, run.ranks);
       for (const Ending& ending : {kEndings[0], kEndings[2]}) {
-        rows.push_back({run.model, run.ranks, tokens, ending.name, Ours({}).Run(*machine, workload, ending.options)});
+        rows.push_back({run.model, run.ranks, tokens, ending.name, Ours({}).Run(machine, workload, ending.options)});
       }
     }
   }
@@ -153,25 +159,25 @@ std::string OurTables() {
   for (const Exposed& part : causes) sum += part.seconds;
   for (const Exposed& part : causes) absl::StrAppendFormat(&text, "| %s | %.0f %% |\n", part.cause, 100 * part.seconds / sum);
   absl::StrAppend(&text, "\nWith the GPU numbers of the paper's own trainer, steps that commit:\n\n");
-  std::vector<OurRow> committed = SimulateOurs(/*papers_trainer=*/true);
-  std::erase_if(committed, [](const OurRow& row) { return row.steps != kEndings[0].name; });
-  return text + StepsTable(committed);
+  Machine papers = Gh200();
+  papers.gpu = WithPapersTrainer(papers.gpu);
+  return text + StepsTable(SimulateSteps(papers, {kEndings, 1}));
 }
 
 std::string ResidentsTable() {
-  const absl::StatusOr<Machine> machine = FindMachine("gh200-96-480");
+  const Machine machine = Gh200();
   const absl::StatusOr<Model> model = FindModel("llama-8b");
-  SUPEROFFLOAD_CHECK(machine.ok() && model.ok());
+  SUPEROFFLOAD_CHECK(model.ok());
   std::string text =
       "| tokens | steps | none | the last 8 | 16 | 32 | 64 |\n| --- | --- | --- | --- | --- | --- | --- |\n";
   for (const uint64_t tokens : kTokens) {
-    const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
+    const Workload workload = MakeStep(machine, *model, tokens, kSequence, 1);
     for (const Ending& ending : {kEndings[0], kEndings[2]}) {
       absl::StrAppendFormat(&text, "| %d | %s |", tokens, ending.name);
       double none = 0;
       for (const uint32_t residents : {0, 8, 16, 32, 64}) {
         const double seconds =
-            Ours({.resident_buckets = residents}).Run(*machine, workload, ending.options).step_seconds;
+            Ours({.resident_buckets = residents}).Run(machine, workload, ending.options).step_seconds;
         if (residents == 0) none = seconds;
         absl::StrAppendFormat(&text, " %.1f", 1e3 * seconds);
         if (residents > 0) absl::StrAppendFormat(&text, " (%+.1f %%)", 100 * (seconds / none - 1));

@@ -20,9 +20,8 @@ struct OurRow {
   Outcome fastest, slowest;
 };
 
-// On gh200-96-480, sequences of 2048 tokens, activations computed again, the largest micro-batch that fits. With
-// `papers_trainer` the GPU's numbers are those that the paper's rows of training were fitted with, not the optimistic.
-std::vector<OurRow> SimulateOurs(bool papers_trainer = false);
+// On gh200-96-480, sequences of 2048 tokens, activations computed again, the largest micro-batch that fits.
+std::vector<OurRow> SimulateOurs();
 
 // What the rows have waited for, the largest first.
 std::vector<Exposed> RankCauses(const std::vector<OurRow>& rows);

@@ -63,13 +63,17 @@ std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& ste
   return parts;
 }
 
-// Per step.
-std::vector<Exposed> ExposedOf(const std::vector<Span>& parts, size_t steps) {
+std::vector<Exposed> ExposedOf(const std::map<std::string, double>& seconds_by_cause) {
+  std::vector<Exposed> exposed;
+  for (const auto& [cause, seconds] : seconds_by_cause) exposed.push_back({cause, seconds});
+  return exposed;
+}
+
+std::vector<Exposed> PerStep(const std::vector<Span>& parts, size_t steps) {
   std::map<std::string, double> seconds;
   for (const Span& part : parts) seconds[part.name] += part.end - part.begin;
-  std::vector<Exposed> exposed;
-  for (const auto& [cause, sum] : seconds) exposed.push_back({cause, sum / static_cast<double>(steps)});
-  return exposed;
+  for (auto& [cause, sum] : seconds) sum /= static_cast<double>(steps);
+  return ExposedOf(seconds);
 }
 
 std::string StepName(const std::vector<StepTimes>& steps, size_t index) {
@@ -113,7 +117,7 @@ Outcome Ours::RunTenths(const Machine& machine, const Workload& workload, const 
     for (Span& part : CausesOf(stall, steps)) exposed.push_back(std::move(part));
   }
   Outcome outcome =
-      MakeOutcome(machine, workload, (to - from) / static_cast<double>(measured), ExposedOf(exposed, measured));
+      MakeOutcome(machine, workload, (to - from) / static_cast<double>(measured), PerStep(exposed, measured));
   if (options.timeline) outcome.timeline = LastTwoSteps(training, exposed);
   return outcome;
 }
@@ -138,9 +142,7 @@ Outcome Ours::Run(const Machine& machine, const Workload& workload, const RunOpt
   add(1 - clip_part - skip_part, base);
   if (clip_part >= 1e-6) add(clip_part, at(clip + 1, skip, false));
   if (skip_part >= 1e-6) add(skip_part, at(clip, skip + 1, false));
-  std::vector<Exposed> exposed;
-  for (const auto& [cause, sum] : seconds) exposed.push_back({cause, sum});
-  Outcome outcome = MakeOutcome(machine, workload, step_seconds, std::move(exposed));
+  Outcome outcome = MakeOutcome(machine, workload, step_seconds, ExposedOf(seconds));
   outcome.timeline = std::move(base.timeline);
   return outcome;
 }

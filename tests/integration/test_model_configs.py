@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.model_configs import LATENT
 
 from superoffload import plan
 from superoffload.v1 import plan_pb2
@@ -30,22 +31,7 @@ FALCON = {"model_type": "falcon", **SMALL}
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 QWEN_MOE = {"model_type": "qwen3_moe", **SMALL, **ROUTED, "num_experts": 4}
 GPT_OSS = {"model_type": "gpt_oss", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
-DEEPSEEK = {
-    "model_type": "deepseek_v3",
-    **SMALL,
-    **ROUTED,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-}
+DEEPSEEK = {**SMALL, **LATENT, "n_group": 2, "topk_group": 1}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 # Small, with each switch that changes what a model is made of.

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 import torch
 import transformers
+from tests.support.model_configs import LATENT
 
 from superoffload import plan
 from superoffload.v1 import plan_pb2
@@ -16,20 +17,6 @@ SMALL = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
     "vocab_size": 100,
-}
-LATENT = {
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
 }
 
 
