@@ -7,7 +7,6 @@
 #include "client/src/c_border.h"
 #include "client/src/memory_passes.h"
 #include "superoffload/superoffload_gpu.h"
-#include "superoffload/superoffload_xla.h"
 
 namespace {
 
@@ -35,18 +34,22 @@ size_t superoffload_size_of(const char* name) {
   const std::string_view wanted = name == nullptr ? "" : name;
 #define SUPEROFFLOAD_IF_WANTED(type) \
   if (wanted == #type) return sizeof(type)
+  SUPEROFFLOAD_IF_WANTED(superoffload_answer);
   SUPEROFFLOAD_IF_WANTED(superoffload_bucket);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_report);
+  SUPEROFFLOAD_IF_WANTED(superoffload_open_step_state);
+  SUPEROFFLOAD_IF_WANTED(superoffload_parameter);
+  SUPEROFFLOAD_IF_WANTED(superoffload_piece);
   SUPEROFFLOAD_IF_WANTED(superoffload_range);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_decision);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_report);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_terms);
+  SUPEROFFLOAD_IF_WANTED(superoffload_source);
+  SUPEROFFLOAD_IF_WANTED(superoffload_step_end);
   SUPEROFFLOAD_IF_WANTED(superoffload_tensor);
+  SUPEROFFLOAD_IF_WANTED(superoffload_trainer_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_verdict);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_open_step);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_options);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_parameter);
 #undef SUPEROFFLOAD_IF_WANTED
   return 0;
 }

@@ -36,18 +36,6 @@ enum superoffload_mover {
   SUPEROFFLOAD_MOVER_DIRECT = 3   /* this process; its packing kernel stores straight into the daemon's host memory */
 };
 
-/* As Layout.buckets and Optimizer of the attach response have it. */
-typedef struct superoffload_bucket {
-  uint64_t elements;
-  uint64_t parameters_offset;
-  uint64_t gradient_offsets[2];
-  uint64_t state_offset;
-  uint32_t dtype; /* DataType of optimizer.proto */
-  uint32_t gradient_dtype;
-  uint32_t group;
-  uint32_t reserved;
-} superoffload_bucket;
-
 /* GPU memory for an attachment, reserved before it is used (superoffload_gpu_reserve). */
 typedef struct superoffload_gpu_memory superoffload_gpu_memory;
 

@@ -26,7 +26,7 @@
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/status.h"
-#include "client/src/step_progress.h"
+#include "client/src/core/step_progress.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload_gpu.h"
 

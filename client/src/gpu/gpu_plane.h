@@ -23,9 +23,9 @@
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gpu_moves.h"
 #include "client/src/gpu/pack_stream.h"
-#include "client/src/memory_plane.h"
+#include "client/src/core/memory_plane.h"
 #include "client/src/status.h"
-#include "client/src/step_plane.h"
+#include "client/src/core/step_plane.h"
 #include "kernels/gpu/mover.h"
 #include "kernels/gpu/shared_gpu_memory.h"
 #include "superoffload/superoffload_gpu.h"
@@ -79,6 +79,8 @@ class GpuPlane final : public MemoryPlane {
   Status Submit(const superoffload_ring_entry& entry) override;
   Status WaitUntil(const Deadline& deadline, const Condition& done) override;
   bool runs_ahead() const override { return !ended(); }
+  std::unique_ptr<GradientMover> MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                   size_t threads) override;
   GpuPlane* gpu() override { return this; }
 
  private:

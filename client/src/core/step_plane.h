@@ -2,8 +2,8 @@
 //
 // Submitting and waiting touch different members, so that one thread may do each. How submissions travel and who takes
 // completions is the memory plane's (memory_plane.h).
-#ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
-#define SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 #include "client/src/descriptor_connection.h"
 #include "client/src/mapping.h"
-#include "client/src/memory_plane.h"
-#include "client/src/step_progress.h"
-#include "client/src/step_rings.h"
+#include "client/src/core/memory_plane.h"
+#include "client/src/core/step_progress.h"
+#include "client/src/core/step_rings.h"
 #include "superoffload/superoffload.h"
 
 namespace superoffload::client {
@@ -123,4 +123,4 @@ Status StepPlane::SubmitGradient(uint32_t bucket, Submission submit) {
 
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_

@@ -1,4 +1,4 @@
-#include "client/src/step_plane.h"
+#include "client/src/core/step_plane.h"
 
 #include <algorithm>
 #include <cmath>
