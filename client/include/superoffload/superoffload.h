@@ -220,7 +220,8 @@ enum superoffload_resumed {
 };
 
 /* What is submitted goes to this attachment from now on; after superoffload_gpu_attach, where it has a GPU. `next_slot`
- * is of its attach response, `committed_steps` of the optimizer in it. `resumes` 0: an open step is dropped.
+ * is of its attach response, `committed_steps` of the optimizer in it. `resumes` 0: an open step is dropped, and
+ * hyper-parameters are those that the optimizer has.
  * NULL: nothing is submitted, and an open step stays noted; before the detach, or superoffload_gpu_end, of what was used.
  */
 SUPEROFFLOAD_API int superoffload_use_attachment(int64_t trainer, superoffload_attachment* attachment,
@@ -323,7 +324,7 @@ SUPEROFFLOAD_API int superoffload_wait(int64_t trainer, uint32_t awaited, int64_
 
 typedef struct superoffload_open_step_state {
   uint32_t begun;    /* a step is open */
-  uint32_t prepared; /* it is prepared, or is to be, and other ranks may have committed it */
+  uint32_t prepared; /* it was asked to be, or was ended as one that is: other ranks may have committed it */
   uint32_t ended;    /* its verdict is to come */
   uint32_t gone;     /* the daemon is */
   uint32_t lost;     /* a whole step of XLA's was cut off by the daemon's death, and nothing was attached since */

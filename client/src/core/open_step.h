@@ -58,6 +58,10 @@ class OpenStep {
   std::optional<double> begun;
   // How it has been asked to end; a prepared step is ended later.
   std::optional<StepEnd> end;
+  // Other ranks may have committed it.
+  bool undecided() const {
+    return end && (end->kind == StepEnd::Kind::kPrepare || end->kind == StepEnd::Kind::kEndPrepared);
+  }
   bool ended() const { return end && end->kind != StepEnd::Kind::kPrepare; }
 
  private:

@@ -61,6 +61,9 @@ Status Trainer::Use(StepPlane* plane, uint32_t next_slot, uint64_t committed_ste
   plane_ = plane;
   gone_ = lost_ = false;
   for (std::vector<double>& sent : sent_) sent.clear();
+  if (!resumes) {
+    for (std::vector<double>& scalars : scalars_) scalars.clear();  // the optimizer may be another moment's
+  }
   const uint32_t former_slot = std::exchange(slot_, next_slot % 2);
   const bool committed = std::exchange(committed_steps_, committed_steps) < committed_steps;
   *resumed = step_.begun && resumes ? WhatBecomes(committed, former_slot) : Resumed::kNothing;
@@ -238,10 +241,11 @@ Status Trainer::MeasureNorm(double gradient_scale) {
 Status Trainer::End(const StepEnd& end) {
   const std::lock_guard lock(mutex_);
   if (Status status = CheckUsed(); !status.ok()) return status;
+  const bool abandons = end.kind == StepEnd::Kind::kAbandon;
   if (!step_.begun || step_.ended()) {
+    if (abandons && !step_.begun) fault_ = {};  // of pieces that were refused
     return Error(Code::kFailedPrecondition, "no step is open that could be ended; hand over gradients first");
   }
-  const bool abandons = end.kind == StepEnd::Kind::kAbandon;
   if (step_.end && (abandons || end.kind != StepEnd::Kind::kEndPrepared)) {
     return Error(Code::kFailedPrecondition, "the step is prepared, and ends with the total of all ranks only");
   }
@@ -338,7 +342,7 @@ Status Trainer::Fail(Status status) {
 void Trainer::Look(superoffload_open_step_state* step) const {
   const std::lock_guard lock(mutex_);
   *step = {.begun = step_.begun.has_value(),
-           .prepared = step_.end && step_.end->kind == StepEnd::Kind::kPrepare,
+           .prepared = step_.undecided(),
            .ended = step_.ended(),
            .gone = gone_,
            .lost = lost_,
