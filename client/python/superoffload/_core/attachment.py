@@ -68,7 +68,7 @@ class Attachment:
 
     _again = "compute the gradients of this step again"  # after a death that has lost them
 
-    def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest, threads: int) -> None:
+    def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest, threads: int = 1) -> None:
         self._connection = connection
         self._threads = threads
         self._owner_pid = os.getpid()

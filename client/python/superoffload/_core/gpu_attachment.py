@@ -124,7 +124,7 @@ class GpuAttachment(Attachment):
         self._again = again
         self._moved = Moved(0, 0, 0) if move_in is None else None
         self._tail = False  # of the last step: it may not be over
-        super().__init__(connection, request, threads=1)
+        super().__init__(connection, request)
 
     def _give_memory(self, sync: int, next_slot: int) -> None:
         self._leave()

@@ -209,6 +209,8 @@ class GpuSubmitter(Submitter):
         self._check_waited()
         self._check_gone = self._tombstones.begin_check()
         super().finish()
+        if self._sharding is None:  # the packing of all was launched
+            self._held.clear()
 
     def check_gone(self) -> None:
         self._check_gone()
