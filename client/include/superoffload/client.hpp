@@ -128,6 +128,9 @@ class Attachment {
   // committed before it died nobody knows the norm: it is NaN.
   absl::StatusOr<superoffload_verdict> WaitStep(absl::Duration timeout = absl::InfiniteDuration());
 
+  // Waits until Parameter<T>(index) of the step ended last is final.
+  absl::Status WaitParameter(size_t index);
+
   // Waits for the verdict on it; on a GPU parameters may still be on their way.
   absl::StatusOr<superoffload_verdict> WaitVerdict(absl::Duration timeout = absl::InfiniteDuration());
 

@@ -322,6 +322,9 @@ typedef struct superoffload_answer {
 SUPEROFFLOAD_API int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_milliseconds,
                                        superoffload_answer* answer);
 
+/* Waits until a parameter of the step that was ended last is final, in the host's memory. */
+SUPEROFFLOAD_API int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds);
+
 typedef struct superoffload_open_step_state {
   uint32_t begun;    /* a step is open */
   uint32_t prepared; /* it was asked to be, or was ended as one that is: other ranks may have committed it */

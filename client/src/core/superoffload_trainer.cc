@@ -172,6 +172,11 @@ int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_millise
   });
 }
 
+int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds) {
+  return WithTrainer(trainer,
+                     [&](Trainer& impl) { return impl.WaitParameter(parameter, DeadlineAfter(timeout_milliseconds)); });
+}
+
 int superoffload_look(int64_t trainer, superoffload_open_step_state* step) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (step == nullptr) return NullArgument();

@@ -313,6 +313,20 @@ Status Trainer::WaitStep(const Deadline& deadline, superoffload_verdict* verdict
   return status;
 }
 
+Status Trainer::WaitParameter(uint32_t parameter, const Deadline& deadline) {
+  if (parameter >= layout_.parameter_count()) {
+    return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ",
+                 layout_.parameter_count());
+  }
+  const ParameterPlace& place = layout_.parameter(parameter);
+  return Waiting([&](StepPlane& plane) -> Status {
+    for (uint32_t i = 0; i < place.bucket_count; ++i) {
+      if (Status status = plane.WaitParameters(place.first_bucket + i, deadline); !status.ok()) return status;
+    }
+    return {};
+  });
+}
+
 void Trainer::Over(const superoffload_verdict& verdict) {
   const std::lock_guard lock(mutex_);
   if (!step_.ended()) return;  // it was over before

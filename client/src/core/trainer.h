@@ -84,6 +84,9 @@ class Trainer {
   Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
   Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
 
+  // Waits until a parameter of the step that was ended last is final, in the host's memory.
+  Status WaitParameter(uint32_t parameter, const Deadline& deadline);
+
   // Begins a step, ends it and waits until it is over. After an error no step is open. Nothing that `step` names is used
   // afterwards, but by its stream.
   Status Step(const WholeStep& step, superoffload_verdict* verdict);

@@ -287,6 +287,15 @@ absl::StatusOr<superoffload_verdict> Attachment::WaitVerdict(absl::Duration time
   return WaitOver(SUPEROFFLOAD_AWAIT_VERDICT, timeout);
 }
 
+absl::Status Attachment::WaitParameter(size_t index) {
+  while (true) {
+    const absl::Status status = FromC(superoffload_wait_parameter(trainer_, static_cast<uint32_t>(index), -1));
+    if (status.ok()) return status;
+    bool committed = false;
+    if (absl::Status again = Recover(status, v1::SYNC_PULL, &committed); !again.ok() || committed) return again;
+  }
+}
+
 absl::Status Attachment::PushParameters() {
   return BetweenSteps([&] {
     return stream_->session().Ask(&Stub::PushParameters, Named<v1::PushParametersRequest>(optimizer_.name())).status();
