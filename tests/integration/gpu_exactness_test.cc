@@ -189,6 +189,7 @@ TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
 
 TEST_F(GpuTest, ADaemonThatIsKilledLeavesAHealthyTrainer) {
   ::setenv("FAKE_CUDA_DELAY", "400", 1);
+  ::setenv("SUPEROFFLOAD_RECONNECT_SECONDS", "0.1", 1);  // nobody comes
   for (const superoffload_mover mover :
        {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER, SUPEROFFLOAD_MOVER_DIRECT}) {
     SCOPED_TRACE(mover);

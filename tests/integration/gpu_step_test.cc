@@ -88,14 +88,13 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
 
   // Waits until the daemon has published speculative parameters of every bucket in host memory.
   void WaitSpeculated(const std::vector<std::byte>& before) const {
-    for (const v1::Bucket& bucket : layout().buckets()) {
-      const size_t bytes = bucket.elements() * 2;
-      const volatile std::byte* const last = host_.data() + bucket.parameters_offset() + bytes - 1;
+    for (int i = 0; i < parameters(); ++i) {
+      size_t bytes = 2;
+      for (const uint64_t extent : attachment_->optimizer().parameters(i).shape()) bytes *= extent;
+      const size_t end = layout().placements(i).parameters_offset() + bytes;
+      const volatile std::byte* const last = host_.data() + end - 1;
       const volatile std::byte* const low = last - 1;
-      while (*last == before[bucket.parameters_offset() + bytes - 1] &&
-             *low == before[bucket.parameters_offset() + bytes - 2]) {
-        std::this_thread::yield();
-      }
+      while (*last == before[end - 1] && *low == before[end - 2]) std::this_thread::yield();
     }
   }
 

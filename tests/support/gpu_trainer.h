@@ -183,7 +183,7 @@ class GpuTest : public ::testing::Test {
  protected:
   ~GpuTest() override {
     for (const char* name : {"FAKE_CUDA_FAIL", "FAKE_CUDA_DELAY", "FAKE_CUDA_MACHINE", "FAKE_CUDA_UUID", "FAKE_CUDA_OOM",
-                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE"}) {
+                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE", "SUPEROFFLOAD_RECONNECT_SECONDS"}) {
       ::unsetenv(name);
     }
   }

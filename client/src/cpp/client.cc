@@ -186,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptim
   v1::AttachOptimizerResponse response;
   absl::StatusOr<std::unique_ptr<AttachmentStream>> stream = AttachmentStream::Open(session(), request, &response);
   if (!stream.ok()) return stream.status();
-  std::unique_ptr<Attachment> attachment(new Attachment(this, std::move(*response.mutable_optimizer())));
+  std::unique_ptr<Attachment> attachment(new Attachment(this, response.optimizer()));
   if (absl::Status status = attachment->Begin(*std::move(stream), response); !status.ok()) return status;
   return attachment;
 }

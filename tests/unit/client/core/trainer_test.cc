@@ -309,7 +309,7 @@ TEST_F(TrainerTest, AStepThatIsNotResumedIsDropped) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
   Attached second;
   EXPECT_EQ(Use(second, 1, 3, /*resumes=*/false), SUPEROFFLOAD_RESUMED_NOTHING);
-  EXPECT_THAT(second.Submissions(), ElementsAre(Pair(SUPEROFFLOAD_SUBMIT_GROUP, 0)));
+  EXPECT_THAT(second.Submissions(), IsEmpty()) << "the optimizer may have been restored";
   EXPECT_EQ(HandOver(0, 0, 120), kOk);
 }
 
