@@ -7,12 +7,12 @@
  *   superoffload_connect                 -> token
  *   gRPC CreateOptimizer (once), AttachOptimizer (keep the stream) -> attachment_epoch, layout
  *   superoffload_attach                  -> mappings and rings
- *   per step: superoffload_begin_step, superoffload_gradient_ready..., superoffload_end_step, superoffload_wait_step
- *   superoffload_detach, superoffload_disconnect
+ *   superoffload_open_trainer (once), superoffload_use_attachment
+ *   per step: superoffload_hand_over for each gradient, superoffload_end, superoffload_wait
+ *   superoffload_close_trainer, superoffload_detach, superoffload_disconnect
  *
  * Every function that can fail returns a canonical status code (0 is OK, the numbers are gRPC's) and leaves a sentence
- * in superoffload_last_error(), which is per thread. One attachment may be used by one thread at a time to
- * submit and by one thread at a time to wait. Handles are not fork-safe. Nothing here throws or aborts.
+ * in superoffload_last_error(), which is per thread. Nothing here is fork-safe, and nothing throws or aborts.
  */
 #ifndef SUPEROFFLOAD_SUPEROFFLOAD_H_
 #define SUPEROFFLOAD_SUPEROFFLOAD_H_
@@ -70,42 +70,6 @@ SUPEROFFLOAD_API void* superoffload_gradients(const superoffload_attachment* att
 /* Private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
 SUPEROFFLOAD_API const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes);
 
-/* Sets the hyper-parameters of a parameter group: for the steps that follow, or, inside a step, revised for it. `scalars`
- * are the first `count` of the algorithm's, in the order in which Optimizer.groups of the attach response has them. */
-SUPEROFFLOAD_API int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, const double* scalars,
-                                            uint32_t count);
-
-/* Opens a step. `gradient_scale` is what the trainer expects to pass to end_step (1 without loss scaling). */
-SUPEROFFLOAD_API int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale);
-
-/* Parameters [first, first + count), in the order of creation, have no gradient in the open step: their weights, state
- * and step counts stay, as in torch.optim. Before any of their buckets is submitted; those are submitted all the same.
- */
-SUPEROFFLOAD_API int superoffload_parameters_absent(superoffload_attachment* attachment, uint32_t first,
-                                                    uint32_t count);
-
-/* Submits a bucket whose gradient is complete in the current slot. The slot must not be written again. */
-SUPEROFFLOAD_API int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket);
-
-/* Asks for the global norm of the gradients, once every bucket has been submitted; nothing is decided. */
-SUPEROFFLOAD_API int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale);
-
-/* Closes the step: every bucket has been submitted. `max_grad_norm` 0 means no clipping. Does not wait. */
-SUPEROFFLOAD_API int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale,
-                                           double max_grad_norm);
-
-/* A rank of a run of several, in place of superoffload_end_step. prepare_step: every bucket has been submitted; the step
- * is prepared when superoffload_wait_prepared returns, and then outlives trainer and daemon. Gather the sums of squares of
- * all ranks, in this process group only, add them in rank order, and end the step with the total and the values that it
- * was prepared with. In between hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering
- * fails, detach, and begin anew with a report (ReportRun of optimizer.proto) and superoffload_agree. */
-SUPEROFFLOAD_API int superoffload_prepare_step(superoffload_attachment* attachment, double gradient_scale,
-                                               double max_grad_norm);
-SUPEROFFLOAD_API int superoffload_wait_prepared(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                                double* sum_of_squares);
-SUPEROFFLOAD_API int superoffload_end_prepared_step(superoffload_attachment* attachment, double gradient_scale,
-                                                    double max_grad_norm, double total_sum_of_squares);
-
 /* What all ranks of a run tell each other before they attach: RunReport of optimizer.proto. */
 typedef struct superoffload_run_terms {
   double sum_of_squares;
@@ -134,9 +98,6 @@ typedef struct superoffload_run_decision {
 SUPEROFFLOAD_API int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
                                         superoffload_run_decision* decision);
 
-/* Drops the open step; parameters return to those of the step before. Wait as after end_step. */
-SUPEROFFLOAD_API int superoffload_abandon_step(superoffload_attachment* attachment);
-
 typedef struct superoffload_verdict {
   uint32_t kind; /* 1 commit, 2 clip, 3 skip: non-finite, 4 skip: overflow, 5 skip: abandoned */
   uint32_t speculated_buckets;
@@ -148,25 +109,6 @@ typedef struct superoffload_verdict {
   double global_norm;
   double clip_coefficient;
 } superoffload_verdict;
-
-/* Waits for the verdict on the step that was ended last. A negative timeout waits for ever, 0 polls.
- * DEADLINE_EXCEEDED: not yet. UNAVAILABLE: the daemon is gone or has ended the attachment.
- * Errors that the daemon reports for submitted entries surface here and in superoffload_wait_step, with its code. */
-SUPEROFFLOAD_API int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                               superoffload_verdict* verdict);
-
-/* Waits for the answer to superoffload_measure_norm of the open step: the norm, or the sum of the squares, which is
- * without the gradient scale. Both are this rank's. */
-SUPEROFFLOAD_API int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                            double* global_norm);
-SUPEROFFLOAD_API int superoffload_wait_sum(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                           double* sum_of_squares);
-
-/* Waits until the parameters of one bucket, or of all buckets, are final for the step that was ended last. */
-SUPEROFFLOAD_API int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket,
-                                                  int64_t timeout_milliseconds);
-SUPEROFFLOAD_API int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                            superoffload_verdict* verdict);
 
 /* As Layout.buckets of the attach response has it. */
 typedef struct superoffload_bucket {

@@ -19,8 +19,6 @@ namespace {
 // Of gradients that come together: what is copied before the first of their buckets are submitted.
 constexpr uint64_t kBatchBytes = 32 << 20;
 
-Status Gone() { return Error(Code::kUnavailable, "the daemon is gone"); }
-
 }  // namespace
 
 Status Trainer::Create(const superoffload_trainer_options& options, std::unique_ptr<Trainer>* trainer) {
@@ -59,7 +57,8 @@ Status Trainer::Use(StepPlane* plane, uint32_t next_slot, uint64_t committed_ste
   const std::lock_guard lock(mutex_);
   mover_ = plane->plane().MakeGradientMover(&layout_, plane, threads_);
   plane_ = plane;
-  gone_ = lost_ = false;
+  gone_ = {};
+  lost_ = false;
   for (std::vector<double>& sent : sent_) sent.clear();
   if (!resumes) {
     for (std::vector<double>& scalars : scalars_) scalars.clear();  // the optimizer may be another moment's
@@ -105,9 +104,9 @@ Status Trainer::SubmitAgain(uint32_t former_slot) {
 // Runs `submit`, which submits what is noted already.
 template <typename Submit>
 Status Trainer::Deliver(Submit submit) {
-  if (gone_) return Gone();
+  if (!gone_.ok()) return gone_;
   Status status = submit();
-  gone_ = status.code == Code::kUnavailable;
+  if (status.code == Code::kUnavailable) gone_ = status;
   return status;
 }
 
@@ -185,7 +184,7 @@ Status Trainer::TakeAll(std::span<const GradientPiece> pieces, const GradientSou
       bytes += piece.elements * kernels::DTypeBytes(piece.dtype);
     }
     const std::span<const GradientPiece> batch = pieces.subspan(first, count);
-    const bool useless = gone_ && mover_->Where(batch.front(), source, slot_) == nullptr;
+    const bool useless = !gone_.ok() && mover_->Where(batch.front(), source, slot_) == nullptr;
     const std::span<uint64_t> theirs = digests.empty() ? digests : digests.subspan(first, count);
     if (Status status = useless ? Status{} : mover_->Take(batch, source, slot_, theirs); !status.ok()) return status;
     for (const GradientPiece& piece : batch) {
@@ -203,11 +202,9 @@ Status Trainer::Note(const OpenStep::Handed& handed, std::vector<uint32_t>* left
   std::vector<uint32_t> complete;
   step_.Add(handed, &complete);
   Status result;
-  if (handed.absent) result = Deliver([&] { return plane_->ParametersAbsent(handed.piece.parameter, 1); });
+  if (handed.absent) result = Deliver([&] { return plane_->ParameterAbsent(handed.piece.parameter); });
   for (const uint32_t bucket : complete) {
-    Status status = Deliver([&] {
-      return plane_->SubmitGradient(bucket, [&](const superoffload_ring_entry& entry) { return mover_->Submit(entry); });
-    });
+    Status status = Deliver([&] { return mover_->Submit(plane_->GradientReady(bucket)); });
     step_.OnSubmitted(bucket, left);
     if (result.ok()) result = std::move(status);
   }
@@ -282,13 +279,13 @@ Status Trainer::Waiting(Wait wait) {
   {
     const std::lock_guard lock(mutex_);
     if (Status status = CheckUsed(); !status.ok()) return status;
-    if (gone_) return Gone();
+    if (!gone_.ok()) return gone_;
     plane = plane_;
   }
   Status status = wait(*plane);
   if (status.code == Code::kUnavailable) {
     const std::lock_guard lock(mutex_);
-    gone_ = gone_ || plane == plane_;
+    if (plane == plane_ && gone_.ok()) gone_ = status;
   }
   return status;
 }
@@ -358,7 +355,7 @@ void Trainer::Look(superoffload_open_step_state* step) const {
   *step = {.begun = step_.begun.has_value(),
            .prepared = step_.undecided(),
            .ended = step_.ended(),
-           .gone = gone_,
+           .gone = !gone_.ok(),
            .lost = lost_,
            .next_slot = slot_,
            .committed_steps = committed_steps_,
@@ -396,7 +393,7 @@ std::optional<uint32_t> Trainer::FindChangedInSamples(std::span<const GradientPi
 // Pieces whose gradient has come are not compared: the daemon may be changing those parameters.
 template <typename Find>
 std::optional<uint32_t> Trainer::FindChangedBy(std::span<const GradientPiece> values, Find find) const {
-  if (!CheckTaking().ok() || mover_->gpu() != nullptr || gone_ || lost_) return std::nullopt;
+  if (!CheckTaking().ok() || mover_->gpu() != nullptr || !gone_.ok() || lost_) return std::nullopt;
   const char* published = static_cast<const char*>(plane_->parameters().data());
   std::vector<superoffload_range> ranges;
   std::vector<uint32_t> parameters;

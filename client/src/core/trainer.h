@@ -145,7 +145,7 @@ class Trainer {
   mutable std::mutex mutex_;  // protects what follows, and is held while submitting
   StepPlane* plane_ = nullptr;
   std::unique_ptr<GradientMover> mover_;  // of the attachment
-  bool gone_ = false;                     // the attachment's daemon
+  Status gone_;                           // why the attachment's daemon is; OK: it is there
   std::vector<std::vector<double>> scalars_;  // of each group; empty: those of the creation
   std::vector<std::vector<double>> sent_;     // of these, to the attachment
   uint32_t slot_ = 0;                         // of the host, that the open step fills, or the next one

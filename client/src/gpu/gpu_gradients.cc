@@ -140,7 +140,7 @@ Status GpuGradients::Pack(const superoffload_ring_entry& entry, std::vector<Tens
     if (Status status = plane_.PackAfter(other); !status.ok()) return status;
   }
   std::ranges::sort(tensors, {}, [](const Tensor& tensor) { return tensor.tensor.first; });
-  std::vector<superoffload_tensor> joined;
+  std::vector<BucketTensor> joined;
   for (const auto& [tensor, itsdtype, itsstream] : tensors) {
     if (!joined.empty() && joined.back().first + joined.back().elements == tensor.first &&
         joined.back().data + joined.back().elements * kernels::DTypeBytes(dtype) == tensor.data) {

@@ -61,7 +61,7 @@ class GpuGradients final : public GradientMover {
   };
   // What has come of a bucket.
   struct Tensor {
-    superoffload_tensor tensor;
+    BucketTensor tensor;
     kernels::DType dtype;
     kernels::CudaStream stream;
   };

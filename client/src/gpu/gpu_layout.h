@@ -15,6 +15,13 @@
 
 namespace superoffload::client {
 
+// A piece of a bucket's gradient on the GPU, contiguous.
+struct BucketTensor {
+  uint64_t data = 0;   // device pointer
+  uint64_t first = 0;  // element of the bucket
+  uint64_t elements = 0;
+};
+
 // One bucket, on either side; offsets in bytes but for the state's.
 struct GpuBucket {
   uint64_t elements = 0;

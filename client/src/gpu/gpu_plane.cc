@@ -27,7 +27,7 @@ Status GpuPlane::CheckStream(CudaStream stream) const {
   return FromCuda(kernels::CheckNotCapturing(*device_, stream));
 }
 
-Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const superoffload_tensor> tensors,
+Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
                                 kernels::DType dtype, CudaStream stream) {
   const CurrentDevice current(*device_);
   if (Status status = moves_->CheckGradient(entry.index, tensors, stream); !status.ok()) return status;

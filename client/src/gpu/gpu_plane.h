@@ -59,7 +59,7 @@ class GpuPlane final : public MemoryPlane {
   Status PackAfter(kernels::CudaStream stream);
 
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
-  Status SubmitGradient(superoffload_ring_entry entry, std::span<const superoffload_tensor> tensors,
+  Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
                         kernels::DType dtype, kernels::CudaStream stream);
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
