@@ -29,7 +29,7 @@ def step_again_after_push(optimizer):
 
 def clamp(model, _):
     for p in model.parameters():
-        p.data.clamp_(-0.05, 0.05)
+        p.data.clamp_(-0.001, 0.001)  # nearly all elements, of which a GPU compares a few
 
 
 def copy_back(model, slow):

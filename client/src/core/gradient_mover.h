@@ -9,12 +9,14 @@
 
 #include "client/src/status.h"
 #include "kernels/dtype.h"
-#include "kernels/gpu/cuda_driver.h"
 #include "superoffload/v1/step_ring.h"
 
 namespace superoffload::client {
 
 class GpuGradients;
+
+// A CUstream, as superoffload_gpu.h has it.
+using StreamNumber = uint64_t;
 
 // Elements [first, first + elements) of a parameter's gradient, contiguous.
 struct GradientPiece {
@@ -30,7 +32,7 @@ struct GradientSource {
   enum class Stays { kNot, kUntilPacked, kUntilOver };
 
   // They are there when the stream has done what it was given so far. None: they are in the host's memory, now.
-  std::optional<kernels::CudaStream> stream;
+  std::optional<StreamNumber> stream;
   // kNot: the memory is the caller's again when the call returns, or when the stream has gone past it.
   Stays stays = Stays::kNot;
 };
@@ -55,7 +57,7 @@ class GradientMover {
   virtual Status Submit(const superoffload_ring_entry& entry) = 0;
 
   // Copies the published parameters, which are final, to `to`, in order; `stream` as of a source.
-  virtual Status Publish(std::span<void* const> to, std::optional<kernels::CudaStream> stream) = 0;
+  virtual Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream) = 0;
 
   // The memory of pieces that stay until they were packed is the caller's afterwards.
   virtual void WaitPacked() const {}

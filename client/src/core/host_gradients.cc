@@ -40,7 +40,7 @@ Status HostGradients::Take(std::span<const GradientPiece> pieces, const Gradient
 
 Status HostGradients::Submit(const superoffload_ring_entry& entry) { return plane_.plane().Submit(entry); }
 
-Status HostGradients::Publish(std::span<void* const> to, std::optional<kernels::CudaStream>) {
+Status HostGradients::Publish(std::span<void* const> to, std::optional<StreamNumber>) {
   const char* published = static_cast<const char*>(plane_.parameters().data());
   std::vector<superoffload_range> ranges;
   for (size_t i = 0; i < layout_.parameter_count(); ++i) {

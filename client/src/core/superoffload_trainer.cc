@@ -41,7 +41,7 @@ Status ToSource(const superoffload_source& given, GradientSource* source) {
   constexpr Stays kByNumber[] = {Stays::kNot, Stays::kUntilPacked, Stays::kUntilOver};
   if (given.stays >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown stays ", given.stays);
   source->stays = kByNumber[given.stays];
-  if (given.on_gpu != 0) source->stream = reinterpret_cast<kernels::CudaStream>(given.stream);
+  if (given.on_gpu != 0) source->stream = given.stream;
   return {};
 }
 

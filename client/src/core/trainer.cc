@@ -372,7 +372,7 @@ Status Trainer::OnGpu(const std::function<Status(GpuGradients&)>& call) {
   return Error(Code::kFailedPrecondition, "the optimizer's parameters are on the CPU");
 }
 
-Status Trainer::Publish(std::span<void* const> to, std::optional<kernels::CudaStream> stream) {
+Status Trainer::Publish(std::span<void* const> to, std::optional<StreamNumber> stream) {
   const std::lock_guard lock(mutex_);
   if (Status status = CheckUsed(); !status.ok()) return status;
   if (Status status = mover_->Check({.stream = stream}); !status.ok()) return status;

@@ -39,7 +39,7 @@ struct WholeStep {
   std::span<void* const> parameters;  // where the published ones go, in order; may be where gradients are
   // At which point of it the pieces are there; `parameters` are when it has done what it is given here. None: on the
   // host, now.
-  std::optional<kernels::CudaStream> stream;
+  std::optional<StreamNumber> stream;
 };
 
 // Thread-safe. Calls that submit may wait for each other; those named Wait... hinder none of them.
@@ -108,7 +108,7 @@ class Trainer {
   Status OnGpu(const std::function<Status(GpuGradients&)>& call);
 
   // The parameters of the step that was ended last, once they are final; `to`: where, in order. Waits for the daemon.
-  Status Publish(std::span<void* const> to, std::optional<kernels::CudaStream> stream);
+  Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream);
 
  private:
   Trainer(const superoffload_trainer_options& options, ModelLayout layout);

@@ -4,8 +4,7 @@
 
 #include <vector>
 
-#include "superoffload/superoffload.h"
-#include "superoffload/v1/optimizer.pb.h"
+#include "superoffload/client.hpp"
 
 namespace superoffload {
 

@@ -9,6 +9,11 @@
 #include "client/src/gpu/gpu_status.h"
 
 namespace superoffload::client {
+namespace {
+
+kernels::CudaStream ToStream(StreamNumber number) { return reinterpret_cast<kernels::CudaStream>(number); }
+
+}  // namespace
 
 using kernels::CudaPointer;
 using kernels::CudaStream;
@@ -39,7 +44,7 @@ const void* GpuGradients::Where(const GradientPiece& piece, const GradientSource
 }
 
 Status GpuGradients::Check(const GradientSource& source) const {
-  if (source.stream) return plane_.CheckStream(*source.stream);
+  if (source.stream) return plane_.CheckStream(ToStream(*source.stream));
   return Error(Code::kFailedPrecondition,
                "the optimizer's parameters are on a GPU, but a gradient is in the host's memory: compute it on the GPU, "
                "or move it there");
@@ -56,7 +61,7 @@ Status GpuGradients::Take(std::span<const GradientPiece> pieces, const GradientS
     if (!status.ok()) return status;
   }
   // What is packed later waits for what was staged so far.
-  return source.stays == GradientSource::Stays::kNot ? plane_.PackAfter(*source.stream) : Status{};
+  return source.stays == GradientSource::Stays::kNot ? plane_.PackAfter(ToStream(*source.stream)) : Status{};
 }
 
 Status GpuGradients::TakePart(uint32_t bucket, const BucketPart& part, const GradientPiece& piece,
@@ -68,9 +73,9 @@ Status GpuGradients::TakePart(uint32_t bucket, const BucketPart& part, const Gra
       return Error(Code::kFailedPrecondition, "the gradient of ", layout_.parameter(piece.parameter).name, " is ",
                    DTypeName(piece.dtype), ", which is wider than the optimizer was built for");
     }
-    if (Status status = CopyToStage(bucket, part, bytes, data, *source.stream, &data); !status.ok()) return status;
+    if (Status status = CopyToStage(bucket, part, bytes, data, ToStream(*source.stream), &data); !status.ok()) return status;
   }
-  tensors_[bucket].push_back({{data, part.place, part.elements}, piece.dtype, *source.stream});
+  tensors_[bucket].push_back({{data, part.place, part.elements}, piece.dtype, ToStream(*source.stream)});
   return {};
 }
 
@@ -177,17 +182,17 @@ void GpuGradients::Drop() {
   }
 }
 
-Status GpuGradients::Publish(std::span<void* const> to, std::optional<CudaStream> stream) {
+Status GpuGradients::Publish(std::span<void* const> to, std::optional<StreamNumber> stream) {
   for (uint32_t bucket = static_cast<uint32_t>(layout_.bucket_count()); bucket-- > 0;) {
     if (Status status = steps_.WaitLatest(bucket, plane_.resident(bucket), std::nullopt); !status.ok()) return status;
-    if (Status status = plane_.StreamWaits(bucket, *stream); !status.ok()) return status;
+    if (Status status = plane_.StreamWaits(bucket, ToStream(*stream)); !status.ok()) return status;
   }
   for (size_t i = 0; i < layout_.parameter_count(); ++i) {
     const ParameterPlace& place = layout_.parameter(i);
     const CudaPointer from = plane_.parameters() + place.parameters_offset;
-    if (Status status = Copy(to[i], from, place.bytes(), *stream); !status.ok()) return status;
+    if (Status status = Copy(to[i], from, place.bytes(), ToStream(*stream)); !status.ok()) return status;
   }
-  return plane_.PackAfter(*stream);  // the step that changes them ends after these copies
+  return plane_.PackAfter(ToStream(*stream));  // the step that changes them ends after these copies
 }
 
 Status GpuGradients::Read(std::span<const SmallCopy> copies, CudaStream stream) {

@@ -29,6 +29,8 @@ namespace ffi = xla::ffi;
 
 using kernels::CudaStream;
 
+StreamNumber Number(CudaStream stream) { return reinterpret_cast<StreamNumber>(stream); }
+
 Status Read(Trainer& trainer, std::span<const SmallCopy> copies, CudaStream stream) {
   return trainer.OnGpu([&](GpuGradients& gpu) { return gpu.Read(copies, stream); });
 }
@@ -47,7 +49,7 @@ Status HandOverPieces(Trainer& trainer, const HandOverCall& call, bool whole, Cu
   }
   std::vector<GradientPiece> pieces;
   if (Status status = call.Pieces(trainer, slice, &pieces); !status.ok()) return status;
-  return HandOverFromXla(trainer, pieces, {.stream = stream});
+  return HandOverFromXla(trainer, pieces, {.stream = Number(stream)});
 }
 
 // As "hand_over" on the CPU.
@@ -72,7 +74,7 @@ ffi::Error PublishOnGpu(CudaStream stream, int64_t number, ffi::RemainingRets pu
   return Handled(number, [&](Trainer& trainer) -> Status {
     std::vector<void*> to;
     if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
-    return trainer.Publish(to, stream);
+    return trainer.Publish(to, Number(stream));
   });
 }
 
@@ -92,7 +94,7 @@ ffi::Error StepOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, 
                                   {given.scalars.data(), scalars.untyped_data(), scalars.size_bytes()}};
     if (Status status = Read(trainer, operands, stream); !status.ok()) return status;
     StepReport report;
-    if (Status status = call.Run(trainer, given, stream, &report); !status.ok()) return status;
+    if (Status status = call.Run(trainer, given, Number(stream), &report); !status.ok()) return status;
     const SmallCopy results[] = {{report.numbers, numbers->untyped_data(), sizeof(report.numbers)},
                                  {report.reals, reals->untyped_data(), sizeof(report.reals)}};
     return Write(trainer, results, stream);

@@ -23,7 +23,7 @@ Status StepCall::Check() const {
   return {};
 }
 
-Status StepCall::Run(Trainer& trainer, const StepNumbers& given, std::optional<kernels::CudaStream> stream,
+Status StepCall::Run(Trainer& trainer, const StepNumbers& given, std::optional<StreamNumber> stream,
                      StepReport* report) const {
   if (static_cast<uint64_t>(given.count) != trainer.committed_steps()) {
     return Error(Code::kFailedPrecondition,
