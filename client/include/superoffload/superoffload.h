@@ -211,6 +211,11 @@ typedef struct superoffload_source {
 SUPEROFFLOAD_API int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
                                             superoffload_source* source);
 
+/* Of gradients in the host's memory that were handed over in the open step: `*index` becomes that of a piece which has
+ * other bytes by now, or `count`. */
+SUPEROFFLOAD_API int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
+                                              uint32_t* index);
+
 /* The parameter has no gradient in the open step: its weights, state and step count stay, as in torch.optim. */
 SUPEROFFLOAD_API int superoffload_set_absent(int64_t trainer, uint32_t parameter);
 

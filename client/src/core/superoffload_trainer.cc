@@ -141,6 +141,18 @@ int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, ui
   });
 }
 
+int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, uint32_t count, uint32_t* index) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (index == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
+    std::vector<GradientPiece> all;
+    if (Status status = superoffload::client::ToPieces({pieces, count}, &all); !status.ok()) return status;
+    size_t found = count;
+    Status status = impl.FindEdited(all, &found);
+    *index = static_cast<uint32_t>(found);
+    return status;
+  });
+}
+
 int superoffload_set_absent(int64_t trainer, uint32_t parameter) {
   return WithTrainer(trainer, [&](Trainer& impl) { return impl.Absent(parameter); });
 }

@@ -350,6 +350,21 @@ Status Trainer::Fail(Status status) {
   return status;
 }
 
+Status Trainer::FindEdited(std::span<const GradientPiece> pieces, size_t* index) const {
+  const std::lock_guard lock(mutex_);
+  if (Status status = CheckUsed(); !status.ok()) return status;
+  std::vector<superoffload_range> ranges;
+  for (const GradientPiece& piece : pieces) {
+    const bool came = piece.parameter < layout_.parameter_count() && piece.elements <= step_.arrived()[piece.parameter] &&
+                      piece.dtype == layout_.parameter(piece.parameter).gradient_dtype;
+    const void* const there = came ? mover_->Where(piece, {}, slot_) : nullptr;
+    if (there == nullptr) return Error(Code::kInvalidArgument, "a gradient that was not handed over is compared");
+    ranges.push_back({piece.data, const_cast<void*>(there), piece.elements * kernels::DTypeBytes(piece.dtype)});
+  }
+  *index = FindDifference(ranges, threads_);
+  return {};
+}
+
 void Trainer::Look(superoffload_open_step_state* step) const {
   const std::lock_guard lock(mutex_);
   *step = {.begun = step_.begun.has_value(),

@@ -97,6 +97,10 @@ class Trainer {
   // The same, by samples, other ones in every step.
   std::optional<uint32_t> FindChangedInSamples(std::span<const GradientPiece> values) const;
 
+  // Of gradients in the host's memory that were handed over in the open step: the index of one that has other bytes by now,
+  // or `pieces.size()`. INVALID_ARGUMENT: it was not handed over.
+  Status FindEdited(std::span<const GradientPiece> pieces, size_t* index) const;
+
   // Elements of each parameter that have come in the open step; the error is the first that Fail() has noted in it.
   Status Arrived(std::span<uint64_t> elements) const;
   void Look(superoffload_open_step_state* step) const;

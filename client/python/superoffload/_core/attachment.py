@@ -56,6 +56,14 @@ class Stays(enum.IntEnum):
     UNTIL_OVER = 2
 
 
+Piece = tuple[int, int, int, int, int]  # address, first element, elements, parameter, DataType
+
+
+def _c_pieces(pieces: Sequence[Piece]) -> ctypes.Array:
+    values: Sequence[Any] = pieces  # ctypes makes its structures of tuples
+    return (structures.Piece * len(pieces))(*values)
+
+
 class Attachment:
     """Owns the mappings; views of them keep it alive.
 
@@ -286,13 +294,16 @@ class Attachment:
         """It has no gradient in the open step."""
         self._submit("set_absent", parameter)
 
-    def hand_over(self, pieces: Sequence[tuple[int, int, int, int, int]]) -> list[int]:
-        """Gradients in the host's memory: address, first element, elements, parameter, DataType. Returns digests."""
-        values: Sequence[Any] = pieces  # ctypes makes its structures of tuples
-        digests = (ctypes.c_uint64 * len(pieces))()
-        source = structures.Source(digests=digests)
-        self._submit("hand_over", (structures.Piece * len(pieces))(*values), len(pieces), ctypes.byref(source))
-        return list(digests)
+    def hand_over(self, pieces: Sequence[Piece]) -> None:
+        """Gradients in the host's memory."""
+        source = structures.Source()
+        self._submit("hand_over", _c_pieces(pieces), len(pieces), ctypes.byref(source))
+
+    def find_edited(self, pieces: Sequence[Piece]) -> int | None:
+        """Index of one of these gradients that has other bytes than when it was handed over, if any."""
+        index = ctypes.c_uint32()
+        library.call("find_edited", self.trainer, _c_pieces(pieces), len(pieces), ctypes.byref(index))
+        return None if index.value == len(pieces) else index.value
 
     def arrived(self) -> list[int]:
         """Elements of each parameter whose gradients have come in the open step.

@@ -34,6 +34,7 @@ _FUNCTIONS = {
     "use_attachment": (ctypes.c_int, [_I64, _P, _U32, _U64, _U32, ctypes.POINTER(_U32)]),
     "set_scalars": (ctypes.c_int, [_I64, _U32, ctypes.POINTER(_D), _U32]),
     "hand_over": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Piece), _U32, ctypes.POINTER(structures.Source)]),
+    "find_edited": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Piece), _U32, ctypes.POINTER(_U32)]),
     "set_absent": (ctypes.c_int, [_I64, _U32]),
     "arrived": (ctypes.c_int, [_I64, ctypes.POINTER(_U64)]),
     "ask_norm": (ctypes.c_int, [_I64, _D]),

@@ -1,11 +1,13 @@
 """Submits gradients that are on the CPU."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 import torch
 
 from superoffload._core import memory
+from superoffload._core.attachment import Piece
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
 from superoffload.torch.parameters import DATA_TYPES
@@ -13,15 +15,13 @@ from superoffload.torch.submitter import Submitter
 
 
 class HostSubmitter(Submitter):
-    """The library copies gradients to a slot that the daemon shares; ``.grad`` stays the loop's own tensor.
-
-    Digests tell whether it is still what was taken.
-    """
+    """The library copies gradients to a slot that the daemon shares; ``.grad`` stays the loop's own tensor."""
 
     def _reset(self) -> None:
         super()._reset()
         self._late = False
-        self._digests: dict[int, int] = {}  # of gradients as the loop left them when they were taken, or scaled
+        self._present: set[int] = set()  # indices of gradients that were taken
+        self._digests: dict[int, int] = {}  # of those that are not in the slot, or were scaled since
 
     def _on_late_gradient(self, index: int) -> None:
         self._late = True  # the daemon may be reading the slot: it is submitted again in step()
@@ -42,37 +42,49 @@ class HostSubmitter(Submitter):
                 f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {hosted.built_gradient_dtype} when "
                 "the optimizer was built; set grad_dtype before, or build a new optimizer",
             )
-        if not (self._finishing or self._policy.early):  # it is handed over later, and digested then
+        self._present.add(index)
+        if not (self._finishing or self._policy.early):  # it is handed over later
             self._digests |= self._digests_of([index])
 
-    def _digests_of(self, indices: Sequence[int]) -> dict[int, int]:
-        gradients = [self._gradient(index) for index in indices]
-        ranges: list[memory.Range] = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients]
-        return dict(zip(indices, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
+    def _digests_of(self, indices: Iterable[int]) -> dict[int, int]:
+        gradients = {index: self._gradient(index) for index in indices}
+        ranges: list[memory.Range] = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients.values()]
+        return dict(zip(gradients, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
+
+    @contextlib.contextmanager
+    def _pieces(self, indices: Iterable[int]) -> Iterator[list[Piece]]:
+        """The gradients as the library takes them, as long as they are needed."""
+        gradients = {index: self._gradient(index).to(self._hosted[index].built_gradient_dtype) for index in indices}
+        yield [
+            (gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
+            for index, gradient in gradients.items()
+        ]
 
     @torch.no_grad()
     def _hand_over(self, indices: Sequence[int]) -> None:
-        gradients = [self._gradient(index).to(self._hosted[index].built_gradient_dtype) for index in indices]
-        pieces = [
-            (gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
-            for index, gradient in zip(indices, gradients, strict=True)
-        ]
-        self._digests |= zip(indices, self._attachment.hand_over(pieces), strict=True)
+        with self._pieces(indices) as pieces:
+            self._attachment.hand_over(pieces)
 
     def _outdated(self) -> bool:
-        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._digests) for i in self._taken)
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._present) for i in self._taken)
 
+    @torch.no_grad()
     def _find_edited(self) -> str | None:
-        now = self._digests_of(list(self._digests))
+        now = self._digests_of(self._digests)
         different = [index for index, digest in self._digests.items() if digest != now[index]]
+        if not different:
+            in_slot = sorted(self._present - self._digests.keys())
+            with self._pieces(in_slot) as pieces:
+                found = self._attachment.find_edited(pieces)
+            different = [] if found is None else [in_slot[found]]
         return self._hosted[different[0]].name if different else None
 
     def scale(self, factor: float) -> bool:
         """The slots keep what was submitted, for the daemon and its successors."""
         self._multiply(factor)
-        if self._digests:
-            self._digests = self._digests_of(list(self._digests))
-        return bool(self._digests)
+        if self._present:
+            self._digests = self._digests_of(self._present)
+        return bool(self._present)
 
     def _wait_end(self) -> StepResult:
         return self._attachment.wait_step()

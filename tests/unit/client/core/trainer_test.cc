@@ -156,6 +156,20 @@ TEST_F(TrainerTest, PiecesThatComeTogetherAreDigestedAsByThemselves) {
   ExpectGradients(first_, 1);
 }
 
+TEST_F(TrainerTest, AnEditOfAGradientThatWasHandedOverIsFound) {
+  ASSERT_EQ(HandOver(0, 0, 120), kOk);
+  std::vector<float> edited = gradient_;
+  const superoffload_piece piece{reinterpret_cast<uint64_t>(edited.data()), 0, 120, 0, kFloat32};
+  uint32_t index = 7;
+  ASSERT_EQ(superoffload_find_edited(trainer_, &piece, 1, &index), kOk) << superoffload_last_error();
+  EXPECT_EQ(index, 1u);
+  edited[119] = -edited[119];
+  ASSERT_EQ(superoffload_find_edited(trainer_, &piece, 1, &index), kOk);
+  EXPECT_EQ(index, 0u);
+  const superoffload_piece other{reinterpret_cast<uint64_t>(edited.data()), 0, 80, 1, kFloat32};
+  EXPECT_EQ(superoffload_find_edited(trainer_, &other, 1, &index), kInvalidArgument);
+}
+
 TEST_F(TrainerTest, AGradientThatIsInItsSlotAlreadyIsNotCopied) {
   char* const slot = const_cast<char*>(first_.slot(1));
   std::memcpy(slot, gradient_.data(), 480);
