@@ -33,8 +33,11 @@ Status HostGradients::Take(std::span<const GradientPiece> pieces, const Gradient
     if (is_there && digests.empty()) continue;
     ranges.push_back({piece.data, is_there ? nullptr : to, piece.elements * kernels::DTypeBytes(piece.dtype)});
   }
-  std::vector<uint64_t> unused(digests.empty() ? ranges.size() : 0);
-  CopyAndDigest(ranges, threads_, digests.empty() ? unused : digests);
+  if (digests.empty()) {
+    Copy(ranges, threads_);
+  } else {
+    CopyAndDigest(ranges, threads_, digests);
+  }
   return {};
 }
 
@@ -47,8 +50,7 @@ Status HostGradients::Publish(std::span<void* const> to, std::optional<StreamNum
     const ParameterPlace& place = layout_.parameter(i);
     ranges.push_back({published + place.parameters_offset, to[i], place.bytes()});
   }
-  std::vector<uint64_t> digests(ranges.size());
-  CopyAndDigest(ranges, threads_, digests);
+  Copy(ranges, threads_);
   return {};
 }
 

@@ -257,6 +257,10 @@ class Attachment:
         """A writable buffer of `count` bytes of published parameters."""
         return self._view("parameters", offset, count)
 
+    def gradients(self, offset: int, count: int) -> Any:
+        """A writable buffer of `count` bytes of gradient slots."""
+        return self._view("gradients", offset, count)
+
     def state(self, offset: int, count: int) -> Any:
         """A private buffer of `count` bytes of masters and moments; consistent only after settling."""
         return self._view("state", offset, count)
@@ -295,7 +299,7 @@ class Attachment:
         self._submit("set_absent", parameter)
 
     def hand_over(self, pieces: Sequence[Piece]) -> None:
-        """Gradients in the host's memory."""
+        """Gradients in the host's memory, where they may be in the slot of ``next_slot`` already."""
         source = structures.Source()
         self._submit("hand_over", _c_pieces(pieces), len(pieces), ctypes.byref(source))
 

@@ -1,7 +1,6 @@
 """Submits gradients that are on the CPU."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 import torch
@@ -14,14 +13,22 @@ from superoffload.torch.parameters import DATA_TYPES
 from superoffload.torch.submitter import Submitter
 
 
+def _piece(index: int, gradient: torch.Tensor) -> Piece:
+    return gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype]
+
+
 class HostSubmitter(Submitter):
-    """The library copies gradients to a slot that the daemon shares; ``.grad`` stays the loop's own tensor."""
+    """Gradients are copied to a slot that the daemon shares; ``.grad`` stays the loop's own tensor.
+
+    torch copies them: its threads are there, and would be in the way of others.
+    """
 
     def _reset(self) -> None:
         super()._reset()
         self._late = False
         self._present: set[int] = set()  # indices of gradients that were taken
         self._digests: dict[int, int] = {}  # of those that are not in the slot, or were scaled since
+        self._slot = self._attachment.look().next_slot
 
     def _on_late_gradient(self, index: int) -> None:
         self._late = True  # the daemon may be reading the slot: it is submitted again in step()
@@ -36,11 +43,11 @@ class HostSubmitter(Submitter):
         gradient, hosted = self._given.get(index, self._hosted[index].gradient), self._hosted[index]
         if gradient is None:
             return
-        if gradient.dtype != hosted.built_gradient_dtype and hosted.local.dtype == hosted.theta.dtype:
+        if gradient.dtype != hosted.slots[0].dtype and hosted.local.dtype == hosted.theta.dtype:
             raise Error(  # else that is what is told
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {hosted.built_gradient_dtype} when "
-                "the optimizer was built; set grad_dtype before, or build a new optimizer",
+                f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {hosted.slots[0].dtype} when the "
+                "optimizer was built; set grad_dtype before, or build a new optimizer",
             )
         self._present.add(index)
         if not (self._finishing or self._policy.early):  # it is handed over later
@@ -51,19 +58,12 @@ class HostSubmitter(Submitter):
         ranges: list[memory.Range] = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients.values()]
         return dict(zip(gradients, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
 
-    @contextlib.contextmanager
-    def _pieces(self, indices: Iterable[int]) -> Iterator[list[Piece]]:
-        """The gradients as the library takes them, as long as they are needed."""
-        gradients = {index: self._gradient(index).to(self._hosted[index].built_gradient_dtype) for index in indices}
-        yield [
-            (gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
-            for index, gradient in gradients.items()
-        ]
-
     @torch.no_grad()
     def _hand_over(self, indices: Sequence[int]) -> None:
-        with self._pieces(indices) as pieces:
-            self._attachment.hand_over(pieces)
+        for index in indices:
+            slot = self._hosted[index].slots[self._slot]
+            slot.copy_(self._given.get(index, self._hosted[index].gradient))
+            self._attachment.hand_over([_piece(index, slot)])
 
     def _outdated(self) -> bool:
         return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._present) for i in self._taken)
@@ -73,10 +73,9 @@ class HostSubmitter(Submitter):
         now = self._digests_of(self._digests)
         different = [index for index, digest in self._digests.items() if digest != now[index]]
         if not different:
-            in_slot = sorted(self._present - self._digests.keys())
-            with self._pieces(in_slot) as pieces:
-                found = self._attachment.find_edited(pieces)
-            different = [] if found is None else [in_slot[found]]
+            in_slot = {index: self._gradient(index) for index in self._present - self._digests.keys()}
+            found = self._attachment.find_edited([_piece(*item) for item in in_slot.items()])
+            different = [] if found is None else [list(in_slot)[found]]
         return self._hosted[different[0]].name if different else None
 
     def scale(self, factor: float) -> bool:

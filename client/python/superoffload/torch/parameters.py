@@ -33,7 +33,7 @@ class HostedParameter:
     rows: range | None = None  # of what this rank has, the hosted ones; None: all
     buckets: range = range(0)
     theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
-    built_gradient_dtype: torch.dtype = dataclasses.field(init=False)  # in which the daemon takes gradients, on the CPU
+    slots: tuple[torch.Tensor, ...] = ()  # where gradients are handed over, step by step in turn; on the CPU only
 
     @property
     def local(self) -> torch.Tensor:
@@ -205,13 +205,17 @@ def buckets_of(placement: optimizer_pb2.Placement) -> range:
 
 
 def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
-    """Fills in where each parameter lies."""
+    """Fills in where each parameter and its gradients lie."""
     for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
         tensor = parameter.local
         published = attachment.parameters(placement.parameters_offset, tensor.nbytes)
         parameter.buckets = buckets_of(placement)
         parameter.theta = _view(published, tensor.dtype, tensor.shape)
-        parameter.built_gradient_dtype = parameter.gradient_dtype
+        dtype = parameter.gradient_dtype
+        parameter.slots = tuple(
+            _view(attachment.gradients(offset, tensor.numel() * dtype.itemsize), dtype, tensor.shape)
+            for offset in placement.gradient_offsets
+        )
 
 
 def check_unfrozen(
