@@ -9,6 +9,7 @@ all-reduce.
 """
 
 import argparse
+import ctypes
 import os
 import statistics
 import tempfile
@@ -27,6 +28,7 @@ from superoffload.v1 import optimizer_pb2
 
 _WARM_UP = 50
 _ELEMENTS = 64
+_GRADIENT = (ctypes.c_float * _ELEMENTS)()
 
 
 def attach(connection: Connection, name: str, group: TorchGroup | None) -> Attachment:
@@ -45,8 +47,7 @@ def attach(connection: Connection, name: str, group: TorchGroup | None) -> Attac
 
 def end_step(attachment: Attachment, group: TorchGroup | None) -> float:
     """Seconds from the last gradient to the parameters."""
-    attachment.begin_step(1.0)
-    attachment.gradient_ready(0)
+    attachment.hand_over([(ctypes.addressof(_GRADIENT), 0, _ELEMENTS, 0, optimizer_pb2.DATA_TYPE_FLOAT32)])
     attachment.wait_sum()  # all passes before the verdict are over
     torch.distributed.barrier()
     begin = time.perf_counter()

@@ -12,7 +12,7 @@
 
 #include "client/src/descriptor_connection.h"
 #include "client/src/status.h"
-#include "client/src/step_plane.h"
+#include "client/src/core/step_plane.h"
 
 struct superoffload_connection {
   std::shared_ptr<superoffload::client::DescriptorConnection> impl;  // its attachments', too

@@ -85,6 +85,14 @@ void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, s
   });
 }
 
+void Copy(std::span<const superoffload_range> ranges, size_t threads) {
+  ForEachPiece(ranges, threads, [&](const Piece& piece) {
+    const superoffload_range& range = ranges[piece.range];
+    std::memcpy(static_cast<std::byte*>(range.to) + piece.begin, Bytes(range.from) + piece.begin, piece.bytes);
+    return true;
+  });
+}
+
 size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads) {
   return FindUnequal(ranges, threads, [](std::span<const std::byte> from, const std::byte* to) {
     return std::memcmp(from.data(), to, from.size()) == 0;

@@ -13,6 +13,9 @@ namespace superoffload::client {
 // digests[i] becomes that of ranges[i]; copies where a range says so.
 void CopyAndDigest(std::span<const superoffload_range> ranges, size_t threads, std::span<uint64_t> digests);
 
+// Copies each range.
+void Copy(std::span<const superoffload_range> ranges, size_t threads);
+
 // Index of a range whose `from` and `to` differ, ranges.size() when none does.
 size_t FindDifference(std::span<const superoffload_range> ranges, size_t threads);
 

@@ -7,12 +7,10 @@
 #include "client/src/c_border.h"
 #include "client/src/memory_passes.h"
 #include "superoffload/superoffload_gpu.h"
-#include "superoffload/superoffload_xla.h"
 
 namespace {
 
 using superoffload::client::Code;
-using superoffload::client::DeadlineAfter;
 using superoffload::client::DescriptorConnection;
 using superoffload::client::Error;
 using superoffload::client::Guarded;
@@ -35,18 +33,21 @@ size_t superoffload_size_of(const char* name) {
   const std::string_view wanted = name == nullptr ? "" : name;
 #define SUPEROFFLOAD_IF_WANTED(type) \
   if (wanted == #type) return sizeof(type)
+  SUPEROFFLOAD_IF_WANTED(superoffload_answer);
   SUPEROFFLOAD_IF_WANTED(superoffload_bucket);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_report);
+  SUPEROFFLOAD_IF_WANTED(superoffload_open_step_state);
+  SUPEROFFLOAD_IF_WANTED(superoffload_parameter);
+  SUPEROFFLOAD_IF_WANTED(superoffload_piece);
   SUPEROFFLOAD_IF_WANTED(superoffload_range);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_decision);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_report);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_terms);
-  SUPEROFFLOAD_IF_WANTED(superoffload_tensor);
+  SUPEROFFLOAD_IF_WANTED(superoffload_source);
+  SUPEROFFLOAD_IF_WANTED(superoffload_step_end);
+  SUPEROFFLOAD_IF_WANTED(superoffload_trainer_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_verdict);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_open_step);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_options);
-  SUPEROFFLOAD_IF_WANTED(superoffload_xla_parameter);
 #undef SUPEROFFLOAD_IF_WANTED
   return 0;
 }
@@ -100,72 +101,6 @@ const void* superoffload_state(superoffload_attachment* attachment, size_t* byte
   return code == 0 ? Base(*state, bytes) : nullptr;
 }
 
-int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, const double* scalars,
-                           uint32_t count) {
-  return WithHandle(attachment, [&](StepPlane& impl) {
-    return impl.SetGroup(group, std::span(scalars, scalars == nullptr ? 0 : count));
-  });
-}
-
-int superoffload_parameters_absent(superoffload_attachment* attachment, uint32_t first, uint32_t count) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.ParametersAbsent(first, count); });
-}
-
-int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.BeginStep(gradient_scale); });
-}
-
-int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.GradientReady(bucket); });
-}
-
-int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.MeasureNorm(gradient_scale); });
-}
-
-int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.EndStep(gradient_scale, max_grad_norm); });
-}
-
-int superoffload_abandon_step(superoffload_attachment* attachment) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.AbandonStep(); });
-}
-
-int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                              superoffload_verdict* verdict) {
-  return WithHandle(attachment,
-                    [&](StepPlane& impl) { return impl.WaitVerdict(DeadlineAfter(timeout_milliseconds), verdict); });
-}
-
-int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds, double* global_norm) {
-  return WithHandle(attachment,
-                    [&](StepPlane& impl) { return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), global_norm); });
-}
-
-int superoffload_wait_sum(superoffload_attachment* attachment, int64_t timeout_milliseconds, double* sum_of_squares) {
-  return WithHandle(attachment, [&](StepPlane& impl) {
-    return impl.WaitNorm(DeadlineAfter(timeout_milliseconds), nullptr, sum_of_squares);
-  });
-}
-
-int superoffload_prepare_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm) {
-  return WithHandle(attachment, [&](StepPlane& impl) { return impl.PrepareStep(gradient_scale, max_grad_norm); });
-}
-
-int superoffload_wait_prepared(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                               double* sum_of_squares) {
-  return WithHandle(attachment, [&](StepPlane& impl) {
-    return impl.WaitPrepared(DeadlineAfter(timeout_milliseconds), sum_of_squares);
-  });
-}
-
-int superoffload_end_prepared_step(superoffload_attachment* attachment, double gradient_scale, double max_grad_norm,
-                                   double total_sum_of_squares) {
-  return WithHandle(attachment, [&](StepPlane& impl) {
-    return impl.EndPreparedStep(gradient_scale, max_grad_norm, total_sum_of_squares);
-  });
-}
-
 int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
                        superoffload_run_decision* decision) {
   return Guarded([&]() -> Status {
@@ -174,17 +109,6 @@ int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, u
     }
     return superoffload::client::Agree({reports, ranks}, rank, decision);
   });
-}
-
-int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket, int64_t timeout_milliseconds) {
-  return WithHandle(attachment,
-                    [&](StepPlane& impl) { return impl.WaitParameters(bucket, DeadlineAfter(timeout_milliseconds)); });
-}
-
-int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                           superoffload_verdict* verdict) {
-  return WithHandle(attachment,
-                    [&](StepPlane& impl) { return impl.WaitStep(DeadlineAfter(timeout_milliseconds), verdict); });
 }
 
 int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,

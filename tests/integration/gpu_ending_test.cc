@@ -41,8 +41,7 @@ TEST_F(GpuEndingTest, DISABLED_CopiesUntilItIsKilled) {
   const auto unfinished = OfDriver<int()>("fakeCudaUnfinishedCopies");
   ASSERT_EQ(unfinished(), 0);
   ::setenv("FAKE_CUDA_SLOW", "DtoH=1000000000", 1);
-  ASSERT_EQ(superoffload_begin_step(attachment_->handle(), 1), 0);
-  ASSERT_EQ(superoffload_gpu_gradient_ready(attachment_->handle(), 0, nullptr, 0, v1::DATA_TYPE_BFLOAT16, 0), 0);
+  ASSERT_TRUE(HandOverNothing().ok());
   while (unfinished() == 0) std::this_thread::sleep_for(kBetweenCalls);
   ASSERT_EQ(::write(std::atoi(std::getenv("GPU_TEST_SAYS")), "c", 1), 1);
   while (true) ::pause();

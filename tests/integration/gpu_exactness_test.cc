@@ -189,6 +189,7 @@ TEST_F(GpuTest, ATrainerThatIsKilledLeavesAHealthyDaemon) {
 
 TEST_F(GpuTest, ADaemonThatIsKilledLeavesAHealthyTrainer) {
   ::setenv("FAKE_CUDA_DELAY", "400", 1);
+  ::setenv("SUPEROFFLOAD_RECONNECT_SECONDS", "0.1", 1);  // nobody comes
   for (const superoffload_mover mover :
        {SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_TRAINER, SUPEROFFLOAD_MOVER_DIRECT}) {
     SCOPED_TRACE(mover);
@@ -324,7 +325,7 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     attach.set_sync(v1::SYNC_PUSH);
     std::unique_ptr<Attachment> attachment = *client->Attach(attach);
     ASSERT_TRUE(attachment->PushParameters().ok());  // zeros
-    ASSERT_TRUE(attachment->AttachGpu(0, 1, SUPEROFFLOAD_MOVER_TRAINER).ok()) << superoffload_last_error();
+    ASSERT_TRUE(attachment->AttachGpu(0, SUPEROFFLOAD_MOVER_TRAINER).ok()) << superoffload_last_error();
     superoffload_attachment* const handle = attachment->handle();
     ASSERT_EQ(superoffload_gpu_pull(handle), 0);
 
@@ -344,14 +345,17 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     ASSERT_EQ(superoffload_reduce_scatter(collective, whole.device(), reduced.device(), kShare, v1::DATA_TYPE_FLOAT32,
                                           /*average=*/1, stream),
               0);
-    const superoffload_tensor piece{reduced.device(), 0, kShare};
-    ASSERT_EQ(superoffload_begin_step(handle, 1), 0);
-    ASSERT_EQ(superoffload_gpu_gradient_ready(handle, 0, &piece, 1, v1::DATA_TYPE_FLOAT32, stream), 0);
-    ASSERT_EQ(superoffload_end_step(handle, 1, 0), 0);
-    superoffload_verdict verdict;
-    ASSERT_EQ(superoffload_wait_verdict(handle, -1, &verdict), 0);
+    const superoffload_piece piece{reduced.device(), 0, kShare, 0, v1::DATA_TYPE_FLOAT32};
+    superoffload_source source{};
+    source.on_gpu = 1;
+    source.stream = stream;
+    source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
+    ASSERT_TRUE(attachment->HandOver({&piece, 1}, source).ok());
+    ASSERT_TRUE(attachment->EndStep().ok());
+    const absl::StatusOr<superoffload_verdict> verdict = attachment->WaitVerdict();
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
     const double mean = (ranks + 1) / 2.0;
-    EXPECT_DOUBLE_EQ(verdict.global_norm, mean * std::sqrt(static_cast<double>(kShare)));
+    EXPECT_DOUBLE_EQ(verdict->global_norm, mean * std::sqrt(static_cast<double>(kShare)));
     ASSERT_EQ(superoffload_gpu_await_parameters(handle, 0, -1, stream), 0);
     ASSERT_EQ(superoffload_all_gather(collective, superoffload_gpu_parameters(handle), whole.device(), kShare,
                                       v1::DATA_TYPE_FLOAT32, stream),

@@ -29,12 +29,6 @@ class GpuMachineTest : public GpuTest {
   superoffload_attachment* handle() const { return attachment_->handle(); }
   uint32_t buckets() const { return static_cast<uint32_t>(attachment_->optimizer().layout().buckets_size()); }
 
-  // A gradient of zeros, by the memory of which nobody is interested.
-  int SubmitNothing(uint32_t bucket, kernels::CudaStream stream = nullptr) {
-    return superoffload_gpu_gradient_ready(handle(), bucket, nullptr, 0, v1::DATA_TYPE_BFLOAT16,
-                                           reinterpret_cast<uint64_t>(stream));
-  }
-
   // Stays current for this thread.
   static std::shared_ptr<const kernels::GpuDevice> OpenCurrentGpu() {
     std::shared_ptr<const kernels::GpuDevice> device;
@@ -63,16 +57,14 @@ TEST_F(GpuMachineTest, SubmittingNeverWaitsForACopy) {
       if (stall == nullptr) GTEST_SKIP() << "a real driver cannot be told to wait";
       const bool staged = std::string(failure) != "";
       EXPECT_EQ(report_.staged, staged);
-      ASSERT_EQ(superoffload_begin_step(handle(), 1), 0);
       if (staged) stall("cuMemcpyDtoHAsync_v2");
-      std::future<int> submitted = std::async(std::launch::async, [&] { return SubmitNothing(0) + SubmitNothing(1); });
+      std::future<bool> submitted = std::async(std::launch::async, [&] { return HandOverNothing().ok(); });
       const bool returned = submitted.wait_for(kHang) == std::future_status::ready;
       if (staged && returned) OfDriver<void()>("fakeCudaAwaitStalled")();
       stall(nullptr);
       EXPECT_TRUE(returned);
-      EXPECT_EQ(submitted.get(), 0);
-      EXPECT_EQ(superoffload_abandon_step(handle()), 0);
-      EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+      EXPECT_TRUE(submitted.get());
+      Abandon();
       ::unsetenv("FAKE_CUDA_FAIL");
       attachment_.reset();
     }
@@ -89,22 +81,21 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
     kernels::OwnedStream stream;
     Tensor::Require(kernels::MakeStream(*device, &stream).code);
     const auto number = reinterpret_cast<uint64_t>(stream.get());
-    ASSERT_EQ(superoffload_begin_step(handle(), 1), 0);
+    Tensor gradient(device, 2 * 90 * 300);
     constexpr int kRelaxed = 2;
     ASSERT_EQ(OfDriver<int(kernels::CudaStream, int)>("cuStreamBeginCapture_v2")(stream.get(), kRelaxed), 0);
     const auto expect_refused = [](int code) {
       EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
       EXPECT_THAT(std::string(superoffload_last_error()), HasSubstr("CUDA graph"));
     };
-    expect_refused(SubmitNothing(0, stream.get()));
+    expect_refused(static_cast<int>(HandOver(0, gradient.device(), stream.get()).code()));
     expect_refused(superoffload_gpu_pack_after(handle(), number));
     expect_refused(superoffload_gpu_await_parameters(handle(), 0, -1, number));
     expect_refused(superoffload_gpu_push(handle(), number));
     void* graph = nullptr;
     ASSERT_EQ(OfDriver<int(kernels::CudaStream, void**)>("cuStreamEndCapture")(stream.get(), &graph), 0);
-    EXPECT_EQ(SubmitNothing(0, stream.get()), 0) << superoffload_last_error();
-    EXPECT_EQ(superoffload_abandon_step(handle()), 0);
-    EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+    EXPECT_TRUE(HandOver(0, gradient.device(), stream.get()).ok()) << superoffload_last_error();
+    Abandon();
     TrainExactly(7);
     attachment_.reset();
   }
@@ -118,22 +109,22 @@ TEST_F(GpuMachineTest, AStepGoesOnWhileAnotherStreamIsBeingCaptured) {
     if (IsSkipped()) return;
     ASSERT_TRUE(attachment_->PushParameters().ok());  // no step begins before
     const std::shared_ptr<const kernels::GpuDevice> device = OpenCurrentGpu();
+    Tensor gradient(device, 2 * 90 * 300);
     kernels::OwnedStream computes, captured;
     Tensor::Require(kernels::MakeStream(*device, &computes).code);
     Tensor::Require(kernels::MakeStream(*device, &captured).code);
     constexpr int kGlobal = 0;
     ASSERT_EQ(OfDriver<int(kernels::CudaStream, int)>("cuStreamBeginCapture_v2")(captured.get(), kGlobal), 0);
     for (int step = 0; step < 3; ++step) {
-      ASSERT_EQ(superoffload_begin_step(handle(), 1), 0);
-      for (uint32_t bucket = 0; bucket < buckets(); ++bucket) {
-        EXPECT_EQ(SubmitNothing(bucket, computes.get()), 0) << superoffload_last_error();
+      for (int i = 0; i < attachment_->optimizer().parameters_size(); ++i) {
+        EXPECT_TRUE(HandOver(i, gradient.device(), computes.get()).ok()) << superoffload_last_error();
       }
-      ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+      ASSERT_TRUE(attachment_->EndStep().ok());
       for (uint32_t bucket = 0; bucket < buckets(); ++bucket) {
         EXPECT_EQ(superoffload_gpu_await_parameters(handle(), bucket, -1, reinterpret_cast<uint64_t>(computes.get())), 0)
             << superoffload_last_error();
       }
-      EXPECT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+      EXPECT_TRUE(attachment_->WaitStep().ok());
     }
     EXPECT_EQ(superoffload_gpu_set_resident(handle(), 2), 0) << superoffload_last_error();
     void* graph = nullptr;

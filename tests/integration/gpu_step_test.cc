@@ -57,6 +57,7 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
   }
 
   superoffload_attachment* handle() const { return attachment_->handle(); }
+  int parameters() const { return attachment_->optimizer().parameters_size(); }
   const v1::Layout& layout() const { return attachment_->optimizer().layout(); }
   uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
 
@@ -78,27 +79,22 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
     for (size_t i = 0; i < kGradientBytes; i += 2) std::memcpy(gradient_->host() + i, &bfloat16, sizeof(bfloat16));
     Tensor::Require(
         device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
-    ASSERT_EQ(superoffload_begin_step(handle(), 1), 0) << superoffload_last_error();
-    for (int i = 0; i < layout().buckets_size(); ++i) {
-      ASSERT_LE(layout().buckets(i).elements() * 2, kGradientBytes);
-      const superoffload_tensor whole{gradient_->device(), 0, layout().buckets(i).elements()};
-      ASSERT_EQ(superoffload_gpu_gradient_ready(handle(), static_cast<uint32_t>(i), &whole, 1, v1::DATA_TYPE_BFLOAT16,
-                                                stream()),
-                0)
-          << superoffload_last_error();
+    ASSERT_TRUE(attachment_->BeginStep().ok());
+    for (int i = 0; i < parameters(); ++i) {
+      const absl::Status status = HandOver(i, gradient_->device(), stream_.get());
+      ASSERT_TRUE(status.ok()) << status;
     }
   }
 
   // Waits until the daemon has published speculative parameters of every bucket in host memory.
   void WaitSpeculated(const std::vector<std::byte>& before) const {
-    for (const v1::Bucket& bucket : layout().buckets()) {
-      const size_t bytes = bucket.elements() * 2;
-      const volatile std::byte* const last = host_.data() + bucket.parameters_offset() + bytes - 1;
+    for (int i = 0; i < parameters(); ++i) {
+      size_t bytes = 2;
+      for (const uint64_t extent : attachment_->optimizer().parameters(i).shape()) bytes *= extent;
+      const size_t end = layout().placements(i).parameters_offset() + bytes;
+      const volatile std::byte* const last = host_.data() + end - 1;
       const volatile std::byte* const low = last - 1;
-      while (*last == before[bucket.parameters_offset() + bytes - 1] &&
-             *low == before[bucket.parameters_offset() + bytes - 2]) {
-        std::this_thread::yield();
-      }
+      while (*last == before[end - 1] && *low == before[end - 2]) std::this_thread::yield();
     }
   }
 
@@ -106,11 +102,11 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
     for (uint32_t i = static_cast<uint32_t>(layout().buckets_size()); i-- > 0;) {
       ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, -1, stream()), 0) << superoffload_last_error();
     }
-    ASSERT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+    ASSERT_TRUE(attachment_->WaitStep().ok());
     Tensor::Require(device_->driver().StreamSynchronize(stream_.get()));
   }
 
-  static constexpr size_t kGradientBytes = 8192;
+  static constexpr size_t kGradientBytes = 2 * 90 * 300;  // of the largest parameter
   static constexpr uint16_t kTenth = 0x3dcd, kInfinity = 0x7f80;
 
   uint64_t (*alias_)(uint64_t) = nullptr;
@@ -139,10 +135,10 @@ TEST_P(GpuStepTest, LiveParametersChangeOnlyWhenTheStepCommits) {
       ASSERT_EQ(std::memcmp(Live(), before.data(), before.size()), 0) << "before the step's end";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    ASSERT_EQ(superoffload_end_step(handle(), 1, step.max_grad_norm), 0);
-    superoffload_verdict verdict;
-    ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
-    EXPECT_EQ(verdict.kind, step.verdict);
+    ASSERT_TRUE(attachment_->EndStep(1, step.max_grad_norm).ok());
+    const absl::StatusOr<superoffload_verdict> verdict = attachment_->WaitVerdict();
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(verdict->kind, step.verdict);
     ASSERT_NO_FATAL_FAILURE(AwaitAll());
     EXPECT_EQ(std::memcmp(Live(), before.data(), before.size()) == 0, step.gradient == kInfinity);
     EXPECT_TRUE(LiveIsHosts());
@@ -157,16 +153,12 @@ TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
-  superoffload_verdict verdict;
-  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
-  ASSERT_EQ(superoffload_begin_step(handle(), 1), 0) << superoffload_last_error();
-  const auto buckets = static_cast<uint32_t>(layout().buckets_size());
-  for (uint32_t i = 0; i < buckets; ++i) {
-    const uint64_t elements = layout().buckets(static_cast<int>(i)).elements();
-    const superoffload_tensor whole{gradient_->device(), 0, elements};
+  ASSERT_TRUE(attachment_->EndStep().ok());
+  ASSERT_TRUE(attachment_->WaitVerdict().ok());
+  ASSERT_TRUE(attachment_->BeginStep().ok());
+  for (int i = 0; i < parameters(); ++i) {
     // The last one has the step skipped.
-    const uint16_t bits = i + 1 < buckets ? kTenth : kInfinity;
+    const uint16_t bits = i + 1 < parameters() ? kTenth : kInfinity;
     if (bits == kInfinity) {
       Tensor::Require(device_->driver().StreamSynchronize(
           reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle()))));  // those before are packed
@@ -174,12 +166,12 @@ TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
       Tensor::Require(
           device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
     }
-    ASSERT_EQ(superoffload_gpu_gradient_ready(handle(), i, &whole, 1, v1::DATA_TYPE_BFLOAT16, stream()), 0)
-        << superoffload_last_error();
+    ASSERT_TRUE(HandOver(i, gradient_->device(), stream_.get()).ok()) << superoffload_last_error();
   }
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
-  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, &verdict), 0) << superoffload_last_error();
-  EXPECT_EQ(verdict.kind, static_cast<uint32_t>(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE));
+  ASSERT_TRUE(attachment_->EndStep().ok());
+  const absl::StatusOr<superoffload_verdict> verdict = attachment_->WaitVerdict();
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->kind, static_cast<uint32_t>(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE));
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   EXPECT_TRUE(LiveIsHosts());
   attachment_.reset();
@@ -191,8 +183,8 @@ TEST_P(GpuStepTest, HandingParametersOverHandsOverTheLatest) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
-  ASSERT_EQ(superoffload_wait_step(handle(), -1, nullptr), 0) << superoffload_last_error();
+  ASSERT_TRUE(attachment_->EndStep().ok());
+  ASSERT_TRUE(attachment_->WaitStep().ok());
   const std::vector<std::byte> published(host_.begin(), host_.end());
   ASSERT_EQ(superoffload_gpu_push(handle(), stream()), 0) << superoffload_last_error();
   EXPECT_TRUE(std::ranges::equal(host_, published));
@@ -219,9 +211,9 @@ TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
         std::memcpy(self->seen.data(), self->live, self->seen.size());
       },
       &reader);
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
-  constexpr int kLongEnoughForAStep = 300;  // if it did not wait; nothing depends on it
-  EXPECT_NE(superoffload_wait_verdict(handle(), kLongEnoughForAStep, nullptr), 0);
+  ASSERT_TRUE(attachment_->EndStep().ok());
+  constexpr absl::Duration kLongEnoughForAStep = absl::Milliseconds(300);  // if it did not wait; nothing depends on it
+  EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
   reader.may_run.set_value();
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   EXPECT_EQ(reader.seen, before);
@@ -235,17 +227,16 @@ TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
-  ASSERT_EQ(superoffload_wait_verdict(handle(), -1, nullptr), 0) << superoffload_last_error();
+  ASSERT_TRUE(attachment_->EndStep().ok());
+  ASSERT_TRUE(attachment_->WaitVerdict().ok());
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  ASSERT_EQ(superoffload_measure_norm(handle(), 1), 0) << superoffload_last_error();
-  ASSERT_EQ(superoffload_wait_norm(handle(), -1, nullptr), 0) << superoffload_last_error();  // completions have come
+  ASSERT_TRUE(attachment_->WaitNorm().ok());  // completions have come
   constexpr int kHangMilliseconds = 60'000;
   for (uint32_t i = 0; i < static_cast<uint32_t>(layout().buckets_size()); ++i) {
     ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, kHangMilliseconds, stream()), 0)
         << superoffload_last_error();
   }
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   EXPECT_TRUE(LiveIsHosts());
   attachment_.reset();
@@ -262,7 +253,7 @@ TEST_P(GpuStepTest, AnotherGpuReachesTheParametersFromTheStepAfterItsFirstUseOn)
   std::shared_ptr<const kernels::GpuDevice> other;
   Tensor::Require(kernels::GpuDevice::Open(1, &other).code);
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0) << superoffload_last_error();
+  ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   EXPECT_EQ(accessors(), 2);
   attachment_.reset();
@@ -296,7 +287,7 @@ TEST_P(GpuUploadOrderTest, TheBucketThatForwardReadsFirstComesFirst) {
     std::lock_guard lock(copied_mu);
     copied.push_back(pointer);
   });
-  ASSERT_EQ(superoffload_end_step(handle(), 1, 0), 0);
+  ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
   on_copy(nullptr);
   std::vector<uint64_t> expected;

@@ -92,8 +92,8 @@ TEST_F(StepInsideTest, TheDaemonsDeathEndsTheCallWithTheRemedy) {
   ::kill(daemon_->pid(), SIGKILL);
   EXPECT_THAT(std::string(ended.get().message()), HasSubstr("the step inside jit is lost: pull_params() attaches"));
   EXPECT_THAT(std::string(Step().message()), HasSubstr("pull_params() attaches to the daemon's successor"));
-  superoffload_xla_open_step step;
-  ASSERT_EQ(superoffload_xla_look(trainer_->submitter(), &step), 0);
+  superoffload_open_step_state step;
+  ASSERT_EQ(superoffload_look(trainer_->submitter(), &step), 0);
   EXPECT_TRUE(step.lost);
   EXPECT_FALSE(step.begun);
 }

@@ -88,8 +88,7 @@ class GpuXlaStepTest : public GpuXlaTest {
   }
   // What was handed over is dropped, and the next step is as any.
   void ExpectHealthy() {
-    superoffload_abandon_step(attachment_->handle());
-    superoffload_wait_step(attachment_->handle(), -1, nullptr);
+    if (attachment_->AbandonStep().ok()) (void)attachment_->WaitStep();
     const absl::Status submitted = Submit();
     ASSERT_TRUE(submitted.ok()) << submitted;
     ASSERT_TRUE(trainer_->EndStep(1, 0).ok());
@@ -123,8 +122,7 @@ TEST_F(GpuXlaStepTest, AStepEndsAfterTheParametersBeforeItWereCopied) {
   trainer_->SwitchStream();
   std::future<bool> ended = std::async(std::launch::async, [&] {
     trainer_->MakeCurrent();
-    return Submit().ok() && trainer_->EndStep(1, 0).ok() &&
-           superoffload_wait_step(attachment_->handle(), -1, nullptr) == 0;
+    return Submit().ok() && trainer_->EndStep(1, 0).ok() && attachment_->WaitStep().ok();
   });
   EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
   gate.set_value();
@@ -143,7 +141,7 @@ TEST_F(GpuXlaStepTest, ClosingWaitsForParametersThatAreBeingCopied) {
   std::promise<void> gate;
   HoldStream(&gate);
   ASSERT_TRUE(trainer_->Publish().ok());
-  std::future<void> closed = std::async(std::launch::async, [&] { superoffload_xla_close(trainer_->submitter()); });
+  std::future<void> closed = std::async(std::launch::async, [&] { superoffload_close_trainer(trainer_->submitter()); });
   EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
   gate.set_value();
   closed.get();
@@ -170,12 +168,13 @@ TEST_F(GpuXlaStepTest, WhereGradientsMustBeIsSaid) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const float gradient = 1;
-  EXPECT_NE(superoffload_xla_hand_over(trainer_->submitter(), 0, 0, 1, &gradient), 0);
-  EXPECT_THAT(superoffload_last_error(), HasSubstr("parameters are on a GPU, but a gradient is in the host's memory"));
-  superoffload_xla_attach(trainer_->submitter(), nullptr);
+  const superoffload_piece piece{reinterpret_cast<uint64_t>(&gradient), 0, 1, 0, v1::DATA_TYPE_FLOAT32};
+  EXPECT_THAT(std::string(attachment_->HandOver({&piece, 1}, {}).message()),
+              HasSubstr("parameters are on a GPU, but a gradient is in the host's memory"));
+  superoffload_use_attachment(trainer_->submitter(), nullptr, 0, 0, 0, nullptr);
   MakeSome();
   EXPECT_THAT(HandOver(), HasSubstr("the optimizer is closed"));
-  superoffload_xla_attach(trainer_->submitter(), attachment_->handle());
+  superoffload_use_attachment(trainer_->submitter(), attachment_->handle(), 0, 0, 1, nullptr);
   ASSERT_NO_FATAL_FAILURE(ExpectHealthy());
 }
 
@@ -187,9 +186,7 @@ TEST_F(GpuXlaStepTest, WithoutGpuMemoryForAGradientTheRemedyIsSaid) {
   ::setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2=2", 1);
   EXPECT_THAT(HandOver(), HasSubstr("XLA_PYTHON_CLIENT_MEM_FRACTION"));
   ::unsetenv("FAKE_CUDA_FAIL");
-  superoffload_xla_open_step step;
-  std::vector<uint32_t> buckets(static_cast<size_t>(attachment_->optimizer().layout().buckets_size()));
-  EXPECT_NE(superoffload_xla_take(trainer_->submitter(), &step, buckets.data()), 0) << "the step must not be ended";
+  EXPECT_FALSE(trainer_->Arrived().ok()) << "the step must not be ended";
   ASSERT_NO_FATAL_FAILURE(ExpectHealthy());
 }
 

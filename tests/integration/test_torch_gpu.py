@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind, cuda
-from superoffload.torch.groups import SentGroups
 from superoffload.torch.residents import ResidentTuner
 from superoffload.torch.submitter import Submitter
 
@@ -339,7 +338,7 @@ def test_step_goes_through_its_lists_while_the_gpu_compares(gpu_daemon, monkeypa
         return lambda: (log.append("answered"), read())[1]
 
     note(Submitter, "finish", "submitted the rest")
-    note(SentGroups, "send", "sent groups")
+    note(optimizer._stepping, "_send_groups", "sent groups")
     note(optimizer._attachment, "end_step", "ended")
     monkeypatch.setattr(cuda, "begin_read", begin_read)
     loss_of(model, 0).backward()

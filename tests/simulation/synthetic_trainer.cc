@@ -42,27 +42,16 @@ v1::CreateOptimizerRequest Request(const std::string& name, const simulator::Mod
 }  // namespace
 
 SyntheticTrainer::SyntheticTrainer(Client* client, const std::string& name, const simulator::Workload& workload)
-    : client_(client), name_(name), workload_(workload), buckets_of_unit_(workload.units.size()),
-      parameters_of_unit_(workload.units.size()), elements_of_unit_(workload.units.size()) {
-  engine::OptimizerSpec spec;
-  spec.groups = {spec.algorithm->DefaultScalars()};
-  spec.parameters = workload.model.parameters;
-  for (engine::ParameterSpec& parameter : spec.parameters) parameter.unit = 0;  // as the request has them
-  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
-  Require(layout.status());
+    : client_(client),
+      name_(name),
+      workload_(workload),
+      parameters_of_unit_(workload.units.size()),
+      elements_of_unit_(workload.units.size()) {
   const std::vector<engine::ParameterSpec>& parameters = workload.model.parameters;
   for (size_t i = parameters.size(); i-- > 0;) {
     const uint32_t unit = parameters[i].unit;
     parameters_of_unit_[unit].push_back(i);
     elements_of_unit_[unit] += static_cast<double>(engine::ElementCount(parameters[i]));
-    const engine::Placement& place = layout->placements[i];
-    for (uint32_t bucket = place.first_bucket; bucket < place.first_bucket + place.bucket_count; ++bucket) {
-      buckets_of_unit_[unit].push_back(bucket);
-    }
-  }
-  for (std::vector<uint32_t>& buckets : buckets_of_unit_) {
-    std::sort(buckets.begin(), buckets.end());
-    buckets.erase(std::unique(buckets.begin(), buckets.end()), buckets.end());
   }
   Require(client_->CreateOptimizer(Request(name, workload.model)).status());
   v1::AttachOptimizerRequest request;
@@ -95,12 +84,9 @@ std::vector<double> SyntheticTrainer::Run(int steps) {
 void SyntheticTrainer::Step() {
   for (size_t unit = 0; unit < workload_.units.size(); ++unit) {
     if (!first_) {
-      superoffload_verdict verdict;
-      if (unit == 0) SUPEROFFLOAD_CHECK(superoffload_wait_verdict(attachment_->handle(), -1, &verdict) == 0);
+      if (unit == 0) Require(attachment_->WaitVerdict().status());
       const double waiting = Now();
-      for (const uint32_t bucket : buckets_of_unit_[unit]) {
-        SUPEROFFLOAD_CHECK(superoffload_wait_parameters(attachment_->handle(), bucket, -1) == 0);
-      }
+      for (const size_t parameter : parameters_of_unit_[unit]) Require(attachment_->WaitParameter(parameter));
       // Nothing was waited for: the unit before has ended at now_, however late that was noticed.
       if (unit == 0 || Now() - waiting > 200e-6) now_ = std::max(now_, Now());
     }

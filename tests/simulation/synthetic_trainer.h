@@ -33,7 +33,6 @@ class SyntheticTrainer {
   Client* const client_;
   const std::string name_;
   const simulator::Workload& workload_;
-  std::vector<std::vector<uint32_t>> buckets_of_unit_;
   std::vector<std::vector<size_t>> parameters_of_unit_;
   std::vector<double> elements_of_unit_;
   std::unique_ptr<Attachment> attachment_;

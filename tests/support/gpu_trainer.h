@@ -103,16 +103,16 @@ class GpuTrainer final : public test::ExactTrainer {
   absl::Status BeginStep(double gradient_scale) override {
     if (const uint32_t residents = std::min(residents_(++step_), static_cast<uint32_t>(layout().buckets_size()));
         residents != present_residents_) {
-      if (step_ > 1 && superoffload_wait_step(handle_, -1, nullptr) != 0) return LastError();
+      if (step_ > 1) {
+        if (absl::Status status = attachment_.WaitStep().status(); !status.ok()) return status;
+      }
       if (absl::Status status = client_.SettleOptimizer(attachment_.optimizer().name()).status(); !status.ok()) {
         return status;
       }
       if (superoffload_gpu_set_resident(handle_, residents) != 0) return LastError();
       present_residents_ = residents;
     }
-    ready_.assign(parameters_.size(), false);
-    absent_.assign(parameters_.size(), false);
-    return superoffload_begin_step(handle_, gradient_scale) != 0 ? LastError() : absl::OkStatus();
+    return attachment_.BeginStep(gradient_scale);
   }
 
   // Backward: the gradient appears some time later, every other one on a stream that has more to do before.
@@ -124,23 +124,26 @@ class GpuTrainer final : public test::ExactTrainer {
     }
     Tensor& gradient = *gradients_[parameter];
     Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
-    return SubmitBuckets(parameter);
+    const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
+    superoffload_source source{};
+    source.on_gpu = 1;
+    source.stream = reinterpret_cast<uint64_t>(stream);
+    source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
+    const superoffload_piece piece{gradient.device(), 0, elements_[parameter], static_cast<uint32_t>(parameter),
+                                   static_cast<uint32_t>(of.gradient_dtype())};
+    return attachment_.HandOver({&piece, 1}, source);
   }
 
-  absl::Status ParameterAbsent(size_t parameter) override {
-    if (superoffload_parameters_absent(handle_, static_cast<uint32_t>(parameter), 1) != 0) return LastError();
-    absent_[parameter] = true;
-    return SubmitBuckets(parameter);
-  }
+  absl::Status ParameterAbsent(size_t parameter) override { return attachment_.ParameterAbsent(parameter); }
 
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
-    return superoffload_end_step(handle_, gradient_scale, max_grad_norm) != 0 ? LastError() : absl::OkStatus();
+    return attachment_.EndStep(gradient_scale, max_grad_norm);
   }
 
   // The verdict, and then a forward pass, which reads all parameters as they become ready.
   absl::StatusOr<superoffload_verdict> WaitStep() override {
-    superoffload_verdict verdict;
-    if (superoffload_wait_verdict(handle_, -1, &verdict) != 0) return LastError();
+    absl::StatusOr<superoffload_verdict> verdict = attachment_.WaitVerdict();
+    if (!verdict.ok()) return verdict;
     for (uint32_t bucket = static_cast<uint32_t>(layout().buckets_size()); bucket > 0; --bucket) {
       if (superoffload_gpu_await_parameters(handle_, bucket - 1, -1, stream()) != 0) return LastError();
     }
@@ -161,37 +164,6 @@ class GpuTrainer final : public test::ExactTrainer {
   }
   static absl::Status LastError() { return absl::InternalError(superoffload_last_error()); }
 
-  // Once all its gradients are there.
-  absl::Status SubmitBuckets(size_t parameter) {
-    ready_[parameter] = true;
-    const v1::Placement& place = layout().placements(static_cast<int>(parameter));
-    for (uint32_t i = 0; i < place.bucket_count(); ++i) {
-      if (absl::Status status = Submit(place.first_bucket() + i); !status.ok()) return status;
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Submit(uint32_t index) {
-    const v1::Bucket& bucket = layout().buckets(static_cast<int>(index));
-    std::vector<superoffload_tensor> pieces;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const v1::Placement& place = layout().placements(static_cast<int>(i));
-      if (index < place.first_bucket() || index >= place.first_bucket() + place.bucket_count()) continue;
-      if (!ready_[i]) return absl::OkStatus();
-      if (absent_[i]) continue;
-      const uint64_t begin = std::max(place.state_offset(), bucket.state_offset());
-      const uint64_t end = std::min(place.state_offset() + elements_[i], bucket.state_offset() + bucket.elements());
-      const uint64_t element_bytes = gradients_[i]->bytes() / elements_[i];
-      pieces.push_back({gradients_[i]->device() + (begin - place.state_offset()) * element_bytes,
-                        begin - bucket.state_offset(), end - begin});
-    }
-    std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    if (superoffload_gpu_pack_after(handle_, reinterpret_cast<uint64_t>(busy_stream_.get())) != 0) return LastError();
-    const int code = superoffload_gpu_gradient_ready(
-        handle_, index, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket.gradient_dtype(), stream());
-    return code != 0 ? LastError() : absl::OkStatus();
-  }
-
   Client& client_;
   Attachment& attachment_;
   superoffload_attachment* const handle_;
@@ -201,7 +173,6 @@ class GpuTrainer final : public test::ExactTrainer {
   std::unique_ptr<Tensor> work_;
   std::vector<uint64_t> elements_;
   std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;
-  std::vector<bool> ready_, absent_;
   int step_ = 0;
   uint32_t present_residents_ = 0;
 };
@@ -212,7 +183,7 @@ class GpuTest : public ::testing::Test {
  protected:
   ~GpuTest() override {
     for (const char* name : {"FAKE_CUDA_FAIL", "FAKE_CUDA_DELAY", "FAKE_CUDA_MACHINE", "FAKE_CUDA_UUID", "FAKE_CUDA_OOM",
-                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE"}) {
+                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE", "SUPEROFFLOAD_RECONNECT_SECONDS"}) {
       ::unsetenv(name);
     }
   }
@@ -232,12 +203,37 @@ class GpuTest : public ::testing::Test {
     attachment_ = *client_->Attach(request);
   }
 
+  // The first elements of some memory on the GPU, as the gradient of a parameter.
+  absl::Status HandOver(int parameter, kernels::CudaPointer data, kernels::CudaStream stream) {
+    const v1::Parameter& of = attachment_->optimizer().parameters(parameter);
+    superoffload_piece piece{data, 0, 1, static_cast<uint32_t>(parameter), static_cast<uint32_t>(of.gradient_dtype())};
+    for (const uint64_t extent : of.shape()) piece.elements *= extent;
+    superoffload_source source{};
+    source.on_gpu = 1;
+    source.stream = reinterpret_cast<uint64_t>(stream);
+    source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
+    return attachment_->HandOver({&piece, 1}, source);
+  }
+
+  // No parameter has a gradient: zeros leave the GPU in all buckets.
+  absl::Status HandOverNothing() {
+    for (int i = 0; i < attachment_->optimizer().parameters_size(); ++i) {
+      if (absl::Status status = attachment_->ParameterAbsent(static_cast<size_t>(i)); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Drops the open step, if any.
+  void Abandon() {
+    if (!attachment_->AbandonStep().ok()) return;
+    EXPECT_TRUE(attachment_->WaitStep().ok());
+  }
+
   bool IsFake() const { return std::string(report_.gpu).starts_with("fake GPU"); }
 
   // False when this was built without GPU kernels.
   bool AttachGpu(superoffload_mover mover) {
-    constexpr uint32_t kMostTensors = 8;
-    const absl::StatusOr<superoffload_gpu_report> report = attachment_->AttachGpu(0, kMostTensors, mover);
+    const absl::StatusOr<superoffload_gpu_report> report = attachment_->AttachGpu(0, mover);
     status_ = report.status();
     if (report.ok()) report_ = *report;
     return status_.code() != absl::StatusCode::kUnimplemented;

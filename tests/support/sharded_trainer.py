@@ -282,7 +282,7 @@ def train(
                     parameter.grad *= 0.5
         if die_at is not None and list(die_at[:2]) == [rank, step]:
             _die(die_at[2], optimizer, *keepers[rank : rank + 1])
-        early += not plain and bool(optimizer._attachment._submitted)
+        early += not plain and bool(optimizer._attachment.look().begun)
         if clip == "call" or (plain and clip is not None):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             norms.append(float(whole(norm)))

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "superoffload/superoffload_xla.h"
+#include "superoffload/superoffload.h"
 #include "xla/ffi/api/c_api.h"
 
 struct XLA_FFI_Error {

@@ -43,11 +43,15 @@ class XlaGpuTrainer : public test::ExactTrainer {
     index_ = std::make_unique<Tensor>(device_, (kSlices + 1) * sizeof(int32_t));
     for (uint64_t i = 0; i < kSlices; ++i) Index(i) = static_cast<int32_t>(i);
     Index(kSlices) = -77;
-    Open();
+    for (const v1::ParameterGroup& group : attachment_.optimizer().groups()) {
+      scalars_.emplace_back();
+      SetScalars(static_cast<uint32_t>(scalars_.size() - 1), group);
+      Tensor::Require(SetScalars(static_cast<uint32_t>(scalars_.size() - 1)).ok() ? 0 : 1);
+    }
   }
 
   ~XlaGpuTrainer() override {
-    superoffload_xla_close(submitter_);
+    superoffload_close_trainer(submitter());
     for (const kernels::CudaStream stream : {stream_.get(), other_.get()}) driver().StreamSynchronize(stream);
   }
 
@@ -57,7 +61,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
   // What comes next is in the order of another stream.
   void SwitchStream() { std::swap(stream_, other_); }
 
-  int64_t submitter() const { return submitter_; }
+  int64_t submitter() const { return attachment_.trainer(); }
   kernels::CudaStream stream() const { return stream_.get(); }
   const kernels::CudaDriver& driver() const { return device_->driver(); }
   XLA_FFI_DataType dtype(size_t parameter) const {
@@ -93,9 +97,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
     return attachment_.SetGroup(group, hyperparameters);
   }
 
-  absl::Status BeginStep(double gradient_scale) override {
-    return Said(superoffload_xla_step_over(submitter_, next_slot_, committed_steps_, gradient_scale));
-  }
+  absl::Status BeginStep(double) override { return absl::OkStatus(); }  // the first gradient does
 
   absl::Status GradientReady(size_t parameter) override {
     Tensor& gradient = *gradients_[parameter];
@@ -105,7 +107,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
       Issue(driver().MemcpyHtoDAsync(buffer_->device(), gradient.host() + i * bytes, bytes, stream_.get()));
       if (slices > 1) SetIndex(i);
       test::XlaCall call(stream_.get());
-      call.Attribute("submitter", submitter_).Attribute("whole", slices == 1 ? 1 : 0);
+      call.Attribute("submitter", submitter()).Attribute("whole", slices == 1 ? 1 : 0);
       call.Attribute("parameters", std::vector<int64_t>{static_cast<int64_t>(parameter)});
       call.Operand(XLA_FFI_DataType_S32, 1, index_->device());
       call.Operand(dtype(parameter), elements_[parameter] / slices, buffer_->device());
@@ -117,23 +119,23 @@ class XlaGpuTrainer : public test::ExactTrainer {
   }
 
   absl::Status ParameterAbsent(size_t parameter) override {
-    return Said(superoffload_xla_absent(submitter_, static_cast<uint32_t>(parameter)));
+    return Said(superoffload_set_absent(submitter(), static_cast<uint32_t>(parameter)));
   }
 
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
-    superoffload_xla_open_step step;
-    std::vector<uint32_t> buckets(static_cast<size_t>(attachment_.optimizer().layout().buckets_size()));
-    if (absl::Status status = Said(superoffload_xla_take(submitter_, &step, buckets.data())); !status.ok()) {
-      return status;
-    }
-    return Said(superoffload_end_step(handle_, gradient_scale, max_grad_norm));
+    if (absl::Status status = Arrived(); !status.ok()) return status;
+    return attachment_.EndStep(gradient_scale, max_grad_norm);
+  }
+
+  // The first error of a call in this step.
+  absl::Status Arrived() const {
+    std::vector<uint64_t> elements(elements_.size());
+    return Said(superoffload_arrived(submitter(), elements.data()));
   }
 
   absl::StatusOr<superoffload_verdict> WaitStep() override {
-    superoffload_verdict verdict;
-    if (absl::Status status = Said(superoffload_wait_step(handle_, -1, &verdict)); !status.ok()) return status;
-    next_slot_ = verdict.next_slot;
-    committed_steps_ = verdict.committed_steps;
+    const absl::StatusOr<superoffload_verdict> verdict = attachment_.WaitStep();
+    if (!verdict.ok()) return verdict;
     if (absl::Status status = Publish(); !status.ok()) return status;
     Read();
     return verdict;
@@ -148,7 +150,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
   // Into `parameters_` on the GPU; the stream may be behind.
   absl::Status Publish() {
     test::XlaCall call(stream_.get());
-    call.Attribute("submitter", submitter_);
+    call.Attribute("submitter", submitter());
     for (size_t i = 0; i < parameters_.size(); ++i) call.Result(dtype(i), elements_[i], parameters_[i]->device());
     const std::string error = call.Run("publish");
     return error.empty() ? absl::OkStatus() : absl::InternalError(error);
@@ -171,7 +173,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
   }
   absl::Status SetScalars(uint32_t group) {
     const std::vector<double>& scalars = scalars_[group];
-    return Said(superoffload_xla_set_scalars(submitter_, group, scalars.data(), static_cast<uint32_t>(scalars.size())));
+    return Said(superoffload_set_scalars(submitter(), group, scalars.data(), static_cast<uint32_t>(scalars.size())));
   }
   void SetScalars(uint32_t group, const v1::ParameterGroup& hyperparameters) {
     scalars_[group].clear();
@@ -182,7 +184,6 @@ class XlaGpuTrainer : public test::ExactTrainer {
   superoffload_attachment* const handle_;
   std::shared_ptr<const kernels::GpuDevice> device_;
   kernels::OwnedStream stream_, other_;
-  int64_t submitter_ = 0;
   std::vector<uint64_t> elements_;
   std::vector<std::unique_ptr<Tensor>> parameters_, gradients_;  // the latter on the host only
   std::vector<std::vector<double>> scalars_;
@@ -193,51 +194,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
     Issue(driver().MemcpyHtoDAsync(index_->device(), &Index(i), sizeof(int32_t), stream_.get()));
   }
 
-  void Open() {
-    const v1::Optimizer& optimizer = attachment_.optimizer();
-    std::vector<superoffload_xla_parameter> parameters;
-    std::vector<const char*> names;
-    for (int i = 0; i < optimizer.parameters_size(); ++i) {
-      const v1::Placement& place = optimizer.layout().placements(i);
-      parameters.push_back({elements_[static_cast<size_t>(i)],
-                            place.parameters_offset(),
-                            {place.gradient_offsets(0), place.gradient_offsets(1)},
-                            place.first_bucket(),
-                            place.bucket_count(),
-                            static_cast<uint32_t>(optimizer.parameters(i).dtype()),
-                            0});
-      names.push_back(optimizer.parameters(i).name().c_str());
-    }
-    std::vector<superoffload_bucket> buckets;
-    for (const v1::Bucket& bucket : optimizer.layout().buckets()) {
-      superoffload_bucket ours{};
-      ours.elements = bucket.elements();
-      ours.gradient_offsets[0] = bucket.gradient_offsets(0);
-      ours.gradient_offsets[1] = bucket.gradient_offsets(1);
-      buckets.push_back(ours);
-    }
-    const superoffload_xla_options options{parameters.data(),
-                                           names.data(),
-                                           buckets.data(),
-                                           static_cast<uint32_t>(parameters.size()),
-                                           static_cast<uint32_t>(buckets.size()),
-                                           static_cast<uint32_t>(optimizer.groups_size()),
-                                           static_cast<uint32_t>(optimizer.groups(0).scalars_size()),
-                                           1,
-                                           0};
-    Tensor::Require(superoffload_xla_open(&options, &submitter_));
-    Tensor::Require(superoffload_xla_attach(submitter_, handle_));
-    for (const v1::ParameterGroup& group : optimizer.groups()) {
-      const auto number = static_cast<uint32_t>(scalars_.size());
-      scalars_.emplace_back();
-      SetScalars(number, group);
-      if (!SetScalars(number).ok()) std::abort();
-    }
-  }
-
   std::unique_ptr<Tensor> buffer_, nans_, index_;
-  uint32_t next_slot_ = 0;
-  uint64_t committed_steps_ = 0;
 };
 
 inline constexpr uint64_t kXlaSeed = 11;  // has steps that are clipped, and some that are skipped

@@ -68,8 +68,8 @@ class StepInsideTrainer final : public XlaGpuTrainer {
     ToHost(*numbers_);
     ToHost(*reals_);
     Tensor::Require(driver().StreamSynchronize(stream()));
-    superoffload_xla_open_step step;
-    if (absl::Status status = Said(superoffload_xla_look(submitter(), &step)); !status.ok()) return status;
+    superoffload_open_step_state step;
+    if (absl::Status status = Said(superoffload_look(submitter(), &step)); !status.ok()) return status;
     const superoffload_verdict& verdict = step.verdict;
     const auto* numbers = reinterpret_cast<const int32_t*>(numbers_->host());
     const auto* reals = reinterpret_cast<const float*>(reals_->host());

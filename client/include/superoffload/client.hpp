@@ -14,13 +14,11 @@
 #ifndef SUPEROFFLOAD_CLIENT_HPP_
 #define SUPEROFFLOAD_CLIENT_HPP_
 
-#include <grpcpp/channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -52,15 +50,24 @@ void SetScalar(v1::ParameterGroup* group, const std::string& name, double value)
 // optimizer's name, is for Client::ResolveStep. DATA_LOSS: the ranks cannot go on together; the sentence names the rank.
 absl::StatusOr<v1::ResolveStepRequest> Agree(std::span<const v1::RunReport> reports, uint32_t rank);
 
+class AttachmentStream;
+class Client;
+class Session;
+
 // One trainer's live connection to its optimizer. Its end, by destruction, leaves the optimizer at its last step. Used
 // by one thread at a time; spans are valid as long as it lives.
+//
+// When the daemon dies inside a call and its successor recovers the optimizer, the call attaches anew and what the open
+// step had submitted is submitted again, so that the trainer goes on as if nothing had happened. It waits for the
+// successor as $SUPEROFFLOAD_RECONNECT_SECONDS and $SUPEROFFLOAD_SOCKET_SECONDS say. DATA_LOSS: there is one, and it does
+// not know the optimizer. ABORTED: gradients were lost on their way from a GPU; compute those of the step again.
 class Attachment {
  public:
   ~Attachment();
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
 
-  // As of the attach: parameters, layout, groups, step.
+  // As of the first attach: parameters, layout, groups, step.
   const v1::Optimizer& optimizer() const { return optimizer_; }
 
   // Elements of parameter `index` in the order of creation, row-major; T has the size of its dtype. Final after
@@ -77,19 +84,21 @@ class Attachment {
     return Span<T>(gradients_ + Place(index).gradient_offsets(slot_), index);
   }
 
-  // For the steps that follow, or, inside a step, revised for it. A daemon that was restarted knows the
-  // hyper-parameters of the creation only: set changed ones again after an attach.
+  // For the steps that follow, or, inside a step, revised for it.
   absl::Status SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters);  // those named; the others stay
 
   // `gradient_scale` is what EndStep is expected to get: 1 without loss scaling, else its inverse.
   absl::Status BeginStep(double gradient_scale = 1);
 
-  // The gradient of a parameter is complete; submits every bucket that is complete with it. ALREADY_EXISTS: twice in
-  // one step.
+  // The gradient of a parameter is complete; submits every bucket that is complete with it. FAILED_PRECONDITION: it was
+  // before in this step.
   absl::Status GradientReady(size_t parameter);
 
   // In place of GradientReady: the parameter has no gradient in this step, so its weights, state and step count stay.
   absl::Status ParameterAbsent(size_t parameter);
+
+  // In place of GradientReady: gradients that are elsewhere, in this process or on its GPU (superoffload_hand_over).
+  absl::Status HandOver(std::span<const superoffload_piece> pieces, superoffload_source source);
 
   // Global norm of the gradients, all of which are ready, without ending the step.
   absl::StatusOr<double> WaitNorm(double gradient_scale = 1);
@@ -104,17 +113,26 @@ class Attachment {
   absl::StatusOr<double> WaitPrepared(absl::Duration timeout = absl::InfiniteDuration());
   absl::Status EndPreparedStep(double total_sum_of_squares, double gradient_scale = 1, double max_grad_norm = 0);
 
-  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle().
-  // `max_bucket_tensors`: that one superoffload_gpu_gradient_ready names at most. Errors as superoffload_gpu_attach.
-  absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, uint32_t max_bucket_tensors,
-                                                    superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
-  superoffload_attachment* handle() const { return handle_; }
+  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle(), which
+  // is another one after a daemon's death. Errors as superoffload_gpu_attach.
+  absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
+  superoffload_attachment* handle() const { return handles_.back(); }
+
+  // For superoffload.h.
+  int64_t trainer() const { return trainer_; }
 
   // Drops the open step.
   absl::Status AbandonStep();
 
-  // Waits until the parameters of the step ended last are final. DEADLINE_EXCEEDED: not yet.
+  // Waits until the parameters of the step ended last are final. DEADLINE_EXCEEDED: not yet. Of a step that a daemon had
+  // committed before it died nobody knows the norm: it is NaN.
   absl::StatusOr<superoffload_verdict> WaitStep(absl::Duration timeout = absl::InfiniteDuration());
+
+  // Waits until Parameter<T>(index) of the step ended last is final.
+  absl::Status WaitParameter(size_t index);
+
+  // Waits for the verdict on it; on a GPU parameters may still be on their way.
+  absl::StatusOr<superoffload_verdict> WaitVerdict(absl::Duration timeout = absl::InfiniteDuration());
 
   // The masters become the parameters as they stand in Parameter<T>(); moments stay.
   absl::Status PushParameters();
@@ -124,29 +142,50 @@ class Attachment {
 
  private:
   friend class Client;
-  struct Stream;
-  Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
-             std::unique_ptr<Stream> stream);
-  absl::Status Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response);
+  struct GpuWish {
+    int ordinal;
+    superoffload_mover mover;
+  };
+
+  Attachment(Client* client, v1::Optimizer optimizer);
+  absl::Status Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response);
+  absl::Status Attach(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
+                      uint32_t* resumed);
+  absl::StatusOr<superoffload_gpu_report> GiveGpu(const v1::Optimizer& optimizer, uint32_t next_slot,
+                                                  superoffload_attachment* previous);
+  absl::Status Use(uint32_t next_slot, uint64_t committed_steps, uint32_t* resumed);
+
+  // `status` is what a call has ended with. OK when the daemon is gone and its successor was attached to; *committed:
+  // the open step was committed before.
+  absl::Status Recover(const absl::Status& status, v1::Sync sync, bool* committed);
+  // `call` returns a status code of superoffload.h, and what it is for is noted.
+  template <typename Call>
+  absl::Status Submit(Call call);
+  // A control call, between two steps.
+  template <typename Call>
+  absl::Status BetweenSteps(Call call);
+  absl::Status End(uint32_t kind, double gradient_scale, double max_grad_norm, double total_sum_of_squares = 0);
+  absl::StatusOr<superoffload_answer> Wait(uint32_t awaited, absl::Duration timeout, bool* committed);
+  absl::StatusOr<superoffload_verdict> WaitOver(uint32_t awaited, absl::Duration timeout);
+
   const v1::Placement& Place(size_t index) const;
-  absl::Status CheckNotReady(size_t parameter) const;
+  absl::Status CheckParameter(size_t index) const;
   template <typename T>
   std::span<T> Span(std::byte* data, size_t index) const {
     return {reinterpret_cast<T*>(data), elements_[index]};
   }
 
-  v1::OptimizerService::Stub* const stub_;
-  const std::string token_;
+  Client& client_;
   v1::Optimizer optimizer_;
-  std::unique_ptr<Stream> stream_;
-  superoffload_attachment* handle_ = nullptr;
+  std::unique_ptr<AttachmentStream> stream_;
+  std::vector<superoffload_attachment*> handles_;  // the last one is in use; spans are of the first, or a GPU has it
+  int64_t trainer_ = 0;
+  std::optional<GpuWish> gpu_;
   std::byte* parameters_ = nullptr;
   std::byte* gradients_ = nullptr;
   uint32_t slot_ = 0;
-  std::vector<size_t> elements_;             // per parameter
-  std::vector<uint32_t> bucket_parameters_;  // parameters with elements in each bucket
-  std::vector<uint32_t> outstanding_;        // of those, not ready yet in the open step
-  std::vector<bool> ready_;                  // per parameter
+  double asked_scale_ = 1;  // of the norm that was asked for last
+  std::vector<size_t> elements_;  // per parameter
 };
 
 // How an operator on another machine proves who they are: PEM files, as in remote_operators of config.proto.
@@ -156,7 +195,8 @@ struct TlsFiles {
   std::string key;
 };
 
-// Calls of one daemon. Thread-safe. Must outlive its attachments.
+// Calls of one daemon, and of its successor once an attachment has come back from its death. Thread-safe. Must outlive its
+// attachments.
 class Client {
  public:
   // See ResolveEndpoint. Waits $SUPEROFFLOAD_CONNECT_SECONDS (30). UNAVAILABLE: nobody listens there.
@@ -201,16 +241,14 @@ class Client {
   const std::string& endpoint() const { return endpoint_; }
 
  private:
-  Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
-  absl::StatusOr<v1::ServerInfo> FindServer();
-  absl::Status ConnectDescriptors(const v1::ServerInfo& info);
+  friend class Attachment;
+  Client(std::string endpoint, std::shared_ptr<Session> session);
+  std::shared_ptr<Session> session() const;
+  absl::StatusOr<std::shared_ptr<Session>> WaitSuccessor(const Session* dead);
 
   const std::string endpoint_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::ServerService::Stub> server_;
-  const std::unique_ptr<v1::OptimizerService::Stub> optimizers_;
-  superoffload_connection* connection_ = nullptr;
-  std::string token_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Session> session_;  // protected by it
 };
 
 }  // namespace superoffload

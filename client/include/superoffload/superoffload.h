@@ -7,12 +7,12 @@
  *   superoffload_connect                 -> token
  *   gRPC CreateOptimizer (once), AttachOptimizer (keep the stream) -> attachment_epoch, layout
  *   superoffload_attach                  -> mappings and rings
- *   per step: superoffload_begin_step, superoffload_gradient_ready..., superoffload_end_step, superoffload_wait_step
- *   superoffload_detach, superoffload_disconnect
+ *   superoffload_open_trainer (once), superoffload_use_attachment
+ *   per step: superoffload_hand_over for each gradient, superoffload_end, superoffload_wait
+ *   superoffload_close_trainer, superoffload_detach, superoffload_disconnect
  *
  * Every function that can fail returns a canonical status code (0 is OK, the numbers are gRPC's) and leaves a sentence
- * in superoffload_last_error(), which is per thread. One attachment may be used by one thread at a time to
- * submit and by one thread at a time to wait. Handles are not fork-safe. Nothing here throws or aborts.
+ * in superoffload_last_error(), which is per thread. Nothing here is fork-safe, and nothing throws or aborts.
  */
 #ifndef SUPEROFFLOAD_SUPEROFFLOAD_H_
 #define SUPEROFFLOAD_SUPEROFFLOAD_H_
@@ -70,42 +70,6 @@ SUPEROFFLOAD_API void* superoffload_gradients(const superoffload_attachment* att
 /* Private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
 SUPEROFFLOAD_API const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes);
 
-/* Sets the hyper-parameters of a parameter group: for the steps that follow, or, inside a step, revised for it. `scalars`
- * are the first `count` of the algorithm's, in the order in which Optimizer.groups of the attach response has them. */
-SUPEROFFLOAD_API int superoffload_set_group(superoffload_attachment* attachment, uint32_t group, const double* scalars,
-                                            uint32_t count);
-
-/* Opens a step. `gradient_scale` is what the trainer expects to pass to end_step (1 without loss scaling). */
-SUPEROFFLOAD_API int superoffload_begin_step(superoffload_attachment* attachment, double gradient_scale);
-
-/* Parameters [first, first + count), in the order of creation, have no gradient in the open step: their weights, state
- * and step counts stay, as in torch.optim. Before any of their buckets is submitted; those are submitted all the same.
- */
-SUPEROFFLOAD_API int superoffload_parameters_absent(superoffload_attachment* attachment, uint32_t first,
-                                                    uint32_t count);
-
-/* Submits a bucket whose gradient is complete in the current slot. The slot must not be written again. */
-SUPEROFFLOAD_API int superoffload_gradient_ready(superoffload_attachment* attachment, uint32_t bucket);
-
-/* Asks for the global norm of the gradients, once every bucket has been submitted; nothing is decided. */
-SUPEROFFLOAD_API int superoffload_measure_norm(superoffload_attachment* attachment, double gradient_scale);
-
-/* Closes the step: every bucket has been submitted. `max_grad_norm` 0 means no clipping. Does not wait. */
-SUPEROFFLOAD_API int superoffload_end_step(superoffload_attachment* attachment, double gradient_scale,
-                                           double max_grad_norm);
-
-/* A rank of a run of several, in place of superoffload_end_step. prepare_step: every bucket has been submitted; the step
- * is prepared when superoffload_wait_prepared returns, and then outlives trainer and daemon. Gather the sums of squares of
- * all ranks, in this process group only, add them in rank order, and end the step with the total and the values that it
- * was prepared with. In between hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering
- * fails, detach, and begin anew with a report (ReportRun of optimizer.proto) and superoffload_agree. */
-SUPEROFFLOAD_API int superoffload_prepare_step(superoffload_attachment* attachment, double gradient_scale,
-                                               double max_grad_norm);
-SUPEROFFLOAD_API int superoffload_wait_prepared(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                                double* sum_of_squares);
-SUPEROFFLOAD_API int superoffload_end_prepared_step(superoffload_attachment* attachment, double gradient_scale,
-                                                    double max_grad_norm, double total_sum_of_squares);
-
 /* What all ranks of a run tell each other before they attach: RunReport of optimizer.proto. */
 typedef struct superoffload_run_terms {
   double sum_of_squares;
@@ -134,9 +98,6 @@ typedef struct superoffload_run_decision {
 SUPEROFFLOAD_API int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
                                         superoffload_run_decision* decision);
 
-/* Drops the open step; parameters return to those of the step before. Wait as after end_step. */
-SUPEROFFLOAD_API int superoffload_abandon_step(superoffload_attachment* attachment);
-
 typedef struct superoffload_verdict {
   uint32_t kind; /* 1 commit, 2 clip, 3 skip: non-finite, 4 skip: overflow, 5 skip: abandoned */
   uint32_t speculated_buckets;
@@ -149,24 +110,182 @@ typedef struct superoffload_verdict {
   double clip_coefficient;
 } superoffload_verdict;
 
-/* Waits for the verdict on the step that was ended last. A negative timeout waits for ever, 0 polls.
- * DEADLINE_EXCEEDED: not yet. UNAVAILABLE: the daemon is gone or has ended the attachment.
- * Errors that the daemon reports for submitted entries surface here and in superoffload_wait_step, with its code. */
-SUPEROFFLOAD_API int superoffload_wait_verdict(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                               superoffload_verdict* verdict);
+/* As Layout.buckets of the attach response has it. */
+typedef struct superoffload_bucket {
+  uint64_t elements;
+  uint64_t parameters_offset;
+  uint64_t gradient_offsets[2];
+  uint64_t state_offset;
+  uint32_t dtype; /* DataType of optimizer.proto */
+  uint32_t gradient_dtype;
+  uint32_t group;
+  uint32_t reserved;
+} superoffload_bucket;
 
-/* Waits for the answer to superoffload_measure_norm of the open step: the norm, or the sum of the squares, which is
- * without the gradient scale. Both are this rank's. */
-SUPEROFFLOAD_API int superoffload_wait_norm(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                            double* global_norm);
-SUPEROFFLOAD_API int superoffload_wait_sum(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                           double* sum_of_squares);
+/* A parameter of the optimizer, in the order of creation, with its Placement of optimizer.proto. */
+typedef struct superoffload_parameter {
+  const char* name; /* for errors */
+  uint64_t elements;
+  uint64_t parameters_offset;
+  uint64_t gradient_offsets[2];
+  uint64_t state_offset;
+  uint32_t first_bucket;
+  uint32_t bucket_count;
+  uint32_t dtype; /* DataType of optimizer.proto */
+  uint32_t gradient_dtype;
+} superoffload_parameter;
 
-/* Waits until the parameters of one bucket, or of all buckets, are final for the step that was ended last. */
-SUPEROFFLOAD_API int superoffload_wait_parameters(superoffload_attachment* attachment, uint32_t bucket,
-                                                  int64_t timeout_milliseconds);
-SUPEROFFLOAD_API int superoffload_wait_step(superoffload_attachment* attachment, int64_t timeout_milliseconds,
-                                            superoffload_verdict* verdict);
+/* The trainer's side of steps, in terms of parameters. It outlives attachments, and so the daemon: whatever a call is
+ * for is noted before it is submitted. Where one returns UNAVAILABLE the daemon is gone: attach to its successor, and
+ * superoffload_use_attachment submits the open step again, to the end that it was given. Any thread may call any of these
+ * at any time; a trainer is a number, which is never used again, and is FAILED_PRECONDITION once it is closed. */
+typedef struct superoffload_trainer_options {
+  const superoffload_parameter* parameters;
+  const superoffload_bucket* buckets;
+  uint32_t parameter_count, bucket_count;
+  uint32_t group_count, scalar_count; /* parameter groups, and hyper-parameters of each */
+  uint32_t threads;                   /* that a copy may use; at least 1 */
+  uint32_t reserved;
+} superoffload_trainer_options;
+
+SUPEROFFLOAD_API int superoffload_open_trainer(const superoffload_trainer_options* options, int64_t* trainer);
+
+/* Calls that run meanwhile end first. Nothing is submitted for it afterwards: before the detach of what it used. */
+SUPEROFFLOAD_API void superoffload_close_trainer(int64_t trainer);
+
+/* What became of a step that was open. */
+enum superoffload_resumed {
+  SUPEROFFLOAD_RESUMED_NOTHING = 0,   /* none was, or it is dropped */
+  SUPEROFFLOAD_RESUMED_SUBMITTED = 1, /* it goes on */
+  SUPEROFFLOAD_RESUMED_COMMITTED = 2, /* the former daemon had committed it: it is over */
+  SUPEROFFLOAD_RESUMED_LOST = 3       /* some of its gradients were on a GPU, and are gone: it is dropped */
+};
+
+/* What is submitted goes to this attachment from now on; after superoffload_gpu_attach, where it has a GPU. `next_slot`
+ * is of its attach response, `committed_steps` of the optimizer in it. `resumes` 0: an open step is dropped, and
+ * hyper-parameters are those that the optimizer has.
+ * NULL: nothing is submitted, and an open step stays noted; before the detach, or superoffload_gpu_end, of what was used.
+ */
+SUPEROFFLOAD_API int superoffload_use_attachment(int64_t trainer, superoffload_attachment* attachment,
+                                                 uint32_t next_slot, uint64_t committed_steps, uint32_t resumes,
+                                                 uint32_t* resumed);
+
+/* Hyper-parameters of a parameter group: of the open step, and of those that follow. `scalars` are all `count` of the
+ * algorithm's, in the order in which Optimizer.groups of the attach response has them. */
+SUPEROFFLOAD_API int superoffload_set_scalars(int64_t trainer, uint32_t group, const double* scalars, uint32_t count);
+
+/* Opens a step that expects this gradient scale. The first gradient opens one by itself, with that of the last step. */
+SUPEROFFLOAD_API int superoffload_open_step(int64_t trainer, double gradient_scale);
+
+/* Elements [first, first + elements) of the gradient of a parameter, contiguous. */
+typedef struct superoffload_piece {
+  uint64_t data; /* an address of this process; on a GPU a device pointer */
+  uint64_t first;
+  uint64_t elements;
+  uint32_t parameter;
+  uint32_t dtype; /* DataType of optimizer.proto */
+} superoffload_piece;
+
+/* Whose memory gradients are afterwards. */
+enum superoffload_stays {
+  SUPEROFFLOAD_STAYS_NOT = 0,          /* the caller's, when the call returns or the stream has gone past it */
+  SUPEROFFLOAD_STAYS_UNTIL_PACKED = 1, /* on a GPU: theirs until superoffload_gpu_stream has done what is on it */
+  SUPEROFFLOAD_STAYS_UNTIL_OVER = 2    /* theirs until the step is over, so that a daemon's death loses none */
+};
+
+typedef struct superoffload_source {
+  uint64_t stream;  /* where `on_gpu`: they are there once it has done what was launched on it so far */
+  uint32_t on_gpu;  /* 1: in GPU memory */
+  uint32_t stays;   /* enum superoffload_stays; in the host's memory NOT is best */
+  /* Filled in, where not NULL: digests of the pieces, in the host's memory (superoffload_copy_and_digest). */
+  uint64_t* digests;
+  /* Filled in, where not NULL: parameters whose gradients have left altogether with this call; room for all. */
+  uint32_t* left;
+  uint32_t left_count;
+  uint32_t reserved;
+} superoffload_source;
+
+/* Gradients that are complete, of which the first opens a step. A bucket is submitted with the last piece of it. What
+ * has come before in this step is FAILED_PRECONDITION. UNAVAILABLE: the daemon is gone; the pieces count as handed over.
+ * A piece may be in its slot already (superoffload_gradients). */
+SUPEROFFLOAD_API int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
+                                            superoffload_source* source);
+
+/* Of gradients in the host's memory that were handed over in the open step: `*index` becomes that of a piece which has
+ * other bytes by now, or `count`. */
+SUPEROFFLOAD_API int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
+                                              uint32_t* index);
+
+/* The parameter has no gradient in the open step: its weights, state and step count stay, as in torch.optim. */
+SUPEROFFLOAD_API int superoffload_set_absent(int64_t trainer, uint32_t parameter);
+
+/* Elements of each parameter that have come in the open step. An error is that of a call of XLA in this step; `elements`
+ * are filled in all the same. */
+SUPEROFFLOAD_API int superoffload_arrived(int64_t trainer, uint64_t* elements);
+
+/* Asks for the norm of the gradients, all of which have come; nothing is decided. */
+SUPEROFFLOAD_API int superoffload_ask_norm(int64_t trainer, double gradient_scale);
+
+/* How a step ends.
+ * PREPARE and PREPARED are of a rank of a run of several, in place of END. The step is prepared when its sum of squares
+ * has come (superoffload_wait), and then outlives trainer and daemon. Gather the sums of all ranks, in this process group
+ * only, add them in rank order, and end the step with the total and the values that it was prepared with. In between
+ * hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering fails, detach, and begin anew
+ * with a report (ReportRun of optimizer.proto) and superoffload_agree. */
+enum superoffload_end_kind {
+  SUPEROFFLOAD_END = 0,
+  SUPEROFFLOAD_END_PREPARE = 1,
+  SUPEROFFLOAD_END_PREPARED = 2,
+  SUPEROFFLOAD_END_ABANDON = 3 /* parameters return to those of the step before; not all gradients need have come */
+};
+
+typedef struct superoffload_step_end {
+  double gradient_scale;
+  double max_grad_norm;        /* 0: no clipping */
+  double total_sum_of_squares; /* of PREPARED */
+  uint32_t kind;               /* enum superoffload_end_kind */
+  uint32_t reserved;
+} superoffload_step_end;
+
+/* Does not wait. */
+SUPEROFFLOAD_API int superoffload_end(int64_t trainer, const superoffload_step_end* end);
+
+/* What can be waited for. */
+enum superoffload_awaited {
+  SUPEROFFLOAD_AWAIT_NORM = 0,     /* the answer to superoffload_ask_norm: norm, sum_of_squares, both this rank's */
+  SUPEROFFLOAD_AWAIT_PREPARED = 1, /* sum_of_squares */
+  SUPEROFFLOAD_AWAIT_VERDICT = 2,  /* on the step that was ended last, which is over then: verdict */
+  SUPEROFFLOAD_AWAIT_STEP = 3      /* the same, and its parameters are final */
+};
+
+typedef struct superoffload_answer {
+  double norm;
+  double sum_of_squares; /* without the gradient scale */
+  superoffload_verdict verdict;
+} superoffload_answer;
+
+/* A negative timeout waits for ever, 0 polls. DEADLINE_EXCEEDED: not yet. Errors that the daemon reports for what was
+ * submitted surface here, with its code. */
+SUPEROFFLOAD_API int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_milliseconds,
+                                       superoffload_answer* answer);
+
+/* Waits until a parameter of the step that was ended last is final, in the host's memory. */
+SUPEROFFLOAD_API int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds);
+
+typedef struct superoffload_open_step_state {
+  uint32_t begun;    /* a step is open */
+  uint32_t prepared; /* it was asked to be, or was ended as one that is: other ranks may have committed it */
+  uint32_t ended;    /* its verdict is to come */
+  uint32_t gone;     /* the daemon is */
+  uint32_t lost;     /* a whole step of XLA's was cut off by the daemon's death, and nothing was attached since */
+  uint32_t next_slot;
+  uint64_t committed_steps;
+  uint64_t steps;    /* that calls of XLA have made by themselves */
+  uint64_t skips[6]; /* of them, by verdict.kind */
+  superoffload_verdict verdict; /* on the last of them */
+} superoffload_open_step_state;
+
+SUPEROFFLOAD_API int superoffload_look(int64_t trainer, superoffload_open_step_state* step);
 
 /* Passes over memory, for trainers whose parameters and gradients are their own: published parameters are copied to
  * them after a step, gradients to slots before it, and what others changed meanwhile is found. They need no attachment.
@@ -185,6 +304,13 @@ SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_range* rang
 /* `range` becomes the index of a range whose `from` and `to` differ, or `count`. */
 SUPEROFFLOAD_API int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
                                                   uint32_t* range);
+
+/* XLA calls foreign functions (FFI handlers) while a compiled program runs, from threads of its own: those of this library
+ * hand a layer's gradients over as backward computes them, or make a whole step. Which trainer they mean is its number,
+ * an attribute of the call. A handler for a platform: "hand_over", "step" and "count" for "cpu" and "cuda", "compare" for
+ * "cpu", and "publish" for "cuda"; superoffload/jax/ffi.py has their operands. UNIMPLEMENTED: this library was built
+ * without XLA's headers, or there is none for the platform. */
+SUPEROFFLOAD_API int superoffload_xla_handler(const char* name, const char* platform, void** handler);
 
 #ifdef __cplusplus
 } /* extern "C" */

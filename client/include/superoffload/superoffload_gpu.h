@@ -4,12 +4,11 @@
  * which the model's tensors become views, and a ring of device slots through which gradients leave. Then, in every
  * step, in place of writing gradient memory and reading parameter memory:
  *
- *   superoffload_begin_step
- *   superoffload_gpu_gradient_ready for each bucket, as backward completes its gradients   (packs on a side stream)
- *   superoffload_end_step, superoffload_wait_verdict
+ *   superoffload_hand_over of each gradient, as backward completes it      (packs on a side stream)
+ *   superoffload_end, superoffload_wait for the verdict
  *   superoffload_gpu_await_parameters for each bucket, just before the next forward reads it  (the stream waits)
  *
- * Parameters in GPU memory change when a step commits and at no other time: after superoffload_end_step, and after
+ * Parameters in GPU memory change when a step commits and at no other time: after superoffload_end, and after
  * everything that was launched before it on the streams that the step's calls named, which must live until then. Those
  * that the next forward reads first, of the buckets with the highest numbers, come first.
  *
@@ -36,18 +35,6 @@ enum superoffload_mover {
   SUPEROFFLOAD_MOVER_DIRECT = 3   /* this process; its packing kernel stores straight into the daemon's host memory */
 };
 
-/* As Layout.buckets and Optimizer of the attach response have it. */
-typedef struct superoffload_bucket {
-  uint64_t elements;
-  uint64_t parameters_offset;
-  uint64_t gradient_offsets[2];
-  uint64_t state_offset;
-  uint32_t dtype; /* DataType of optimizer.proto */
-  uint32_t gradient_dtype;
-  uint32_t group;
-  uint32_t reserved;
-} superoffload_bucket;
-
 /* GPU memory for an attachment, reserved before it is used (superoffload_gpu_reserve). */
 typedef struct superoffload_gpu_memory superoffload_gpu_memory;
 
@@ -56,12 +43,12 @@ typedef struct superoffload_gpu_options {
   uint32_t mover;              /* enum superoffload_mover */
   uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
   uint32_t device_slots;       /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
-  uint32_t max_bucket_tensors; /* tensors that one superoffload_gpu_gradient_ready names at most */
+  uint32_t max_bucket_tensors; /* parameters that have elements in one bucket, at most */
   uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
   uint32_t bucket_count, group_count, scalar_count, array_count, parameter_count;
   const superoffload_bucket* buckets;
   /* What resident buckets are updated with: Optimizer.algorithm; the scalars of each group as of the attach,
-   * scalar_count each, which superoffload_set_group changes; Layout.arrays, all fp32; Placement.state_offset and
+   * scalar_count each, which superoffload_set_scalars changes; Layout.arrays, all fp32; Placement.state_offset and
    * Optimizer.parameter_steps of each parameter, the latter NULL where it is empty. */
   const char* algorithm;
   const double* scalars;
@@ -143,20 +130,6 @@ SUPEROFFLOAD_API uint64_t superoffload_gpu_stream(const superoffload_attachment*
  * (follow it with PushParameters). No step may be open. They wait. */
 SUPEROFFLOAD_API int superoffload_gpu_pull(superoffload_attachment* attachment);
 SUPEROFFLOAD_API int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream);
-
-/* A piece of a bucket's gradient. */
-typedef struct superoffload_tensor {
-  uint64_t data;  /* device pointer; contiguous */
-  uint64_t first; /* element of the bucket */
-  uint64_t elements;
-} superoffload_tensor;
-
-/* Submits a bucket whose gradients, of `dtype` each and in ascending order, are complete once `stream` has done what
- * was launched on it so far. What no tensor covers is zero. The tensors must stay as they are until the side stream has
- * done what is on it now. Waits for a device slot only when all are in flight. */
-SUPEROFFLOAD_API int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
-                                                     const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
-                                                     uint64_t stream);
 
 /* Has gradients that are submitted from now on, and the step's end, wait for what was launched on `stream` so far, too:
  * for buckets whose gradients come from several streams, and for streams that read parameters before the step's end. */

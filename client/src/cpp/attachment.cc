@@ -1,10 +1,15 @@
+// The steps of an attachment, and how it comes back from a daemon's death.
 #include <algorithm>
 #include <chrono>
+#include <limits>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/cpp/attachment_stream.h"
+#include "absl/time/clock.h"
 #include "client/src/cpp/calls.h"
+#include "client/src/cpp/layout.h"
+#include "client/src/cpp/session.h"
 #include "superoffload/client.hpp"
 
 namespace superoffload {
@@ -23,6 +28,11 @@ v1::Scalar* FindScalar(v1::ParameterGroup* group, const std::string& name) {
   return found == scalars->end() ? nullptr : &*found;
 }
 
+uint32_t ThisProcessesCpus() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+// What calls of a daemon that died meet: nobody, or a successor that does not know their token.
+bool IsGone(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsUnauthenticated(status); }
+
 }  // namespace
 
 void SetScalar(v1::ParameterGroup* group, const std::string& name, double value) {
@@ -32,45 +42,139 @@ void SetScalar(v1::ParameterGroup* group, const std::string& name, double value)
   scalar->set_value(value);
 }
 
-Attachment::Attachment(v1::OptimizerService::Stub* stub, std::string token, v1::AttachOptimizerResponse response,
-                       std::unique_ptr<Stream> stream)
-    : stub_(stub),
-      token_(std::move(token)),
-      optimizer_(std::move(*response.mutable_optimizer())),
-      stream_(std::move(stream)),
-      slot_(response.next_slot()),
-      bucket_parameters_(optimizer_.layout().buckets_size()) {
+Attachment::Attachment(Client* client, v1::Optimizer optimizer)
+    : client_(*client), optimizer_(std::move(optimizer)) {
   for (const v1::Parameter& parameter : optimizer_.parameters()) {
     size_t elements = 1;
-    for (uint64_t extent : parameter.shape()) elements *= extent;
+    for (const uint64_t extent : parameter.shape()) elements *= extent;
     elements_.push_back(elements);
   }
-  for (const v1::Placement& place : optimizer_.layout().placements()) {
-    for (uint32_t i = 0; i < place.bucket_count(); ++i) ++bucket_parameters_[place.first_bucket() + i];
+}
+
+absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response) {
+  std::vector<superoffload_parameter> parameters;
+  for (int i = 0; i < optimizer_.parameters_size(); ++i) {
+    const v1::Parameter& parameter = optimizer_.parameters(i);
+    const v1::Placement& place = optimizer_.layout().placements(i);
+    const bool same = parameter.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
+    parameters.push_back({.name = parameter.name().c_str(),
+                          .elements = elements_[static_cast<size_t>(i)],
+                          .parameters_offset = place.parameters_offset(),
+                          .gradient_offsets = {place.gradient_offsets(0), place.gradient_offsets(1)},
+                          .state_offset = place.state_offset(),
+                          .first_bucket = place.first_bucket(),
+                          .bucket_count = place.bucket_count(),
+                          .dtype = static_cast<uint32_t>(parameter.dtype()),
+                          .gradient_dtype = static_cast<uint32_t>(same ? parameter.dtype() : parameter.gradient_dtype())});
   }
+  const std::vector<superoffload_bucket> buckets = ToC(optimizer_.layout());
+  const superoffload_trainer_options options{.parameters = parameters.data(),
+                                             .buckets = buckets.data(),
+                                             .parameter_count = static_cast<uint32_t>(parameters.size()),
+                                             .bucket_count = static_cast<uint32_t>(buckets.size()),
+                                             .group_count = static_cast<uint32_t>(optimizer_.groups_size()),
+                                             .scalar_count = static_cast<uint32_t>(optimizer_.groups(0).scalars_size()),
+                                             .threads = ThisProcessesCpus(),
+                                             .reserved = 0};
+  if (int code = superoffload_open_trainer(&options, &trainer_); code != 0) return FromC(code);
+  uint32_t resumed = 0;
+  if (absl::Status status = Attach(std::move(stream), response, &resumed); !status.ok()) return status;
+  parameters_ = static_cast<std::byte*>(superoffload_parameters(handles_.front(), nullptr));
+  gradients_ = static_cast<std::byte*>(superoffload_gradients(handles_.front(), nullptr));
+  return absl::OkStatus();
+}
+
+// Later spans are of the first one's memory, which is the same.
+absl::Status Attachment::Attach(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
+                                uint32_t* resumed) {
+  superoffload_attachment* handle = nullptr;
+  const int code =
+      superoffload_attach(stream->session().connection(), response.attachment_epoch(), response.optimizer().step(),
+                          static_cast<uint32_t>(optimizer_.layout().buckets_size()), &handle);
+  if (code != 0) return FromC(code);
+  handles_.push_back(handle);
+  stream_ = std::move(stream);
+  if (gpu_) {
+    superoffload_use_attachment(trainer_, nullptr, 0, 0, 0, nullptr);
+    superoffload_attachment* const previous = handles_[handles_.size() - 2];
+    const absl::Status given = GiveGpu(response.optimizer(), response.next_slot(), previous).status();
+    if (!given.ok()) return given;
+  }
+  return Use(response.next_slot(), response.optimizer().committed_steps(), resumed);
+}
+
+absl::Status Attachment::Use(uint32_t next_slot, uint64_t committed_steps, uint32_t* resumed) {
+  slot_ = next_slot;
+  return FromC(
+      superoffload_use_attachment(trainer_, handles_.back(), next_slot, committed_steps, /*resumes=*/1, resumed));
 }
 
 Attachment::~Attachment() {
-  if (handle_ == nullptr) return;  // the attach failed; the end of the stream cleans up
-  CallContext context(token_);
-  context.set_deadline(std::chrono::system_clock::now() + kDetachTimeout);
-  v1::DetachOptimizerResponse response;
-  stub_->DetachOptimizer(&context, Named<v1::DetachOptimizerRequest>(optimizer_.name()),
-                         &response);  // fails when the daemon has ended it already
-  superoffload_detach(handle_);
+  if (trainer_ != 0) superoffload_close_trainer(trainer_);
+  if (stream_ != nullptr) {  // else the attach failed; the end of the stream cleans up
+    CallContext context(stream_->session().token());
+    context.set_deadline(std::chrono::system_clock::now() + kDetachTimeout);
+    v1::DetachOptimizerResponse response;
+    stream_->session().optimizers().DetachOptimizer(&context, Named<v1::DetachOptimizerRequest>(optimizer_.name()),
+                                                    &response);  // fails when the daemon has ended it already
+  }
+  for (superoffload_attachment* const handle : handles_) superoffload_detach(handle);
 }
 
-absl::Status Attachment::Map(superoffload_connection* connection, const v1::AttachOptimizerResponse& response) {
-  const int code = superoffload_attach(connection, response.attachment_epoch(), optimizer_.step(),
-                                       static_cast<uint32_t>(bucket_parameters_.size()), &handle_);
-  if (code != 0) return FromC(code);
-  parameters_ = static_cast<std::byte*>(superoffload_parameters(handle_, nullptr));
-  gradients_ = static_cast<std::byte*>(superoffload_gradients(handle_, nullptr));
-  return absl::OkStatus();
+absl::Status Attachment::Recover(const absl::Status& status, v1::Sync sync, bool* committed) {
+  if (!IsGone(status)) return status;
+  auto request = Named<v1::AttachOptimizerRequest>(optimizer_.name());
+  request.set_sync(sync);
+  uint32_t resumed = SUPEROFFLOAD_RESUMED_NOTHING;
+  while (true) {
+    absl::StatusOr<std::shared_ptr<Session>> session = client_.WaitSuccessor(&stream_->session());
+    if (!session.ok()) return session.status();
+    v1::AttachOptimizerResponse response;
+    absl::StatusOr<std::unique_ptr<AttachmentStream>> stream = AttachmentStream::Open(*session, request, &response);
+    absl::Status attached = stream.status();
+    if (attached.ok() && response.optimizer().id() != optimizer_.id()) {
+      attached = absl::NotFoundError("another optimizer has its name now");
+    }
+    if (attached.ok()) attached = Attach(*std::move(stream), response, &resumed);
+    if (attached.ok()) break;
+    if (absl::IsNotFound(attached)) {
+      return absl::DataLossError(absl::StrCat("the masters and moments of optimizer \"", optimizer_.name(),
+                                              "\" are lost with the daemon that had them: ", attached.message(),
+                                              "; begin anew from a checkpoint, or from the parameters of this process"));
+    }
+    if (!IsGone(attached)) return attached;  // else it died again
+  }
+  if (committed != nullptr) *committed = resumed == SUPEROFFLOAD_RESUMED_COMMITTED;
+  if (resumed != SUPEROFFLOAD_RESUMED_LOST) return absl::OkStatus();
+  return absl::AbortedError(
+      "the daemon died in the middle of a step, with gradients that were on their way; its successor has the optimizer, "
+      "and the parameters are those of the step before: compute the gradients of this step again");
+}
+
+template <typename Call>
+absl::Status Attachment::Submit(Call call) {
+  const absl::Status status = FromC(call());
+  return status.ok() ? status : Recover(status, v1::SYNC_PULL, nullptr);
+}
+
+template <typename Call>
+absl::Status Attachment::BetweenSteps(Call call) {
+  while (true) {
+    const absl::Status status = call();
+    if (status.ok()) return status;
+    // Parameters stay as they are in memory: the trainer may have changed them.
+    if (absl::Status again = Recover(status, v1::SYNC_PUSH, nullptr); !again.ok()) return again;
+  }
 }
 
 const v1::Placement& Attachment::Place(size_t index) const {
   return optimizer_.layout().placements(static_cast<int>(index));
+}
+
+absl::Status Attachment::CheckParameter(size_t index) const {
+  if (index < elements_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter ", index, " does not exist; the optimizer has ", elements_.size(), " parameters"));
 }
 
 absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& hyperparameters) {
@@ -89,127 +193,119 @@ absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& hype
   }
   std::vector<double> scalars;
   for (const v1::Scalar& scalar : known.scalars()) scalars.push_back(scalar.value());
-  return FromC(superoffload_set_group(handle_, group, scalars.data(), static_cast<uint32_t>(scalars.size())));
+  return Submit([&] {
+    return superoffload_set_scalars(trainer_, group, scalars.data(), static_cast<uint32_t>(scalars.size()));
+  });
 }
 
 absl::Status Attachment::BeginStep(double gradient_scale) {
-  if (int code = superoffload_begin_step(handle_, gradient_scale); code != 0) return FromC(code);
-  outstanding_ = bucket_parameters_;
-  ready_.assign(elements_.size(), false);
-  return absl::OkStatus();
-}
-
-absl::Status Attachment::ParameterAbsent(size_t parameter) {
-  if (absl::Status status = CheckNotReady(parameter); !status.ok()) return status;
-  if (int code = superoffload_parameters_absent(handle_, static_cast<uint32_t>(parameter), 1); code != 0) {
-    return FromC(code);
-  }
-  return GradientReady(parameter);
-}
-
-absl::Status Attachment::CheckNotReady(size_t parameter) const {
-  if (parameter >= elements_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter ", parameter, " does not exist; the optimizer has ", elements_.size(), " parameters"));
-  }
-  if (ready_.empty()) return absl::FailedPreconditionError("GradientReady without an open step; call BeginStep first");
-  if (ready_[parameter]) {
-    return absl::AlreadyExistsError(absl::StrCat("the gradient of parameter \"",
-                                                 optimizer_.parameters(static_cast<int>(parameter)).name(),
-                                                 "\" was already ready in this step; say so once per step"));
-  }
-  return absl::OkStatus();
+  return Submit([&] { return superoffload_open_step(trainer_, gradient_scale); });
 }
 
 absl::Status Attachment::GradientReady(size_t parameter) {
-  if (absl::Status status = CheckNotReady(parameter); !status.ok()) return status;
-  ready_[parameter] = true;
-  const v1::Placement& place = Place(parameter);
-  for (uint32_t bucket = place.first_bucket(); bucket < place.first_bucket() + place.bucket_count(); ++bucket) {
-    if (--outstanding_[bucket] > 0) continue;
-    if (int code = superoffload_gradient_ready(handle_, bucket); code != 0) return FromC(code);
-  }
-  return absl::OkStatus();
+  if (absl::Status status = CheckParameter(parameter); !status.ok()) return status;
+  const v1::Parameter& of = optimizer_.parameters(static_cast<int>(parameter));
+  const bool same = of.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
+  const superoffload_piece piece{
+      .data = reinterpret_cast<uint64_t>(gradients_ + Place(parameter).gradient_offsets(static_cast<int>(slot_))),
+      .first = 0,
+      .elements = elements_[parameter],
+      .parameter = static_cast<uint32_t>(parameter),
+      .dtype = static_cast<uint32_t>(same ? of.dtype() : of.gradient_dtype())};
+  return HandOver({&piece, 1}, {});
 }
 
-absl::StatusOr<double> Attachment::WaitNorm(double gradient_scale) {
-  if (int code = superoffload_measure_norm(handle_, gradient_scale); code != 0) return FromC(code);
-  double norm = 0;
-  if (int code = superoffload_wait_norm(handle_, -1, &norm); code != 0) return FromC(code);
-  return norm;
+absl::Status Attachment::HandOver(std::span<const superoffload_piece> pieces, superoffload_source source) {
+  return Submit([&] {
+    return superoffload_hand_over(trainer_, pieces.data(), static_cast<uint32_t>(pieces.size()), &source);
+  });
+}
+
+absl::Status Attachment::ParameterAbsent(size_t parameter) {
+  if (absl::Status status = CheckParameter(parameter); !status.ok()) return status;
+  return Submit([&] { return superoffload_set_absent(trainer_, static_cast<uint32_t>(parameter)); });
+}
+
+absl::Status Attachment::End(uint32_t kind, double gradient_scale, double max_grad_norm, double total_sum_of_squares) {
+  const superoffload_step_end end{gradient_scale, max_grad_norm, total_sum_of_squares, kind, 0};
+  return Submit([&] { return superoffload_end(trainer_, &end); });
 }
 
 absl::Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
-  return FromC(superoffload_end_step(handle_, gradient_scale, max_grad_norm));
+  return End(SUPEROFFLOAD_END, gradient_scale, max_grad_norm);
 }
 
-absl::Status Attachment::AbandonStep() { return FromC(superoffload_abandon_step(handle_)); }
+absl::Status Attachment::AbandonStep() { return End(SUPEROFFLOAD_END_ABANDON, 1, 0); }
 
-absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout) {
-  superoffload_verdict verdict;
-  if (int code = superoffload_wait_step(handle_, Milliseconds(timeout), &verdict); code != 0) return FromC(code);
+// `committed` as of Recover: nothing is left to wait for.
+absl::StatusOr<superoffload_answer> Attachment::Wait(uint32_t awaited, absl::Duration timeout, bool* committed) {
+  const absl::Time deadline = absl::Now() + timeout;
+  superoffload_answer answer{};
+  while (true) {
+    const int code = superoffload_wait(trainer_, awaited, Milliseconds(deadline - absl::Now()), &answer);
+    if (code == 0) return answer;
+    const absl::Status status = FromC(code);
+    if (absl::Status again = Recover(status, v1::SYNC_PULL, committed); !again.ok()) return again;
+    if (*committed) return answer;
+    if (awaited != SUPEROFFLOAD_AWAIT_NORM) continue;
+    if (absl::Status asked = FromC(superoffload_ask_norm(trainer_, asked_scale_)); !asked.ok()) return asked;
+  }
+}
+
+absl::StatusOr<double> Attachment::WaitNorm(double gradient_scale) {
+  asked_scale_ = gradient_scale;
+  const absl::Status asked = Submit([&] { return superoffload_ask_norm(trainer_, gradient_scale); });
+  if (!asked.ok()) return asked;
+  bool committed = false;
+  const absl::StatusOr<superoffload_answer> answer = Wait(SUPEROFFLOAD_AWAIT_NORM, absl::InfiniteDuration(), &committed);
+  if (!answer.ok()) return answer.status();
+  return answer->norm;
+}
+
+absl::StatusOr<superoffload_verdict> Attachment::WaitOver(uint32_t awaited, absl::Duration timeout) {
+  bool committed = false;
+  absl::StatusOr<superoffload_answer> answer = Wait(awaited, timeout, &committed);
+  if (!answer.ok()) return answer.status();
+  superoffload_verdict& verdict = answer->verdict;
+  if (committed) {
+    superoffload_open_step_state step;
+    if (int code = superoffload_look(trainer_, &step); code != 0) return FromC(code);
+    verdict = {.kind = SUPEROFFLOAD_VERDICT_COMMIT, .speculated_buckets = 0, .republished_buckets = 0,
+               .next_slot = step.next_slot, .consecutive_skips = 0, .step = 0,
+               .committed_steps = step.committed_steps, .global_norm = std::numeric_limits<double>::quiet_NaN(),
+               .clip_coefficient = std::numeric_limits<double>::quiet_NaN()};
+  }
   slot_ = verdict.next_slot;
-  ready_.clear();
   return verdict;
 }
 
-absl::StatusOr<superoffload_gpu_report> Attachment::AttachGpu(int ordinal, uint32_t max_bucket_tensors,
-                                                              superoffload_mover mover) {
-  const v1::Layout& layout = optimizer_.layout();
-  std::vector<superoffload_bucket> buckets;
-  for (const v1::Bucket& bucket : layout.buckets()) {
-    buckets.push_back({.elements = bucket.elements(),
-                       .parameters_offset = bucket.parameters_offset(),
-                       .gradient_offsets = {bucket.gradient_offsets(0), bucket.gradient_offsets(1)},
-                       .state_offset = bucket.state_offset(),
-                       .dtype = static_cast<uint32_t>(bucket.dtype()),
-                       .gradient_dtype = static_cast<uint32_t>(bucket.gradient_dtype()),
-                       .group = bucket.group(),
-                       .reserved = 0});
+absl::StatusOr<superoffload_verdict> Attachment::WaitStep(absl::Duration timeout) {
+  return WaitOver(SUPEROFFLOAD_AWAIT_STEP, timeout);
+}
+
+absl::StatusOr<superoffload_verdict> Attachment::WaitVerdict(absl::Duration timeout) {
+  return WaitOver(SUPEROFFLOAD_AWAIT_VERDICT, timeout);
+}
+
+absl::Status Attachment::WaitParameter(size_t index) {
+  while (true) {
+    const absl::Status status = FromC(superoffload_wait_parameter(trainer_, static_cast<uint32_t>(index), -1));
+    if (status.ok()) return status;
+    bool committed = false;
+    if (absl::Status again = Recover(status, v1::SYNC_PULL, &committed); !again.ok() || committed) return again;
   }
-  std::vector<double> scalars;
-  for (const v1::ParameterGroup& group : optimizer_.groups()) {
-    for (const v1::Scalar& scalar : group.scalars()) scalars.push_back(scalar.value());
-  }
-  std::vector<uint64_t> array_offsets;
-  for (const v1::StateArray& array : layout.arrays()) array_offsets.push_back(array.offset());
-  std::vector<uint64_t> parameter_offsets;
-  for (const v1::Placement& place : layout.placements()) parameter_offsets.push_back(place.state_offset());
-  const superoffload_gpu_options options{
-      .ordinal = ordinal,
-      .mover = mover,
-      .share = 0,
-      .device_slots = 0,
-      .max_bucket_tensors = max_bucket_tensors,
-      .next_slot = slot_,
-      .bucket_count = static_cast<uint32_t>(buckets.size()),
-      .group_count = static_cast<uint32_t>(optimizer_.groups_size()),
-      .scalar_count = static_cast<uint32_t>(scalars.size() / optimizer_.groups_size()),
-      .array_count = static_cast<uint32_t>(array_offsets.size()),
-      .parameter_count = static_cast<uint32_t>(optimizer_.parameters_size()),
-      .buckets = buckets.data(),
-      .algorithm = optimizer_.algorithm().c_str(),
-      .scalars = scalars.data(),
-      .array_offsets = array_offsets.data(),
-      .parameter_offsets = parameter_offsets.data(),
-      .parameter_steps = optimizer_.parameter_steps_size() == 0 ? nullptr : optimizer_.parameter_steps().data(),
-      .committed_steps = optimizer_.committed_steps(),
-      .previous = nullptr,
-      .memory = nullptr,
-      .push = 0,
-      .reserved = 0,
-      .push_stream = 0};
-  superoffload_gpu_report report;
-  if (int code = superoffload_gpu_attach(handle_, &options, &report); code != 0) return FromC(code);
-  return report;
 }
 
 absl::Status Attachment::PushParameters() {
-  return Call(*stub_, &Stub::PushParameters, token_, Named<v1::PushParametersRequest>(optimizer_.name())).status();
+  return BetweenSteps([&] {
+    return stream_->session().Ask(&Stub::PushParameters, Named<v1::PushParametersRequest>(optimizer_.name())).status();
+  });
 }
 
 absl::Status Attachment::PullParameters() {
-  return Call(*stub_, &Stub::PullParameters, token_, Named<v1::PullParametersRequest>(optimizer_.name())).status();
+  return BetweenSteps([&] {
+    return stream_->session().Ask(&Stub::PullParameters, Named<v1::PullParametersRequest>(optimizer_.name())).status();
+  });
 }
 
 }  // namespace superoffload

@@ -1,33 +1,28 @@
 #include "superoffload/client.hpp"
 
-#include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include <grpcpp/support/channel_arguments.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "client/src/connect_patience.h"
-#include "client/src/cpp/attachment_stream.h"
 #include "client/src/cpp/calls.h"
 #include "client/src/cpp/pages.h"
+#include "client/src/cpp/session.h"
 
 namespace superoffload {
 namespace {
 
 using Stub = v1::OptimizerService::Stub;
 
-// gRPC gives up a connection that stays silent for 20 seconds, whatever a call's time is.
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint,
-                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(client::ConnectPatience().count()));
-  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
-}
+constexpr std::chrono::milliseconds kRetryPause{20};
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
@@ -36,20 +31,15 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return absl::NotFoundError(absl::StrCat("cannot read ", path));
 }
 
-// A user has so many pages on their way at once; another trainer's are over soon.
-constexpr std::chrono::seconds kPagePatience{30};
-constexpr std::chrono::milliseconds kPagePause{20};
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& endpoint) {
   absl::StatusOr<std::string> resolved = ResolveEndpoint(endpoint);
   if (!resolved.ok()) return resolved.status();
-  std::unique_ptr<Client> client(new Client(*std::move(resolved), grpc::InsecureChannelCredentials()));
-  absl::StatusOr<v1::ServerInfo> info = client->FindServer();
-  if (!info.ok()) return info.status();
-  if (absl::Status status = client->ConnectDescriptors(*info); !status.ok()) return status;
-  return client;
+  absl::StatusOr<std::shared_ptr<Session>> session =
+      Session::Open(*resolved, grpc::InsecureChannelCredentials(), /*local=*/true);
+  if (!session.ok()) return session.status();
+  return std::unique_ptr<Client>(new Client(*std::move(resolved), *std::move(session)));
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectRemote(const std::string& endpoint, const TlsFiles& tls) {
@@ -57,48 +47,61 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectRemote(const std::string&
   for (const absl::StatusOr<std::string>& file : files) {
     if (!file.ok()) return file.status();
   }
-  std::unique_ptr<Client> client(new Client(endpoint, grpc::SslCredentials({*files[0], *files[1], *files[2]})));
-  if (absl::StatusOr<v1::ServerInfo> info = client->FindServer(); !info.ok()) return info.status();
-  return client;
+  absl::StatusOr<std::shared_ptr<Session>> session =
+      Session::Open(endpoint, grpc::SslCredentials({*files[0], *files[1], *files[2]}), /*local=*/false);
+  if (!session.ok()) return session.status();
+  return std::unique_ptr<Client>(new Client(endpoint, *std::move(session)));
 }
 
-Client::Client(std::string endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
-    : endpoint_(std::move(endpoint)),
-      channel_(OpenChannel(endpoint_, credentials)),
-      server_(v1::ServerService::NewStub(channel_)),
-      optimizers_(v1::OptimizerService::NewStub(channel_)) {}
+Client::Client(std::string endpoint, std::shared_ptr<Session> session)
+    : endpoint_(std::move(endpoint)), session_(std::move(session)) {}
 
-Client::~Client() { superoffload_disconnect(connection_); }
+Client::~Client() = default;
 
-absl::StatusOr<v1::ServerInfo> Client::FindServer() {
-  absl::StatusOr<v1::ServerInfo> info = GetServerInfo();
-  if (info.ok()) return info;
-  return absl::Status(info.status().code(),
-                      absl::StrCat("no superoffloadd answers at ", endpoint_, ": ", info.status().message()));
+std::shared_ptr<Session> Client::session() const {
+  const std::lock_guard lock(mutex_);
+  return session_;
 }
 
-absl::Status Client::ConnectDescriptors(const v1::ServerInfo& info) {
-  if (int code = superoffload_connect(info.descriptor_socket().c_str(), &connection_); code != 0) return FromC(code);
-  token_ = superoffload_token(connection_);
-  return absl::OkStatus();
+// A daemon that was stopped on purpose takes its socket away.
+absl::StatusOr<std::shared_ptr<Session>> Client::WaitSuccessor(const Session* dead) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto socket_deadline = begin + client::SocketPatience();
+  const std::string socket(absl::StripPrefix(endpoint_, "unix:"));
+  while (true) {
+    if (std::shared_ptr<Session> present = session(); present.get() != dead) return present;
+    absl::StatusOr<std::shared_ptr<Session>> opened =
+        Session::Open(endpoint_, grpc::InsecureChannelCredentials(), /*local=*/true);
+    if (opened.ok()) {
+      const std::lock_guard lock(mutex_);
+      if (session_.get() == dead) session_ = *opened;
+      return session_;
+    }
+    if (!absl::IsUnavailable(opened.status())) return opened.status();
+    const auto now = std::chrono::steady_clock::now();
+    std::error_code unknown;
+    if (std::filesystem::exists(socket, unknown)) socket_deadline = now + client::SocketPatience();
+    if (now > std::min(begin + client::ReconnectPatience(), socket_deadline)) {
+      return absl::UnavailableError(absl::StrCat("superoffloadd at ", endpoint_, " has stopped, and no other has come (",
+                                                 opened.status().message(),
+                                                 "); start it again, and then this trainer, which finds its optimizer by "
+                                                 "name where the daemon or its keeper has kept it"));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
 }
 
 absl::StatusOr<v1::Topology> Client::GetTopology() {
-  return Call(*server_, &v1::ServerService::Stub::GetTopology, token_, v1::GetTopologyRequest());
+  return Call(session()->server(), &v1::ServerService::Stub::GetTopology, session()->token(), v1::GetTopologyRequest());
 }
 
-absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + client::ConnectPatience());
-  v1::ServerInfo info;
-  if (grpc::Status status = server_->GetServerInfo(&context, {}, &info); !status.ok()) return FromGrpc(status);
-  return info;
-}
+absl::StatusOr<v1::ServerInfo> Client::GetServerInfo() { return session()->GetServerInfo(); }
 
 absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerRequest& request) {
-  CallContext context(token_);
+  const std::shared_ptr<Session> present = session();
+  CallContext context(present->token());
   v1::Optimizer optimizer;
-  const auto writer = optimizers_->CreateOptimizer(&context, &optimizer);
+  const auto writer = present->optimizers().CreateOptimizer(&context, &optimizer);
   WritePages(request, [&](const v1::CreateOptimizerRequest& page) { return writer->Write(page); });
   writer->WritesDone();
   if (grpc::Status status = writer->Finish(); !status.ok()) return FromGrpc(status);
@@ -106,29 +109,14 @@ absl::StatusOr<v1::Optimizer> Client::CreateOptimizer(const v1::CreateOptimizerR
 }
 
 absl::StatusOr<v1::Optimizer> Client::GetOptimizer(const std::string& name, v1::OptimizerView view) {
-  auto request = Named<v1::GetOptimizerRequest>(name);
-  request.set_view(view);
-  v1::Optimizer whole;
-  const auto deadline = std::chrono::steady_clock::now() + kPagePatience;
-  while (true) {
-    absl::StatusOr<v1::Optimizer> page = Call(*optimizers_, &Stub::GetOptimizer, token_, request);
-    if (absl::IsResourceExhausted(page.status()) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kPagePause);
-      continue;
-    }
-    if (!page.ok()) return page.status();
-    request.set_page_token(page->next_page_token());
-    page->clear_next_page_token();
-    whole.MergeFrom(*page);
-    if (request.page_token().empty()) return whole;
-  }
+  return session()->GetOptimizer(name, view);
 }
 
 absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
   std::vector<v1::Optimizer> all;
   v1::ListOptimizersRequest request;
   do {
-    absl::StatusOr<v1::ListOptimizersResponse> page = Call(*optimizers_, &Stub::ListOptimizers, token_, request);
+    absl::StatusOr<v1::ListOptimizersResponse> page = session()->Ask(&Stub::ListOptimizers, request);
     if (!page.ok()) return page.status();
     all.insert(all.end(), page->optimizers().begin(), page->optimizers().end());
     request.set_page_token(page->next_page_token());
@@ -137,27 +125,28 @@ absl::StatusOr<std::vector<v1::Optimizer>> Client::ListOptimizers() {
 }
 
 absl::Status Client::DeleteOptimizer(const std::string& name) {
-  return Call(*optimizers_, &Stub::DeleteOptimizer, token_, Named<v1::DeleteOptimizerRequest>(name)).status();
+  return session()->Ask(&Stub::DeleteOptimizer, Named<v1::DeleteOptimizerRequest>(name)).status();
 }
 
 absl::StatusOr<v1::Optimizer> Client::SettleOptimizer(const std::string& name) {
-  return Call(*optimizers_, &Stub::SettleOptimizer, token_, Named<v1::SettleOptimizerRequest>(name));
+  return session()->Ask(&Stub::SettleOptimizer, Named<v1::SettleOptimizerRequest>(name));
 }
 
 absl::StatusOr<v1::Optimizer> Client::UpdatePolicies(const std::string& name, const v1::Policies& policies) {
   auto request = Named<v1::UpdatePoliciesRequest>(name);
   *request.mutable_policies() = policies;
-  return Call(*optimizers_, &Stub::UpdatePolicies, token_, request);
+  return session()->Ask(&Stub::UpdatePolicies, request);
 }
 
 absl::StatusOr<v1::CheckpointProgress> Client::CheckpointOptimizer(
     const std::string& name, const std::string& directory,
     const std::function<bool(const v1::CheckpointProgress&)>& on_progress, std::optional<uint64_t> run_step) {
-  CallContext context(token_);
+  const std::shared_ptr<Session> present = session();
+  CallContext context(present->token());
   auto request = Named<v1::CheckpointOptimizerRequest>(name);
   request.set_directory(directory);
   if (run_step) request.set_run_step(*run_step);
-  const auto reader = optimizers_->CheckpointOptimizer(&context, request);
+  const auto reader = present->optimizers().CheckpointOptimizer(&context, request);
   v1::CheckpointProgress progress;
   while (reader->Read(&progress)) {
     if (!on_progress(progress)) context.TryCancel();
@@ -170,19 +159,20 @@ absl::StatusOr<v1::ExportOptimizerResponse> Client::ExportOptimizer(const std::s
                                                                     const std::string& directory) {
   auto request = Named<v1::ExportOptimizerRequest>(name);
   request.set_directory(directory);
-  return Call(*optimizers_, &Stub::ExportOptimizer, token_, request);
+  return session()->Ask(&Stub::ExportOptimizer, request);
 }
 
 absl::StatusOr<v1::Optimizer> Client::RestoreOptimizer(const std::string& name,
                                                        const std::vector<std::string>& directories) {
   auto request = Named<v1::RestoreOptimizerRequest>(name);
   for (const std::string& directory : directories) request.add_directories(directory);
-  return Call(*optimizers_, &Stub::RestoreOptimizer, token_, request);
+  return session()->Ask(&Stub::RestoreOptimizer, request);
 }
 
 absl::Status Client::WatchSteps(const std::string& name, const std::function<bool(const v1::StepReport&)>& on_report) {
-  CallContext context(token_);
-  const auto reader = optimizers_->WatchSteps(&context, Named<v1::WatchStepsRequest>(name));
+  const std::shared_ptr<Session> present = session();
+  CallContext context(present->token());
+  const auto reader = present->optimizers().WatchSteps(&context, Named<v1::WatchStepsRequest>(name));
   for (v1::StepReport report; reader->Read(&report);) {
     if (on_report(report)) continue;
     context.TryCancel();
@@ -193,17 +183,11 @@ absl::Status Client::WatchSteps(const std::string& name, const std::function<boo
 }
 
 absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptimizerRequest& request) {
-  auto stream = std::make_unique<Attachment::Stream>(token_);
-  stream->messages = optimizers_->AttachOptimizer(&stream->context);
-  WritePages(request, [&](const v1::AttachOptimizerRequest& page) { return stream->messages->Write(page); });
-  stream->messages->WritesDone();
   v1::AttachOptimizerResponse response;
-  if (!stream->messages->Read(&response)) return FromGrpc(std::exchange(stream->messages, nullptr)->Finish());
-  absl::StatusOr<v1::Optimizer> whole = GetOptimizer(request.name(), v1::OPTIMIZER_VIEW_FULL);
-  if (!whole.ok()) return whole.status();
-  *response.mutable_optimizer() = *std::move(whole);
-  std::unique_ptr<Attachment> attachment(new Attachment(optimizers_.get(), token_, response, std::move(stream)));
-  if (absl::Status status = attachment->Map(connection_, response); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<AttachmentStream>> stream = AttachmentStream::Open(session(), request, &response);
+  if (!stream.ok()) return stream.status();
+  std::unique_ptr<Attachment> attachment(new Attachment(this, response.optimizer()));
+  if (absl::Status status = attachment->Begin(*std::move(stream), response); !status.ok()) return status;
   return attachment;
 }
 

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "client/src/cpp/calls.h"
+#include "client/src/cpp/session.h"
 #include "superoffload/client.hpp"
 
 namespace superoffload {
@@ -42,26 +43,26 @@ absl::StatusOr<v1::ResolveStepRequest> Agree(std::span<const v1::RunReport> repo
 }
 
 absl::StatusOr<v1::RunReport> Client::ReportRun(const std::string& name) {
-  return Call(*optimizers_, &Stub::ReportRun, token_, Named<v1::ReportRunRequest>(name));
+  return session()->Ask(&Stub::ReportRun, Named<v1::ReportRunRequest>(name));
 }
 
 absl::StatusOr<v1::Optimizer> Client::ResolveStep(const v1::ResolveStepRequest& request) {
-  return Call(*optimizers_, &Stub::ResolveStep, token_, request);
+  return session()->Ask(&Stub::ResolveStep, request);
 }
 
 absl::Status Attachment::PrepareStep(double gradient_scale, double max_grad_norm) {
-  return FromC(superoffload_prepare_step(handle_, gradient_scale, max_grad_norm));
+  return End(SUPEROFFLOAD_END_PREPARE, gradient_scale, max_grad_norm);
 }
 
 absl::StatusOr<double> Attachment::WaitPrepared(absl::Duration timeout) {
-  double sum_of_squares = 0;
-  const int code = superoffload_wait_prepared(handle_, Milliseconds(timeout), &sum_of_squares);
-  if (code != 0) return FromC(code);
-  return sum_of_squares;
+  bool committed = false;  // what a dead daemon had prepared refuses to be attached to
+  const absl::StatusOr<superoffload_answer> answer = Wait(SUPEROFFLOAD_AWAIT_PREPARED, timeout, &committed);
+  if (!answer.ok()) return answer.status();
+  return answer->sum_of_squares;
 }
 
 absl::Status Attachment::EndPreparedStep(double total_sum_of_squares, double gradient_scale, double max_grad_norm) {
-  return FromC(superoffload_end_prepared_step(handle_, gradient_scale, max_grad_norm, total_sum_of_squares));
+  return End(SUPEROFFLOAD_END_PREPARED, gradient_scale, max_grad_norm, total_sum_of_squares);
 }
 
 }  // namespace superoffload

@@ -25,7 +25,7 @@ Status ProbePack(const MoverTrial& trial, uint32_t mover, uint32_t bucket) {
   const kernels::MoverMemory& memory = trial.mover.memory();
   const GpuBucket& packed = trial.buckets[bucket];
   const kernels::CudaPointer slot = trial.gpu + memory.slots.slot_offset(kCopiedSlot);
-  const superoffload_tensor whole{slot, 0, packed.elements};
+  const BucketTensor whole{slot, 0, packed.elements};
   void* const to = mover == SUPEROFFLOAD_MOVER_DIRECT
                        ? memory.gradients.data() + packed.gradient_offsets[trial.host_slot]
                        : reinterpret_cast<void*>(slot);

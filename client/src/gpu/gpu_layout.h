@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "client/src/core/model_layout.h"
 #include "client/src/status.h"
 #include "kernels/elements/elements.h"
 #include "kernels/cuda/kernels.cuh"
@@ -14,14 +15,12 @@
 
 namespace superoffload::client {
 
-// From the numbers of DataType of optimizer.proto. False: it is none of them.
-inline bool ToDType(uint32_t number, kernels::DType* dtype) {
-  constexpr kernels::DType kByNumber[] = {kernels::DType::kBFloat16, kernels::DType::kFloat16,
-                                          kernels::DType::kFloat32};
-  if (number < 1 || number > 3) return false;
-  *dtype = kByNumber[number - 1];
-  return true;
-}
+// A piece of a bucket's gradient on the GPU, contiguous.
+struct BucketTensor {
+  uint64_t data = 0;   // device pointer
+  uint64_t first = 0;  // element of the bucket
+  uint64_t elements = 0;
+};
 
 // One bucket, on either side; offsets in bytes but for the state's.
 struct GpuBucket {

@@ -54,19 +54,19 @@ GpuMoves::~GpuMoves() {
   packer_.reset();
 }
 
-Status GpuMoves::CheckGradient(uint32_t bucket, std::span<const superoffload_tensor> tensors, CudaStream stream) const {
+Status GpuMoves::CheckGradient(uint32_t bucket, std::span<const BucketTensor> tensors, CudaStream stream) const {
   SUPEROFFLOAD_CHECK_LT(bucket, buckets_.size());
   if (Status status = packer_->Check(bucket, buckets_[bucket].elements, tensors); !status.ok()) return status;
   return FromCuda(kernels::CheckNotCapturing(*device_, stream));
 }
 
 Status GpuMoves::SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
-                                std::span<const superoffload_tensor> tensors, kernels::DType dtype, CudaStream stream) {
+                                std::span<const BucketTensor> tensors, kernels::DType dtype, CudaStream stream) {
   if (Status status = Pack(entry.index, slot, host_slot, tensors, dtype, stream); !status.ok()) return status;
   return kind_ == SUPEROFFLOAD_MOVER_DAEMON ? SubmitPacked(entry, slot) : MoveDown(entry, slot, host_slot);
 }
 
-Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const superoffload_tensor> tensors,
+Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
                       kernels::DType dtype, CudaStream stream) {
   if (Status status = packer_->After(stream); !status.ok()) return status;
   // Its last parameters must have landed: submitting has the next ones written where they come from.

@@ -26,7 +26,7 @@
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/status.h"
-#include "client/src/step_progress.h"
+#include "client/src/core/step_progress.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload_gpu.h"
 
@@ -66,9 +66,9 @@ class GpuMoves {
 
   // The trainer's thread, as all up to SetResident; the device must be current. `entry` is the GRADIENT_READY of a
   // bucket whose gradient is packed into device slot `slot`, which is taken, or into the host's `host_slot`.
-  Status CheckGradient(uint32_t bucket, std::span<const superoffload_tensor> tensors, kernels::CudaStream stream) const;
+  Status CheckGradient(uint32_t bucket, std::span<const BucketTensor> tensors, kernels::CudaStream stream) const;
   Status SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
-                        std::span<const superoffload_tensor> tensors, kernels::DType dtype, kernels::CudaStream stream);
+                        std::span<const BucketTensor> tensors, kernels::DType dtype, kernels::CudaStream stream);
 
   // Any other; END_STEP once everything that may still read the parameters has run.
   Status Submit(const superoffload_ring_entry& entry);
@@ -96,7 +96,7 @@ class GpuMoves {
         events_(std::move(events)) {}
 
   Status OpenMover(kernels::MakeQueue make_queue);
-  Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const superoffload_tensor> tensors,
+  Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
               kernels::DType dtype, kernels::CudaStream stream);
   Status SubmitPacked(superoffload_ring_entry entry, uint32_t slot);
   Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);

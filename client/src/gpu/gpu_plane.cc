@@ -6,6 +6,8 @@
 #include <chrono>
 #include <utility>
 
+#include "client/src/core/host_gradients.h"
+#include "client/src/gpu/gpu_gradients.h"
 #include "client/src/gpu/gpu_status.h"
 #include "kernels/check.h"
 
@@ -25,7 +27,7 @@ Status GpuPlane::CheckStream(CudaStream stream) const {
   return FromCuda(kernels::CheckNotCapturing(*device_, stream));
 }
 
-Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const superoffload_tensor> tensors,
+Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
                                 kernels::DType dtype, CudaStream stream) {
   const CurrentDevice current(*device_);
   if (Status status = moves_->CheckGradient(entry.index, tensors, stream); !status.ok()) return status;
@@ -56,6 +58,11 @@ Status GpuPlane::Submit(const superoffload_ring_entry& entry) {
   if (Status status = moves_->Submit(entry); !status.ok()) return status;
   if (ends_step) stall_seconds_ = 0;
   return slots_.failure();
+}
+std::unique_ptr<GradientMover> GpuPlane::MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                           size_t threads) {
+  if (ended()) return std::make_unique<HostGradients>(layout, steps, threads);
+  return std::make_unique<GpuGradients>(layout, steps, this);
 }
 
 Status GpuPlane::StreamWaits(uint32_t bucket, CudaStream stream) {

@@ -23,9 +23,9 @@
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gpu_moves.h"
 #include "client/src/gpu/pack_stream.h"
-#include "client/src/memory_plane.h"
+#include "client/src/core/memory_plane.h"
 #include "client/src/status.h"
-#include "client/src/step_plane.h"
+#include "client/src/core/step_plane.h"
 #include "kernels/gpu/mover.h"
 #include "kernels/gpu/shared_gpu_memory.h"
 #include "superoffload/superoffload_gpu.h"
@@ -59,7 +59,7 @@ class GpuPlane final : public MemoryPlane {
   Status PackAfter(kernels::CudaStream stream);
 
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
-  Status SubmitGradient(superoffload_ring_entry entry, std::span<const superoffload_tensor> tensors,
+  Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
                         kernels::DType dtype, kernels::CudaStream stream);
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
@@ -79,6 +79,8 @@ class GpuPlane final : public MemoryPlane {
   Status Submit(const superoffload_ring_entry& entry) override;
   Status WaitUntil(const Deadline& deadline, const Condition& done) override;
   bool runs_ahead() const override { return !ended(); }
+  std::unique_ptr<GradientMover> MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                   size_t threads) override;
   GpuPlane* gpu() override { return this; }
 
  private:

@@ -48,14 +48,14 @@ GradientPacker::~GradientPacker() {
   packed_ = {};
 }
 
-Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const superoffload_tensor> tensors) const {
+Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const BucketTensor> tensors) const {
   if (tensors.size() > layout_.most_tensors) {
     return Error(Code::kInvalidArgument, tensors.size(), " tensors for bucket ", bucket,
                  ", but max_bucket_tensors is ", layout_.most_tensors);
   }
   uint64_t end = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const superoffload_tensor& tensor = tensors[i];
+    const BucketTensor& tensor = tensors[i];
     if (tensor.first < end || tensor.elements > elements - std::min(tensor.first, elements)) {
       return Error(Code::kInvalidArgument, "tensor ", i, " of bucket ", bucket,
                    " overlaps the one before it or the end of the bucket; sort them and keep them inside");
@@ -92,7 +92,7 @@ Status GradientPacker::WaitFor(CudaStream stream, CudaStream side_stream) {
 
 // The slot's table is read by the kernel that fills the slot, which is over before the slot is free again.
 kernels::PackTable GradientPacker::WriteTable(const GpuBucket& bucket, uint32_t slot,
-                                              std::span<const superoffload_tensor> tensors) {
+                                              std::span<const BucketTensor> tensors) {
   SUPEROFFLOAD_CHECK_LT(slot, layout_.slots.count);
   SUPEROFFLOAD_CHECK_LE(tensors.size(), layout_.most_tensors);
   SUPEROFFLOAD_CHECK_LE(bucket.chunks(), layout_.most_chunks);
@@ -115,7 +115,7 @@ kernels::PackArguments GradientPacker::Arguments(const GpuBucket& bucket, uint32
           .chunk_sums = DeviceData<double>(gpu_ + layout_.slots.sums_of(slot))};
 }
 
-Status GradientPacker::Pack(const GpuBucket& bucket, uint32_t slot, std::span<const superoffload_tensor> tensors,
+Status GradientPacker::Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors,
                             kernels::DType dtype, void* to) {
   const kernels::PackTable table = WriteTable(bucket, slot, tensors);
   return FromCuda(kernels_.Pack(Arguments(bucket, slot, table, dtype, to), stream_));

@@ -33,7 +33,7 @@ class GradientPacker {
   kernels::CudaStream stream() const { return stream_; }
 
   // INVALID_ARGUMENT: more tensors than the layout has room for, not in order, or beyond the bucket's elements.
-  Status Check(uint32_t bucket, uint64_t elements, std::span<const superoffload_tensor> tensors) const;
+  Status Check(uint32_t bucket, uint64_t elements, std::span<const BucketTensor> tensors) const;
 
   // What is packed from now on comes after what `stream` has been given so far, and so does the step's end.
   Status After(kernels::CudaStream stream);
@@ -45,7 +45,7 @@ class GradientPacker {
   Status WaitFor(kernels::CudaStream stream, kernels::CudaStream side_stream);
 
   // `to` is a slot's place, or the host's. The table and the sums are the slot's.
-  Status Pack(const GpuBucket& bucket, uint32_t slot, std::span<const superoffload_tensor> tensors,
+  Status Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors,
               kernels::DType dtype, void* to);
 
   // `stream` waits for what has been packed so far.
@@ -59,7 +59,7 @@ class GradientPacker {
   Status Multiply(uint32_t slot, kernels::CudaStream stream);
 
  private:
-  kernels::PackTable WriteTable(const GpuBucket& bucket, uint32_t slot, std::span<const superoffload_tensor> tensors);
+  kernels::PackTable WriteTable(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors);
   kernels::PackArguments Arguments(const GpuBucket& bucket, uint32_t slot, const kernels::PackTable& table,
                                    kernels::DType dtype, void* to) const;
 

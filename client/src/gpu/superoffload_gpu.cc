@@ -157,20 +157,6 @@ int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream) 
   return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.Push(Stream(stream)); });
 }
 
-int superoffload_gpu_gradient_ready(superoffload_attachment* attachment, uint32_t bucket,
-                                    const superoffload_tensor* tensors, uint32_t count, uint32_t dtype,
-                                    uint64_t stream) {
-  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
-    DType type{};
-    if ((tensors == nullptr && count > 0) || !ToDType(dtype, &type)) {
-      return Error(Code::kInvalidArgument, "no tensors, or unknown dtype ", dtype);
-    }
-    return impl.SubmitGradient(bucket, [&](const superoffload_ring_entry& entry) {
-      return gpu.SubmitGradient(entry, {tensors, count}, type, Stream(stream));
-    });
-  });
-}
-
 int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream) {
   return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.PackAfter(Stream(stream)); });
 }

@@ -6,25 +6,27 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "client/src/xla/piece_submitter.h"
-#include "client/src/xla/submitters.h"
+#include "client/src/core/trainer.h"
+#include "client/src/core/trainers.h"
+#include "client/src/xla/xla_handlers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace superoffload::client {
 
 using CallNumbers = xla::ffi::Span<const int64_t>;
 
-// Calls `call(submitter)` with the submitter of this number.
+// Calls `call(trainer)` with the trainer of this number.
 template <typename Call>
 xla::ffi::Error Handled(int64_t number, Call call) {
   Status status;
   try {
-    std::shared_ptr<PieceSubmitter> submitter;
-    status = FindSubmitter(number, &submitter);
-    if (status.ok()) status = call(*submitter);
+    std::shared_ptr<Trainer> trainer;
+    status = FindTrainer(number, &trainer);
+    if (status.ok()) status = call(*trainer);
   } catch (const std::bad_alloc&) {
     status = Error(Code::kResourceExhausted, "out of memory");
   } catch (const std::exception& error) {
@@ -35,7 +37,7 @@ xla::ffi::Error Handled(int64_t number, Call call) {
 }
 
 // `index`: of the slice of the parameter that the buffer is; negative: it is the whole.
-Status PieceOf(const PieceSubmitter& submitter, int64_t parameter, int32_t index, const xla::ffi::AnyBuffer& buffer,
+Status PieceOf(const Trainer& trainer, int64_t parameter, int32_t index, const xla::ffi::AnyBuffer& buffer,
                GradientPiece* piece);
 
 // Of a "hand_over". Operands: the number of the slice, what passes through, gradients of `parameters`.
@@ -46,7 +48,7 @@ struct HandOverCall {
 
   // Where the number of the slice is, on the platform.
   Status Index(const int32_t** index) const;
-  Status Pieces(const PieceSubmitter& submitter, int32_t index, std::vector<GradientPiece>* pieces) const;
+  Status Pieces(const Trainer& trainer, int32_t index, std::vector<GradientPiece>* pieces) const;
 };
 
 // Calls `copy(to, from, bytes)` for what passes through and has not been left where it was.
@@ -64,8 +66,14 @@ Status PassThrough(const HandOverCall& call, xla::ffi::RemainingRets results, Co
   return {};
 }
 
+// A daemon that is gone is no error here: the gradients are noted, and whoever ends the step is told.
+inline Status HandOverFromXla(Trainer& trainer, std::span<const GradientPiece> pieces, const GradientSource& source) {
+  Status status = trainer.HandOver(pieces, source);
+  return status.code == Code::kUnavailable ? Status{} : status;
+}
+
 // The places of all parameters among the results; INVALID_ARGUMENT: they have other sizes.
-Status ParameterResults(const PieceSubmitter& submitter, xla::ffi::RemainingRets results, std::vector<void*>* to);
+Status ParameterResults(const Trainer& trainer, xla::ffi::RemainingRets results, std::vector<void*>* to);
 
 // A handler for the GPU by name; null: there is none.
 void* FindCudaHandler(const char* name);

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "client/src/gpu/gpu_gradients.h"
 #include "client/src/xla/call_arguments.h"
 #include "client/src/xla/step_call.h"
 
@@ -28,40 +29,52 @@ namespace ffi = xla::ffi;
 
 using kernels::CudaStream;
 
-Status HandOverPieces(PieceSubmitter& submitter, const HandOverCall& call, bool whole, CudaStream stream) {
+StreamNumber Number(CudaStream stream) { return reinterpret_cast<StreamNumber>(stream); }
+
+Status Read(Trainer& trainer, std::span<const SmallCopy> copies, CudaStream stream) {
+  return trainer.OnGpu([&](GpuGradients& gpu) { return gpu.Read(copies, stream); });
+}
+
+Status Write(Trainer& trainer, std::span<const SmallCopy> copies, CudaStream stream) {
+  return trainer.OnGpu([&](GpuGradients& gpu) { return gpu.Write(copies, stream); });
+}
+
+Status HandOverPieces(Trainer& trainer, const HandOverCall& call, bool whole, CudaStream stream) {
   const int32_t* index = nullptr;
   int32_t slice = -1;
   if (Status status = call.Index(&index); !status.ok()) return status;
   if (!whole) {
     const SmallCopy copy{&slice, index, sizeof(slice)};
-    if (Status status = submitter.ReadOnGpu({&copy, 1}, stream); !status.ok()) return status;
+    if (Status status = Read(trainer, {&copy, 1}, stream); !status.ok()) return status;
   }
   std::vector<GradientPiece> pieces;
-  if (Status status = call.Pieces(submitter, slice, &pieces); !status.ok()) return status;
-  return submitter.HandOver(pieces, stream);
+  if (Status status = call.Pieces(trainer, slice, &pieces); !status.ok()) return status;
+  return HandOverFromXla(trainer, pieces, {.stream = Number(stream)});
 }
 
 // As "hand_over" on the CPU.
 ffi::Error HandOverOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, int64_t whole,
                          ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     const HandOverCall call{parameters, operands, results.size()};
-    Status status = HandOverPieces(submitter, call, whole != 0, stream);
+    Status status = HandOverPieces(trainer, call, whole != 0, stream);
     if (status.ok()) {
       status = PassThrough(call, results, [&](void* to, const void* from, size_t bytes) {
-        return submitter.CopyOnGpu(to, from, bytes, stream);
+        return trainer.OnGpu([&](GpuGradients& gpu) {
+          return gpu.Copy(to, reinterpret_cast<kernels::CudaPointer>(from), bytes, stream);
+        });
       });
     }
-    return status.ok() ? status : submitter.Fail(std::move(status));
+    return status.ok() ? status : trainer.Fail(std::move(status));
   });
 }
 
 // Results: all parameters, those of the step that was ended last.
 ffi::Error PublishOnGpu(CudaStream stream, int64_t number, ffi::RemainingRets published) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     std::vector<void*> to;
-    if (Status status = ParameterResults(submitter, published, &to); !status.ok()) return status;
-    return submitter.Publish(to, stream);
+    if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
+    return trainer.Publish(to, Number(stream));
   });
 }
 
@@ -71,7 +84,7 @@ ffi::Error StepOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, 
                      ffi::Buffer<ffi::DataType::F32> gradient_scale, ffi::Buffer<ffi::DataType::F32> scalars,
                      ffi::RemainingArgs gradients, ffi::Result<ffi::Buffer<ffi::DataType::S32>> numbers,
                      ffi::Result<ffi::Buffer<ffi::DataType::F32>> reals, ffi::RemainingRets published) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     const StepCall call{parameters, absent,    scheduled, max_grad_norm, count,    gradient_scale,
                         scalars,    gradients, numbers,   reals,         published};
     if (Status status = call.Check(); !status.ok()) return status;
@@ -79,22 +92,22 @@ ffi::Error StepOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, 
     const SmallCopy operands[] = {{&given.count, count.untyped_data(), sizeof(given.count)},
                                   {&given.gradient_scale, gradient_scale.untyped_data(), sizeof(given.gradient_scale)},
                                   {given.scalars.data(), scalars.untyped_data(), scalars.size_bytes()}};
-    if (Status status = submitter.ReadOnGpu(operands, stream); !status.ok()) return status;
+    if (Status status = Read(trainer, operands, stream); !status.ok()) return status;
     StepReport report;
-    if (Status status = call.Run(submitter, given, stream, &report); !status.ok()) return status;
+    if (Status status = call.Run(trainer, given, Number(stream), &report); !status.ok()) return status;
     const SmallCopy results[] = {{report.numbers, numbers->untyped_data(), sizeof(report.numbers)},
                                  {report.reals, reals->untyped_data(), sizeof(report.reals)}};
-    return submitter.WriteOnGpu(results, stream);
+    return Write(trainer, results, stream);
   });
 }
 
 // Steps end in the thread that gives the stream work: what comes after one is counted after it.
 ffi::Error CountOnGpu(CudaStream stream, int64_t number, ffi::RemainingArgs,
                       ffi::Result<ffi::Buffer<ffi::DataType::S32>> count) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
-    int32_t committed = Saturated(submitter.committed_steps());
+  return Handled(number, [&](Trainer& trainer) -> Status {
+    int32_t committed = Saturated(trainer.committed_steps());
     const SmallCopy copy{&committed, count->untyped_data(), sizeof(committed)};
-    return submitter.WriteOnGpu({&copy, 1}, stream);
+    return Write(trainer, {&copy, 1}, stream);
   });
 }
 

@@ -21,14 +21,14 @@ namespace ffi = xla::ffi;
 // through unchanged (a result each); gradients of `parameters`.
 ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::RemainingArgs operands,
                     ffi::RemainingRets results) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     const HandOverCall call{parameters, operands, results.size()};
     const int32_t* index = nullptr;
     std::vector<GradientPiece> pieces;
     Status status = call.Index(&index);
-    if (status.ok()) status = call.Pieces(submitter, whole != 0 ? -1 : *index, &pieces);
-    if (status.ok()) status = submitter.HandOver(pieces);
-    if (!status.ok()) return submitter.Fail(std::move(status));
+    if (status.ok()) status = call.Pieces(trainer, whole != 0 ? -1 : *index, &pieces);
+    if (status.ok()) status = HandOverFromXla(trainer, pieces, {});
+    if (!status.ok()) return trainer.Fail(std::move(status));
     return PassThrough(call, results, [](void* to, const void* from, size_t bytes) {
       std::memcpy(to, from, bytes);
       return Status{};
@@ -41,25 +41,25 @@ ffi::Error HandOver(int64_t number, CallNumbers parameters, int64_t whole, ffi::
 // another than the step that was ended last has left; of a layer's samples are compared, of a step's every byte.
 ffi::Error Compare(int64_t number, CallNumbers parameters, int64_t whole, int64_t layer, ffi::RemainingArgs operands,
                    ffi::Result<ffi::Buffer<ffi::DataType::S32>> passed) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     const HandOverCall call{parameters, operands, 0};
     const int32_t* index = nullptr;
     std::vector<GradientPiece> values;
     Status status = call.Index(&index);
-    if (status.ok()) status = call.Pieces(submitter, whole != 0 ? -1 : *index, &values);
+    if (status.ok()) status = call.Pieces(trainer, whole != 0 ? -1 : *index, &values);
     if (!status.ok()) return status;
     passed->typed_data()[0] = *index;
     const std::optional<uint32_t> changed =
-        layer != 0 ? submitter.FindChangedInSamples(values) : submitter.FindChanged(values);
+        layer != 0 ? trainer.FindChangedInSamples(values) : trainer.FindChanged(values);
     if (!changed.has_value()) return {};
-    const std::string& name = submitter.name(*changed);
+    const std::string& name = trainer.layout().parameter(*changed).name;
     if (layer == 0) {
       return Error(Code::kFailedPrecondition, "parameter ", name,
                    " was changed by somebody else than the optimizer, and nothing was committed; call "
                    "push_params(params) to make these the masters, or params = pull_params() to undo the change, and "
                    "then do the step again");
     }
-    return submitter.Fail(Error(
+    return trainer.Fail(Error(
         Code::kFailedPrecondition, "the offloaded layer of ", name,
         " was called with other values than the optimizer has for it: in offloaded(layer_fn, optimizer, name) give the "
         "name of the parameters that the layer is called with, change them inside of layer_fn only, and call "
@@ -73,7 +73,7 @@ ffi::Error StepOnHost(int64_t number, CallNumbers parameters, CallNumbers absent
                       ffi::Buffer<ffi::DataType::F32> gradient_scale, ffi::Buffer<ffi::DataType::F32> scalars,
                       ffi::RemainingArgs gradients, ffi::Result<ffi::Buffer<ffi::DataType::S32>> numbers,
                       ffi::Result<ffi::Buffer<ffi::DataType::F32>> reals, ffi::RemainingRets published) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
+  return Handled(number, [&](Trainer& trainer) -> Status {
     const StepCall call{parameters, absent,    scheduled, max_grad_norm, count,    gradient_scale,
                         scalars,    gradients, numbers,   reals,         published};
     if (Status status = call.Check(); !status.ok()) return status;
@@ -81,7 +81,7 @@ ffi::Error StepOnHost(int64_t number, CallNumbers parameters, CallNumbers absent
     const StepNumbers given{count.typed_data()[0], gradient_scale.typed_data()[0],
                             std::vector<float>(values, values + scalars.element_count())};
     StepReport report;
-    if (Status status = call.Run(submitter, given, std::nullopt, &report); !status.ok()) return status;
+    if (Status status = call.Run(trainer, given, std::nullopt, &report); !status.ok()) return status;
     std::copy(std::begin(report.numbers), std::end(report.numbers), numbers->typed_data());
     std::copy(std::begin(report.reals), std::end(report.reals), reals->typed_data());
     return {};
@@ -89,8 +89,8 @@ ffi::Error StepOnHost(int64_t number, CallNumbers parameters, CallNumbers absent
 }
 
 ffi::Error Count(int64_t number, ffi::RemainingArgs, ffi::Result<ffi::Buffer<ffi::DataType::S32>> count) {
-  return Handled(number, [&](PieceSubmitter& submitter) -> Status {
-    count->typed_data()[0] = Saturated(submitter.committed_steps());
+  return Handled(number, [&](Trainer& trainer) -> Status {
+    count->typed_data()[0] = Saturated(trainer.committed_steps());
     return {};
   });
 }

@@ -1,5 +1,5 @@
 // In the place of handlers.cc where XLA's headers are not there.
-#include "client/src/xla/submitters.h"
+#include "client/src/xla/xla_handlers.h"
 
 namespace superoffload::client {
 

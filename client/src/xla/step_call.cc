@@ -23,9 +23,9 @@ Status StepCall::Check() const {
   return {};
 }
 
-Status StepCall::Run(PieceSubmitter& submitter, const StepNumbers& given, std::optional<kernels::CudaStream> stream,
+Status StepCall::Run(Trainer& trainer, const StepNumbers& given, std::optional<StreamNumber> stream,
                      StepReport* report) const {
-  if (static_cast<uint64_t>(given.count) != submitter.committed_steps()) {
+  if (static_cast<uint64_t>(given.count) != trainer.committed_steps()) {
     return Error(Code::kFailedPrecondition,
                  "two steps inside one jit came in another order than in the program: make the second one's "
                  "gradients depend on the first one's parameters, or use a loop (jax.lax.scan, fori_loop)");
@@ -34,10 +34,10 @@ Status StepCall::Run(PieceSubmitter& submitter, const StepNumbers& given, std::o
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto buffer = gradients.get<xla::ffi::AnyBuffer>(i);
     if (!buffer.has_value()) return Error(Code::kInvalidArgument, buffer.error().message());
-    if (Status status = PieceOf(submitter, parameters[i], -1, *buffer, &pieces[i]); !status.ok()) return status;
+    if (Status status = PieceOf(trainer, parameters[i], -1, *buffer, &pieces[i]); !status.ok()) return status;
   }
   std::vector<void*> to;
-  if (Status status = ParameterResults(submitter, published, &to); !status.ok()) return status;
+  if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
   const std::vector<uint32_t> without(absent.begin(), absent.end()), places(scheduled.begin(), scheduled.end());
   const std::vector<double> values(given.scalars.begin(), given.scalars.end());
   superoffload_verdict verdict{};
@@ -49,7 +49,7 @@ Status StepCall::Run(PieceSubmitter& submitter, const StepNumbers& given, std::o
                        .max_grad_norm = max_grad_norm,
                        .parameters = to,
                        .stream = stream};
-  if (Status status = submitter.Step(step, &verdict); !status.ok()) return status;
+  if (Status status = trainer.Step(step, &verdict); !status.ok()) return status;
   *report = ReportOf(verdict);
   return {};
 }

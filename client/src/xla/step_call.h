@@ -49,7 +49,7 @@ struct StepCall {
   Status Check() const;
 
   // `given`: operands 0 to 2. FAILED_PRECONDITION: this is not the step after `given.count` others.
-  Status Run(PieceSubmitter& submitter, const StepNumbers& given, std::optional<kernels::CudaStream> stream,
+  Status Run(Trainer& trainer, const StepNumbers& given, std::optional<StreamNumber> stream,
              StepReport* report) const;
 };
 

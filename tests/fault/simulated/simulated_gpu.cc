@@ -68,16 +68,16 @@ struct GpuOptions {
 };
 
 // The gradients that a bucket has, each where autograd left it.
-std::vector<superoffload_tensor> TensorsOf(const Ground& ground, uint32_t index, const Attempt& attempt) {
+std::vector<client::BucketTensor> TensorsOf(const Ground& ground, uint32_t index, const Attempt& attempt) {
   const engine::BucketLayout& bucket = ground.layout.buckets[index];
-  std::vector<superoffload_tensor> tensors;
+  std::vector<client::BucketTensor> tensors;
   uint64_t first = 0;
   for (const engine::Part& part : ground.layout.PartsOf(bucket)) {
     const uint64_t end = ground.layout.placements[part.parameter].state_offset +
                          engine::ElementCount(ground.scenario.spec.parameters[part.parameter]);
     const uint64_t elements = std::min(part.elements, end - std::min(end, bucket.state_offset + first));  // without gap
     if (!attempt.absent[part.parameter] && elements > 0) {
-      superoffload_tensor tensor{};
+      client::BucketTensor tensor{};
       tensor.data = reinterpret_cast<decltype(tensor.data)>(attempt.Gradient(bucket) +
                                                             first * kernels::DTypeBytes(bucket.gradient_dtype));
       tensor.first = first;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "client/src/step_progress.h"
+#include "client/src/core/step_progress.h"
 #include "tests/fault/simulated/attempt.h"
 #include "tests/fault/simulated/ground.h"
 #include "tests/fault/simulated/oracle.h"

@@ -1,5 +1,6 @@
 // The C library against a daemon that errs, lies and dies.
 #include "superoffload/superoffload.h"
+#include "superoffload/superoffload_gpu.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -56,6 +57,7 @@ superoffload_ring_entry Verdict(superoffload_verdict_kind kind, uint64_t step, b
 class ConnectTest : public ::testing::Test {
  protected:
   ~ConnectTest() override {
+    if (trainer_ != 0) superoffload_close_trainer(trainer_);
     superoffload_detach(attachment_);
     superoffload_disconnect(connection_);
   }
@@ -65,9 +67,41 @@ class ConnectTest : public ::testing::Test {
     return superoffload_attach(connection_, kEpoch, /*last_step=*/4, kBuckets, &attachment_);
   }
 
+  // Of as many parameters as buckets, and two groups of five scalars.
+  void OpenTrainer() {
+    superoffload_parameter parameters[kBuckets]{};
+    superoffload_bucket buckets[kBuckets]{};
+    for (uint32_t i = 0; i < kBuckets; ++i) {
+      parameters[i] = {kNames[i], 8, 32 * i, {32 * i, 1024 + 32 * i}, 8 * i, i, 1, kFloat32, kFloat32};
+      buckets[i].elements = 8;
+      buckets[i].state_offset = 8 * i;
+    }
+    const superoffload_trainer_options options{parameters, buckets, kBuckets, kBuckets, 2, 5, 1, 0};
+    ASSERT_EQ(superoffload_open_trainer(&options, &trainer_), kOk) << superoffload_last_error();
+    ASSERT_EQ(superoffload_use_attachment(trainer_, attachment_, 0, 0, 1, nullptr), kOk) << superoffload_last_error();
+  }
+  int HandOver(uint32_t parameter) {
+    const float gradient[8]{};
+    const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient), 0, 8, parameter, kFloat32};
+    superoffload_source source{};
+    return superoffload_hand_over(trainer_, &piece, 1, &source);
+  }
+  int End(uint32_t kind = SUPEROFFLOAD_END, double gradient_scale = 1, double max_grad_norm = 0) {
+    const superoffload_step_end end{gradient_scale, max_grad_norm, 0, kind, 0};
+    return superoffload_end(trainer_, &end);
+  }
+  int Wait(uint32_t awaited, int64_t milliseconds) {
+    return superoffload_wait(trainer_, awaited, milliseconds, &answer_);
+  }
+
+  static constexpr const char* kNames[kBuckets] = {"first", "second", "third"};
+  static constexpr uint32_t kFloat32 = 3;  // DataType
+
   FakeDaemon daemon_;
   superoffload_connection* connection_ = nullptr;
   superoffload_attachment* attachment_ = nullptr;
+  int64_t trainer_ = 0;
+  superoffload_answer answer_{};
 };
 
 TEST_F(ConnectTest, TheTokenIsTheDaemons) {
@@ -136,9 +170,10 @@ TEST_F(ConnectTest, AnAnswerThatComesTooLateIsNotTakenForThatToTheNextRequest) {
 TEST_F(ConnectTest, AnAttachmentOutlivesItsConnectionAndSaysThatThatIsOver) {
   ASSERT_EQ(Attach(), kOk) << superoffload_last_error();
   superoffload_disconnect(std::exchange(connection_, nullptr));
-  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);  // the ring has room
-  ASSERT_EQ(superoffload_abandon_step(attachment_), kOk);
-  ExpectError(superoffload_wait_step(attachment_, /*timeout_milliseconds=*/-1, nullptr), kUnavailable, "gone");
+  OpenTrainer();
+  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);  // the ring has room
+  ASSERT_EQ(End(SUPEROFFLOAD_END_ABANDON), kOk);
+  ExpectError(Wait(SUPEROFFLOAD_AWAIT_STEP, -1), kUnavailable, "gone");
 }
 
 TEST_F(ConnectTest, ThreadsShareAConnection) {
@@ -159,7 +194,7 @@ TEST_F(ConnectTest, ThreadsShareAConnection) {
 }
 
 TEST_F(ConnectTest, NullHandlesAreRefused) {
-  ExpectError(superoffload_begin_step(nullptr, 1), kInvalidArgument, "NULL");
+  ExpectError(superoffload_gpu_pull(nullptr), kInvalidArgument, "NULL");
   ExpectError(superoffload_attach(nullptr, 0, 0, 0, &attachment_), kInvalidArgument, "NULL");
   EXPECT_EQ(superoffload_parameters(nullptr, nullptr), nullptr);
 }
@@ -167,32 +202,32 @@ TEST_F(ConnectTest, NullHandlesAreRefused) {
 TEST_F(ConnectTest, StepsThatCannotBeCountedAreRefused) {
   ASSERT_EQ(Connect(), kOk);
   ASSERT_EQ(superoffload_attach(connection_, kEpoch, ~uint64_t{0}, kBuckets, &attachment_), kOk) << superoffload_last_error();
-  ExpectError(superoffload_begin_step(attachment_, 1), kFailedPrecondition, "the last that can be counted");
+  OpenTrainer();
+  ExpectError(superoffload_open_step(trainer_, 1), kFailedPrecondition, "the last that can be counted");
 }
 
 // Attached to an optimizer that is at step 4.
 class StepTest : public ConnectTest {
  protected:
-  StepTest() { EXPECT_EQ(Attach(), kOk) << superoffload_last_error(); }
+  StepTest() {
+    EXPECT_EQ(Attach(), kOk) << superoffload_last_error();
+    OpenTrainer();
+  }
 
   void EndStep() {
-    EXPECT_EQ(superoffload_begin_step(attachment_, 1), kOk);
-    for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
-      EXPECT_EQ(superoffload_gradient_ready(attachment_, bucket), kOk);
-    }
-    EXPECT_EQ(superoffload_end_step(attachment_, 1, 0), kOk);
+    for (uint32_t parameter = 0; parameter < kBuckets; ++parameter) EXPECT_EQ(HandOver(parameter), kOk);
+    EXPECT_EQ(End(), kOk);
   }
-  int Poll() { return superoffload_wait_step(attachment_, 0, &verdict_); }
-
-  superoffload_verdict verdict_{};
+  int Poll() { return Wait(SUPEROFFLOAD_AWAIT_STEP, 0); }
 };
 
 constexpr double kScalars[] = {0.5, 0.9, 0.99, 1e-8, 0.1};
 
 TEST_F(StepTest, ScalarsThatDoNotFitOneEntryTakeMore) {
-  ASSERT_EQ(superoffload_set_group(attachment_, 1, kScalars, 5), kOk);
+  ASSERT_EQ(superoffload_set_scalars(trainer_, 1, kScalars, 5), kOk);
+  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
   const auto submitted = daemon_.TakeSubmissions();
-  ASSERT_EQ(submitted.size(), 2u);
+  ASSERT_EQ(submitted.size(), 3u);
   EXPECT_EQ(submitted[0].payload.group.count, 4u);
   EXPECT_EQ(submitted[0].payload.group.values[3], 1e-8);
   EXPECT_EQ(submitted[1].payload.group.first, 4u);
@@ -200,19 +235,8 @@ TEST_F(StepTest, ScalarsThatDoNotFitOneEntryTakeMore) {
   EXPECT_EQ(submitted[1].payload.group.values[0], 0.1);
 }
 
-TEST_F(StepTest, AbsentParametersAreNamedInAStep) {
-  ExpectError(superoffload_parameters_absent(attachment_, 2, 3), kFailedPrecondition, "begin");
-  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
-  ASSERT_EQ(superoffload_parameters_absent(attachment_, 2, 3), kOk);
-  const auto submitted = daemon_.TakeSubmissions();
-  ASSERT_EQ(submitted.size(), 2u);
-  EXPECT_EQ(submitted[1].opcode, SUPEROFFLOAD_SUBMIT_ABSENT);
-  EXPECT_EQ(submitted[1].index, 2u);
-  EXPECT_EQ(submitted[1].payload.absent.count, 3u);
-}
-
 TEST_F(StepTest, AStepIsSubmittedInOrder) {
-  ASSERT_EQ(superoffload_set_group(attachment_, 1, kScalars, 4), kOk);
+  ASSERT_EQ(superoffload_set_scalars(trainer_, 1, kScalars, 5), kOk);
   EndStep();
   const auto submitted = daemon_.TakeSubmissions();
   std::vector<uint16_t> opcodes;
@@ -220,23 +244,25 @@ TEST_F(StepTest, AStepIsSubmittedInOrder) {
     opcodes.push_back(entry.opcode);
     EXPECT_EQ(entry.attachment_epoch, kEpoch);
   }
-  EXPECT_THAT(opcodes, ::testing::ElementsAre(SUPEROFFLOAD_SUBMIT_GROUP, SUPEROFFLOAD_SUBMIT_BEGIN_STEP,
+  EXPECT_THAT(opcodes, ::testing::ElementsAre(SUPEROFFLOAD_SUBMIT_GROUP, SUPEROFFLOAD_SUBMIT_GROUP,
+                                              SUPEROFFLOAD_SUBMIT_BEGIN_STEP, SUPEROFFLOAD_SUBMIT_GRADIENT_READY,
                                               SUPEROFFLOAD_SUBMIT_GRADIENT_READY, SUPEROFFLOAD_SUBMIT_GRADIENT_READY,
-                                              SUPEROFFLOAD_SUBMIT_GRADIENT_READY, SUPEROFFLOAD_SUBMIT_END_STEP));
+                                              SUPEROFFLOAD_SUBMIT_END_STEP));
   EXPECT_EQ(submitted.back().step, 5u);
 }
 
 TEST_F(StepTest, MisuseIsRefusedBeforeTheDaemonHearsOfIt) {
-  ExpectError(superoffload_gradient_ready(attachment_, 0), kFailedPrecondition, "begin_step");
-  ExpectError(superoffload_end_step(attachment_, 1, 0), kFailedPrecondition, "begin_step");
   ExpectError(Poll(), kFailedPrecondition, "nothing");
-  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
-  ExpectError(superoffload_begin_step(attachment_, 1), kFailedPrecondition, "step 5 is open");
-  ExpectError(superoffload_gradient_ready(attachment_, kBuckets), kInvalidArgument, "3 buckets");
-  ASSERT_EQ(superoffload_gradient_ready(attachment_, 1), kOk);
-  ExpectError(superoffload_gradient_ready(attachment_, 1), kAlreadyExists, "bucket 1");
-  ExpectError(superoffload_end_step(attachment_, 1, 0), kFailedPrecondition, "first being bucket 0");
-  EXPECT_EQ(daemon_.TakeSubmissions().size(), 2u);
+  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
+  ExpectError(superoffload_open_step(trainer_, 1), kFailedPrecondition, "a step is open");
+  for (uint32_t parameter = 0; parameter < kBuckets; ++parameter) EXPECT_EQ(HandOver(parameter), kOk);
+  EXPECT_EQ(daemon_.TakeSubmissions().size(), 1 + kBuckets);
+  ExpectError(End(SUPEROFFLOAD_END, 0), kInvalidArgument, "scale");
+  ExpectError(End(SUPEROFFLOAD_END, 1, -1), kInvalidArgument, "max_grad_norm");
+  ExpectError(End(SUPEROFFLOAD_END_PREPARED), kFailedPrecondition, "not prepared");
+  ExpectError(End(4), kInvalidArgument, "unknown end");
+  EXPECT_EQ(daemon_.TakeSubmissions().size(), 0u);
+  EXPECT_EQ(End(), kOk) << "it is still open";
 }
 
 TEST_F(StepTest, ParametersAreFinalWhenSpeculationStands) {
@@ -245,13 +271,14 @@ TEST_F(StepTest, ParametersAreFinalWhenSpeculationStands) {
   daemon_.Complete(Ready(1, 5, true));
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, /*stands=*/true));
-  EXPECT_EQ(superoffload_wait_parameters(attachment_, 0, 0), kOk);
-  EXPECT_EQ(superoffload_wait_parameters(attachment_, 2, 0), kDeadlineExceeded);
-  EXPECT_EQ(superoffload_wait_verdict(attachment_, 0, &verdict_), kOk);
+  EXPECT_EQ(superoffload_wait_parameter(trainer_, 0, 0), kOk);
+  EXPECT_EQ(superoffload_wait_parameter(trainer_, 2, 0), kDeadlineExceeded);
+  EXPECT_EQ(superoffload_wait_parameter(trainer_, kBuckets, 0), kInvalidArgument);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_VERDICT, 0), kOk);
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Ready(2, 5, /*speculative=*/false));
   EXPECT_EQ(Poll(), kOk);
-  EXPECT_EQ(verdict_.step, 5u);
+  EXPECT_EQ(answer_.verdict.step, 5u);
 }
 
 TEST_F(StepTest, RefutedSpeculationWaitsForTheSecondPublication) {
@@ -269,7 +296,7 @@ TEST_F(StepTest, ASkippedStepLeavesUnspeculatedBucketsAsTheyWere) {
   EndStep();
   daemon_.Complete(Ready(1, 5, true));
   daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE, 5, false));
-  EXPECT_EQ(superoffload_wait_parameters(attachment_, 0, 0), kOk);
+  EXPECT_EQ(superoffload_wait_parameter(trainer_, 0, 0), kOk);
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Ready(1, 5, false));
   EXPECT_EQ(Poll(), kOk);
@@ -292,22 +319,21 @@ TEST_F(StepTest, CompletionsOutOfRangeAreIgnored) {
 }
 
 TEST_F(StepTest, TheNormArrivesBeforeTheEnd) {
-  ASSERT_EQ(superoffload_begin_step(attachment_, 1), kOk);
-  for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) superoffload_gradient_ready(attachment_, bucket);
-  ASSERT_EQ(superoffload_measure_norm(attachment_, 1), kOk);
-  double norm = 0;
-  EXPECT_EQ(superoffload_wait_norm(attachment_, 1, &norm), kDeadlineExceeded);
+  for (uint32_t parameter = 0; parameter < kBuckets; ++parameter) EXPECT_EQ(HandOver(parameter), kOk);
+  ASSERT_EQ(superoffload_ask_norm(trainer_, 1), kOk);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, 1), kDeadlineExceeded);
   auto answer = Entry(SUPEROFFLOAD_COMPLETE_GRADIENT_NORM, 0, 5);
   answer.payload.f64[0] = 2.5;
   daemon_.Complete(answer);
-  EXPECT_EQ(superoffload_wait_norm(attachment_, 0, &norm), kOk);
-  EXPECT_EQ(norm, 2.5);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, 0), kOk);
+  EXPECT_EQ(answer_.norm, 2.5);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_STEP + 1, 0), kInvalidArgument);
 }
 
 TEST_F(StepTest, ADaemonThatDiesIsNoticedWhileWaiting) {
   EndStep();
   std::thread killer([this] { daemon_.Die(); });
-  ExpectError(superoffload_wait_step(attachment_, -1, &verdict_), kUnavailable, "gone");
+  ExpectError(Wait(SUPEROFFLOAD_AWAIT_STEP, -1), kUnavailable, "gone");
   killer.join();
 }
 
@@ -316,21 +342,26 @@ TEST_F(StepTest, ACompletionBeforeTheDeathIsNotLost) {
   daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, true));
   for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) daemon_.Complete(Ready(bucket, 5, false));
   daemon_.Die();
-  EXPECT_EQ(superoffload_wait_step(attachment_, -1, &verdict_), kOk);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_STEP, -1), kOk);
 }
 
 TEST_F(StepTest, AnAttachmentThatTheDaemonEndedSaysWhy) {
   std::strcpy(daemon_.header->error_text, "the lease has ended; attach again");
   daemon_.header->closed = 1;
-  ExpectError(superoffload_begin_step(attachment_, 1), kUnavailable, "lease");
+  ExpectError(superoffload_open_step(trainer_, 1), kUnavailable, "lease");
+  ExpectError(HandOver(0), kUnavailable, "lease");
 }
 
 TEST_F(StepTest, AFullRingWaitsForTheDaemonOrItsDeath) {
-  for (uint32_t i = 0; i < kRingEntries; ++i) {
-    ASSERT_EQ(superoffload_set_group(attachment_, 0, kScalars, 4), kOk);
-  }
+  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
+  double scalars[5]{};
+  const auto submit = [&] {  // two entries
+    ++scalars[0];
+    return superoffload_set_scalars(trainer_, 0, scalars, 5);
+  };
+  for (uint32_t i = 0; i < (kRingEntries - 1) / 2; ++i) ASSERT_EQ(submit(), kOk);
   std::thread killer([this] { daemon_.Die(); });
-  ExpectError(superoffload_set_group(attachment_, 0, kScalars, 4), kUnavailable, "gone");
+  ExpectError(submit(), kUnavailable, "gone");
   killer.join();
 }
 

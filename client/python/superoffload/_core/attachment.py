@@ -1,7 +1,9 @@
-"""The step plane of one attachment: its memory as bytes, its rings as calls."""
+"""One attachment after the other to an optimizer, and the trainer whose steps go through them."""
 
 import contextlib
 import ctypes
+import enum
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,55 +21,128 @@ _DETACH_TIMEOUT_SECONDS = 30  # a daemon that hangs must not hang its trainer's 
 _DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
+class End(enum.IntEnum):
+    """superoffload_end_kind."""
+
+    END = 0
+    PREPARE = 1
+    PREPARED = 2
+    ABANDON = 3
+
+
+class Await(enum.IntEnum):
+    """superoffload_awaited."""
+
+    NORM = 0
+    PREPARED = 1
+    VERDICT = 2
+    STEP = 3
+
+
+class _Resumed(enum.IntEnum):
+    """superoffload_resumed."""
+
+    NOTHING = 0
+    SUBMITTED = 1
+    COMMITTED = 2
+    LOST = 3
+
+
+class Stays(enum.IntEnum):
+    """superoffload_stays: whose the memory of a gradient is once it was handed over."""
+
+    NOT = 0
+    UNTIL_PACKED = 1
+    UNTIL_OVER = 2
+
+
+Piece = tuple[int, int, int, int, int]  # address, first element, elements, parameter, DataType
+
+
+def _c_pieces(pieces: Sequence[Piece]) -> ctypes.Array:
+    values: Sequence[Any] = pieces  # ctypes makes its structures of tuples
+    return (structures.Piece * len(pieces))(*values)
+
+
 class Attachment:
     """Owns the mappings; views of them keep it alive.
 
-    When the daemon dies inside a call and its successor recovers the optimizer, the call attaches anew and submits
-    again what the open step had submitted: the gradients are still in the memory that trainer and daemon share. A step
-    that had been committed before the daemon died is not submitted again.
+    When the daemon dies inside a call and its successor recovers the optimizer, the call attaches anew, and the library
+    submits what the open step had submitted once more. A step that had been committed before the daemon died is not
+    submitted again.
+
+    ``threads``: that a copy of gradients may use.
     """
 
-    def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+    _again = "compute the gradients of this step again"  # after a death that has lost them
+
+    def __init__(self, connection: Connection, request: optimizer_pb2.AttachOptimizerRequest, threads: int = 1) -> None:
         self._connection = connection
+        self._threads = threads
+        self._owner_pid = os.getpid()
         self._sync_again = optimizer_pb2.SYNC_PULL  # with a successor
         self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
-        self.undecided = False  # a step is prepared, and its verdict not known
-        self._submitted: list[tuple[Any, ...]] = []  # since the last step was over: function and arguments
-        self._groups: dict[int, tuple[Any, ...]] = {}  # the last set_group of each group before that
+        self.trainer = 0  # the library's number, which calls of XLA carry
+        self._at_end: structures.OpenStep | None = None  # what it knew when it was closed
         connection.again(lambda: self._attach(request))
-        self.committed_steps: int = self.optimizer.committed_steps
 
     optimizer: optimizer_pb2.Optimizer  # as the daemon has described it last
 
-    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest, *, resumes: bool = True) -> _Resumed:
         self._stream, response = self._connection.attach(request)
         if self._handles and response.optimizer.id != self.optimizer.id:
             self._stream.cancel()
             raise self._lost("another optimizer has its name now")
         self.optimizer = response.optimizer
-        self.next_slot: int = response.next_slot
         handle = ctypes.c_void_p()
         place = response.attachment_epoch, response.optimizer.step, len(response.optimizer.layout.buckets)
         library.call("attach", self._connection.handle, *place, ctypes.byref(handle))
         self._handles.append(handle)
+        self._give_memory(request.sync, response.next_slot)
+        return self._use(response.next_slot, resumes)
+
+    def _give_memory(self, sync: int, next_slot: int) -> None:
+        """The attachment gets what it needs besides the daemon's memory."""
+
+    def _use(self, next_slot: int, resumes: bool) -> _Resumed:
+        """Steps go through the last attachment from now on."""
+        if not self.trainer:
+            number = ctypes.c_int64()
+            library.call("open_trainer", ctypes.byref(_options(self.optimizer, self._threads)), ctypes.byref(number))
+            self.trainer = number.value
+        resumed = ctypes.c_uint32()
+        place = self._handle, next_slot, self.optimizer.committed_steps, int(resumes)
+        library.call("use_attachment", self.trainer, *place, ctypes.byref(resumed))
+        return _Resumed(resumed.value)
+
+    def _leave(self) -> None:
+        """No attachment is used, and an open step stays noted."""
+        if self.trainer and self._at_end is None:
+            library.call("use_attachment", self.trainer, None, 0, 0, 0, None)
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # None: late in the interpreter's end
-            for handle in getattr(self, "_handles", []):
-                library.function("detach")(handle)
+        # None: late in the interpreter's end. A forked child may have the library in the middle of a call.
+        if sys is None or sys.is_finalizing() or os.getpid() != self._owner_pid:
+            return
+        self.close_trainer()
+        for handle in self._handles:
+            library.function("detach")(handle)
+
+    def close_trainer(self) -> None:
+        """Calls that submit end first; later ones fail, XLA's too."""
+        if self.trainer and self._at_end is None:
+            self._at_end = self.look()
+            library.function("close_trainer")(self.trainer)
 
     @property
     def _handle(self) -> ctypes.c_void_p:
         return self._handles[-1]
 
-    def _submit(self, *call: Any) -> None:
-        """Calls a function of the library, now and again whenever the open step has to be submitted anew."""
-        self._submitted.append(call)
+    def _submit(self, name: str, *arguments: Any) -> None:
+        """Calls a function of the library about the open step; where the daemon is gone, its successor is told."""
         try:
-            library.call(call[0], self._handle, *call[1:])
+            library.call(name, self.trainer, *arguments)
         except Error as error:
-            if error.code != grpc.StatusCode.UNAVAILABLE:
-                self._submitted.pop()
             self._recover(error)
 
     def call(self, method: str, request: Any) -> Any:
@@ -114,19 +189,27 @@ class Attachment:
             self._connection.wait_reopened()
             request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=self._sync_again)
             try:
-                self._attach(request)
-                committed = self.optimizer.committed_steps > self.committed_steps
-                if committed:
-                    self._step_over()
-                # The successor knows the hyper-parameters of the optimizer's creation only.
-                for call in [*self._groups.values(), *self._submitted]:
-                    library.call(call[0], self._handle, *call[1:])
-                return committed
+                resumed = self._attach(request)
+                break
             except Error as again:
                 if again.code == grpc.StatusCode.NOT_FOUND:
                     raise self._lost("the present daemon does not know it") from None
                 if again.code != grpc.StatusCode.UNAVAILABLE:  # else it died again
                     raise
+        if resumed == _Resumed.LOST:
+            raise Error(
+                grpc.StatusCode.ABORTED,
+                "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
+                f"optimizer and the model has the parameters of the step before: {self._again}",
+            )
+        return resumed == _Resumed.COMMITTED
+
+    def come_back(self) -> bool:
+        """Attaches anew where the daemon died in a whole step of XLA's. Returns whether it had."""
+        if not self.look().lost:
+            return False
+        self._recover(Error(grpc.StatusCode.UNAVAILABLE, "the daemon is gone"))
+        return True
 
     def _lost(self, why: str) -> Error:
         return Error(
@@ -148,13 +231,11 @@ class Attachment:
             yield self._connection
         finally:
             request = optimizer_pb2.AttachOptimizerRequest(name=self.optimizer.name, sync=optimizer_pb2.SYNC_PULL)
-            self._connection.again(lambda: self._attach(request))
-            self._submitted.clear()
-            self.undecided = False
-            self.committed_steps = self.optimizer.committed_steps
+            self._connection.again(lambda: self._attach(request, resumes=False))
 
     def end(self) -> None:
         """Ends the attachment and waits for it; the mappings stay until the last view of them is gone."""
+        self._leave()
         with contextlib.suppress(Error):  # the daemon has ended it already, or is gone
             request = optimizer_pb2.DetachOptimizerRequest(name=self.optimizer.name)
             self._connection.call("DetachOptimizer", request, _DETACH_TIMEOUT_SECONDS)
@@ -184,50 +265,90 @@ class Attachment:
         """A private buffer of `count` bytes of masters and moments; consistent only after settling."""
         return self._view("state", offset, count)
 
-    def _wait(self, function: str, result: Any, *before: Any) -> None:
-        """Waits in slices, so that ^C is heard. ``before``: arguments that come before the timeout."""
+    # The open step.
+
+    def look(self) -> structures.OpenStep:
+        """What the library knows of it."""
+        if self._at_end is not None:
+            return self._at_end
+        step = structures.OpenStep()
+        library.call("look", self.trainer, ctypes.byref(step))
+        return step
+
+    @property
+    def committed_steps(self) -> int:
+        """Of which this process knows."""
+        return self.look().committed_steps
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a step is prepared, and its verdict not known."""
+        return bool(self.look().prepared)
+
+    @property
+    def scalar_names(self) -> list[str]:
+        """Of hyper-parameters, in the algorithm's order."""
+        return [scalar.name for scalar in self.optimizer.groups[0].scalars]
+
+    def set_scalars(self, group: int, scalars: Sequence[float]) -> None:
+        """Hyper-parameters of a parameter group, in the algorithm's order: of the open step and of later ones."""
+        self._submit("set_scalars", group, (ctypes.c_double * len(scalars))(*scalars), len(scalars))
+
+    def set_absent(self, parameter: int) -> None:
+        """It has no gradient in the open step."""
+        self._submit("set_absent", parameter)
+
+    def hand_over(self, pieces: Sequence[Piece]) -> None:
+        """Gradients in the host's memory, where they may be in the slot of ``next_slot`` already."""
+        source = structures.Source()
+        self._submit("hand_over", _c_pieces(pieces), len(pieces), ctypes.byref(source))
+
+    def find_edited(self, pieces: Sequence[Piece]) -> int | None:
+        """Index of one of these gradients that has other bytes than when it was handed over, if any."""
+        index = ctypes.c_uint32()
+        library.call("find_edited", self.trainer, _c_pieces(pieces), len(pieces), ctypes.byref(index))
+        return None if index.value == len(pieces) else index.value
+
+    def arrived(self) -> list[int]:
+        """Elements of each parameter whose gradients have come in the open step.
+
+        Raises Error for the first piece that a call of XLA has brought and that was refused.
+        """
+        elements = (ctypes.c_uint64 * len(self.optimizer.parameters))()
+        library.call("arrived", self.trainer, elements)
+        return list(elements)
+
+    def _wait(self, function: str, *arguments: Any) -> None:
+        """Waits in slices, so that ^C is heard: the arguments before the timeout, and those behind it as a tuple."""
         call = library.function(function)
-        while (code := call(self._handle, *before, _WAIT_SLICE_MILLISECONDS, result)) == _DEADLINE:
+        *before, behind = arguments
+        while (code := call(*before, _WAIT_SLICE_MILLISECONDS, *behind)) == _DEADLINE:
             pass
         library.check(code)
 
-    def set_group(self, group: int, scalars: Sequence[float]) -> None:
-        """Hyper-parameters of a parameter group, in the algorithm's order."""
-        self._submit("set_group", group, (ctypes.c_double * len(scalars))(*scalars), len(scalars))
-
-    def begin_step(self, gradient_scale: float) -> None:
-        self._submit("begin_step", gradient_scale)
-
-    def parameter_absent(self, parameter: int) -> None:
-        """It has no gradient in the open step, none of whose buckets that hold it were submitted."""
-        self._submit("parameters_absent", parameter, 1)
-
-    def gradient_ready(self, bucket: int) -> None:
-        self._submit("gradient_ready", bucket)
-
-    def adopt(self, calls: Sequence[tuple[Any, ...]], gone: bool) -> None:
-        """The open step was begun by others, with these calls of the library; ``gone``: the daemon is, since."""
-        self._submitted.extend(calls)
-        if gone:
-            self._recover(Error(grpc.StatusCode.UNAVAILABLE, "the daemon is gone"))
+    def _await(self, awaited: Await) -> structures.Answer:
+        answer = structures.Answer()
+        self._wait("wait", self.trainer, awaited, (ctypes.byref(answer),))
+        return answer
 
     def wait_norm(self, gradient_scale: float) -> float:
-        return self._wait_measured("wait_norm", gradient_scale)
+        return self._wait_measured(gradient_scale).norm
 
     def wait_sum(self) -> float:
         """The sum of the squares of this rank's gradients; nothing is decided."""
-        return self._wait_measured("wait_sum", 1.0)
+        return self._wait_measured(1.0).sum_of_squares
 
-    def _wait_measured(self, function: str, *gradient_scale: float) -> float:
-        measured = ctypes.c_double()
+    def _wait_measured(self, gradient_scale: float) -> structures.Answer:
         while True:
             try:
-                if gradient_scale:  # else the step is prepared, which asks for it
-                    library.call("measure_norm", self._handle, *gradient_scale)
-                self._wait(function, ctypes.byref(measured))
-                return measured.value
+                library.call("ask_norm", self.trainer, gradient_scale)
+                return self._await(Await.NORM)
             except Error as error:
                 self._recover(error)
+
+    def _end(self, kind: End, gradient_scale: float = 1.0, max_grad_norm: float = 0.0, total: float = 0.0) -> None:
+        end = structures.StepEnd(gradient_scale, max_grad_norm, total, kind)
+        self._submit("end", ctypes.byref(end))
 
     def wait_prepared(self, gradient_scale: float, max_grad_norm: float) -> float:
         """The sum of the squares of this rank's gradients, once the step outlives trainer and daemon.
@@ -235,18 +356,21 @@ class Attachment:
         From its call on until the step has ended with `end_prepared_step`, an exception leaves the optimizer to an
         agreement of all ranks (run.py, run_step.py).
         """
-        self.undecided = True
-        self._submit("prepare_step", gradient_scale, max_grad_norm)
-        return self._wait_measured("wait_prepared")  # what a dead daemon had prepared refuses to be attached to
+        self._end(End.PREPARE, gradient_scale, max_grad_norm)
+        while True:
+            try:
+                return self._await(Await.PREPARED).sum_of_squares
+            except Error as error:
+                self._recover(error)  # what a dead daemon had prepared refuses to be attached to
 
     def end_prepared_step(self, gradient_scale: float, max_grad_norm: float, total_sum_of_squares: float) -> None:
-        self._submit("end_prepared_step", gradient_scale, max_grad_norm, total_sum_of_squares)
+        self._end(End.PREPARED, gradient_scale, max_grad_norm, total_sum_of_squares)
 
     def end_step(self, gradient_scale: float, max_grad_norm: float) -> None:
-        self._submit("end_step", gradient_scale, max_grad_norm)
+        self._end(End.END, gradient_scale, max_grad_norm)
 
     def abandon_step(self) -> None:
-        self._submit("abandon_step")
+        self._end(End.ABANDON)
 
     def settle(self) -> StepResult | None:
         """After any of these calls was cut off by an exception: no step is open, and the last one is over.
@@ -259,9 +383,10 @@ class Attachment:
                 f"a step of optimizer {self.optimizer.name} is prepared, which other ranks may have committed; close() "
                 "the optimizer and build it anew on all ranks, which agree on the step",
             )
+        end = structures.StepEnd(gradient_scale=1.0, kind=End.ABANDON)
         while True:
             try:
-                library.call("abandon_step", self._handle)
+                library.call("end", self.trainer, ctypes.byref(end))
                 break
             except Error as error:
                 if error.code == grpc.StatusCode.FAILED_PRECONDITION:  # none is open
@@ -273,32 +398,65 @@ class Attachment:
         except Error as error:
             if error.code != grpc.StatusCode.FAILED_PRECONDITION:
                 raise
-        self._step_over()
         return None
 
     def wait_step(self) -> StepResult:
         """Waits until the parameters of the step that was ended last are final."""
-        return self._wait_result("wait_step")
+        return self._wait_result(Await.STEP)
 
-    def _wait_result(self, function: str) -> StepResult:
-        verdict = structures.Verdict()
+    def _wait_result(self, awaited: Await) -> StepResult:
         while True:
             try:
-                self._wait(function, ctypes.byref(verdict))
-                break
+                return StepResult.of(self._await(awaited).verdict)
             except Error as error:
                 if self._recover(error):
                     return self._committed_unseen()
-        self._step_over()
-        self.next_slot = verdict.next_slot
-        self.committed_steps = verdict.committed_steps
-        return StepResult.of(verdict)
-
-    def _step_over(self) -> None:
-        self.undecided = False
-        self._groups |= {call[1]: call for call in self._submitted if call[0] == "set_group"}
-        self._submitted.clear()
 
     def _committed_unseen(self) -> StepResult:
-        self.committed_steps = self.optimizer.committed_steps
-        return StepResult.unseen(self.optimizer.step, self.committed_steps)
+        return StepResult.unseen(self.optimizer.step, self.optimizer.committed_steps)
+
+
+def _options(optimizer: optimizer_pb2.Optimizer, threads: int) -> structures.TrainerOptions:
+    """The model as the daemon has laid it out."""
+    layout = optimizer.layout
+    parameters = [
+        structures.Parameter(
+            name=parameter.name.encode(),
+            elements=_product(parameter.shape),
+            parameters_offset=place.parameters_offset,
+            gradient_offsets=tuple(place.gradient_offsets),
+            state_offset=place.state_offset,
+            first_bucket=place.first_bucket,
+            bucket_count=place.bucket_count,
+            dtype=parameter.dtype,
+            gradient_dtype=parameter.gradient_dtype or parameter.dtype,
+        )
+        for parameter, place in zip(optimizer.parameters, layout.placements, strict=True)
+    ]
+    buckets = c_buckets(layout)
+    return structures.TrainerOptions(
+        parameters=(structures.Parameter * len(parameters))(*parameters),
+        buckets=buckets,
+        parameter_count=len(parameters),
+        bucket_count=len(buckets),
+        group_count=len(optimizer.groups),
+        scalar_count=len(optimizer.groups[0].scalars),
+        threads=threads,
+    )
+
+
+def c_buckets(layout: optimizer_pb2.Layout) -> ctypes.Array:
+    """Of superoffload_bucket."""
+    buckets = (structures.Bucket * len(layout.buckets))()
+    for ours, bucket in zip(buckets, layout.buckets, strict=True):
+        for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
+            setattr(ours, field, getattr(bucket, field))
+        ours.gradient_offsets[:] = bucket.gradient_offsets
+    return buckets
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

@@ -2,13 +2,11 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import grpc
+from collections.abc import Callable
+from typing import Literal
 
 from superoffload._core import library, structures
-from superoffload._core.attachment import Attachment
+from superoffload._core.attachment import Attachment, Await, Stays, c_buckets
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_memory import GpuMemory
@@ -48,15 +46,20 @@ def measure_casts(ordinal: int, dtype: int, bucket_elements: int) -> list[tuple[
     return table
 
 
+def _most_parameters(layout: optimizer_pb2.Layout) -> int:
+    """That have elements in one bucket."""
+    counts = [0] * len(layout.buckets)
+    for placement in layout.placements:
+        for bucket in range(placement.first_bucket, placement.first_bucket + placement.bucket_count):
+            counts[bucket] += 1
+    return max(counts)
+
+
 def _options(
-    optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, device_slots: int, max_tensors: int
+    optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, device_slots: int
 ) -> structures.GpuOptions:
     layout = optimizer.layout
-    buckets = (structures.Bucket * len(layout.buckets))()
-    for ours, bucket in zip(buckets, layout.buckets, strict=True):
-        for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
-            setattr(ours, field, getattr(bucket, field))
-        ours.gradient_offsets[:] = bucket.gradient_offsets
+    buckets = c_buckets(layout)
     scalars = [scalar.value for group in optimizer.groups for scalar in group.scalars]
     offsets = list(array_offsets(layout).values())
     places = [placement.state_offset for placement in layout.placements]
@@ -65,7 +68,7 @@ def _options(
         ordinal=ordinal,
         mover=MOVERS.index(mover),
         device_slots=device_slots,
-        max_bucket_tensors=max_tensors,
+        max_bucket_tensors=_most_parameters(layout),
         next_slot=next_slot,
         bucket_count=len(buckets),
         group_count=len(optimizer.groups),
@@ -99,12 +102,10 @@ class GpuAttachment(Attachment):
 
     ``move_in`` fills `memory` with the parameters, which it frees elsewhere as it goes, when everything but memory is
     there. None: the daemon's fill it, and who has others pushes and pulls them. ``current_stream`` is the calling
-    thread's. ``keeps_gradients``: what is submitted stays where it is until the step is over, so that it can be
-    submitted again when the daemon has died.
+    thread's.
     """
 
     memory: GpuMemory | None = None
-    _again = "call zero_grad() and compute the gradients of this step again"
 
     def __init__(
         self,
@@ -113,24 +114,23 @@ class GpuAttachment(Attachment):
         ordinal: int,
         mover: Mover,
         device_slots: int,
-        max_tensors: Callable[[optimizer_pb2.Layout], int],
         move_in: Callable[["GpuAttachment"], Moved] | None,
         current_stream: Callable[[], int],
-        keeps_gradients: bool = False,
+        again: str,
     ) -> None:
-        self._gpu = ordinal, mover, device_slots, max_tensors
+        self._gpu = ordinal, mover, device_slots
         self._move_in = move_in
         self._current_stream = current_stream
-        self._keeps_gradients = keeps_gradients
+        self._again = again
         self._moved = Moved(0, 0, 0) if move_in is None else None
         self._tail = False  # of the last step: it may not be over
         super().__init__(connection, request)
 
-    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest) -> None:
-        previous = self._handles[-1] if self._handles else None
-        super()._attach(request)
+    def _give_memory(self, sync: int, next_slot: int) -> None:
+        self._leave()
+        previous = self._handles[-2] if len(self._handles) > 1 else None
         try:
-            self._attach_gpu(previous, request.sync)
+            self._attach_gpu(previous, sync, next_slot)
         except Error:
             self.end()
             library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
@@ -140,11 +140,9 @@ class GpuAttachment(Attachment):
         self._tail = False
         self.resident_buckets = 0
 
-    def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int) -> None:
+    def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
         """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
-        ordinal, mover, device_slots, max_tensors = self._gpu
-        most = max_tensors(self.optimizer.layout)
-        options = _options(self.optimizer, self.next_slot, ordinal, mover, device_slots, most)
+        options = _options(self.optimizer, next_slot, *self._gpu)
         pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
         if self.memory is None:
             self.memory = GpuMemory(self._handle, options, self._current_stream)
@@ -171,23 +169,6 @@ class GpuAttachment(Attachment):
             unreturned_bytes=self._moved.unreturned_bytes,
         )
 
-    def _recover(self, error: Error) -> bool:
-        """As of any attachment, but gradients that were submitted were on the GPU, and may be gone with the daemon."""
-        lost = self.step_is_open() and not self._keeps_gradients
-        if lost:
-            self._submitted = [call for call in self._submitted if call[0] == "set_group"]
-        committed = super()._recover(error)
-        if lost and not committed:
-            raise Error(
-                grpc.StatusCode.ABORTED,
-                "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
-                f"optimizer and the model has the parameters of the step before: {self._again}",
-            )
-        return committed
-
-    def step_is_open(self) -> bool:
-        return any(call[0] == "begin_step" for call in self._submitted)
-
     def leave_memory(self) -> None:
         """After `end()`: the GPU's memory belongs to the views of it."""
         for handle in self._handles:
@@ -210,42 +191,40 @@ class GpuAttachment(Attachment):
         """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
         library.call("gpu_push", self._handle, stream)
 
-    def submit_gradient(self, bucket: int, pieces: Sequence[tuple[int, int, int]], dtype: int, stream: int) -> None:
-        """``pieces``: device pointer, first element of the bucket, elements; of DataType ``dtype``, ascending."""
-        tensors = (structures.Tensor * len(pieces))(*(structures.Tensor(*piece) for piece in pieces))
-        self._submit_on_gpu("gpu_gradient_ready", bucket, tensors, len(pieces), dtype, stream)
+    def hand_over_on_gpu(self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays) -> list[int]:
+        """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
+        parameter, DataType. Returns the parameters whose gradients have left altogether with it.
+        """
+        left = (ctypes.c_uint32 * len(self.optimizer.parameters))()
+        source = structures.Source(stream=stream, on_gpu=1, stays=stays, left=left)
+        self._submit("hand_over", ctypes.byref(structures.Piece(*piece)), 1, ctypes.byref(source))
+        return left[: source.left_count]
 
     def pack_after(self, stream: int) -> None:
-        """Gradients that are submitted from now on wait for what ``stream`` has been given so far, too."""
-        self._submit_on_gpu("gpu_pack_after", stream)
-
-    def _submit_on_gpu(self, *call: Any) -> None:
-        if self._keeps_gradients and self.step_is_open():
-            self._submit(*call)
-            return
+        """The step's end waits for what ``stream`` has been given so far, too."""
         try:
-            library.call(call[0], self._handle, *call[1:])
+            library.call("gpu_pack_after", self._handle, stream)
         except Error as error:
             self._recover(error)
 
     def await_parameters(self, bucket: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of the step that was ended last."""
         try:
-            self._wait("gpu_await_parameters", stream, bucket)
+            self._wait("gpu_await_parameters", self._handle, bucket, (stream,))
         except Error as error:
             self._recover(error)  # then the parameters are there
 
     def wait_verdict(self) -> StepResult:
         """What the step that was ended last turned out to be; its parameters may still be on their way."""
         self._tail = True
-        return self._wait_result("wait_verdict")
+        return self._wait_result(Await.VERDICT)
 
     def wait_over(self) -> None:
         """Waits until the parameters of the step that was ended last are final."""
         if self._tail:
             self._tail = False
             try:
-                self._wait("wait_step", None)
+                self._await(Await.STEP)
             except Error as error:
                 self._recover(error)
 

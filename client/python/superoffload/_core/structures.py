@@ -1,4 +1,4 @@
-"""The structures of superoffload.h, superoffload_gpu.h and superoffload_xla.h, for ctypes."""
+"""The structures of superoffload.h and superoffload_gpu.h, for ctypes."""
 
 import ctypes
 
@@ -79,38 +79,33 @@ class GpuReport(ctypes.Structure):
     ]
 
 
-class Tensor(ctypes.Structure):
-    """superoffload_tensor."""
-
-    _fields_ = [("data", ctypes.c_uint64), ("first", ctypes.c_uint64), ("elements", ctypes.c_uint64)]
-
-
 class Range(ctypes.Structure):
     """superoffload_range."""
 
     _fields_ = [("origin", ctypes.c_void_p), ("to", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
-class XlaParameter(ctypes.Structure):
-    """superoffload_xla_parameter."""
+class Parameter(ctypes.Structure):
+    """superoffload_parameter."""
 
     _fields_ = [
+        ("name", ctypes.c_char_p),
         ("elements", ctypes.c_uint64),
         ("parameters_offset", ctypes.c_uint64),
         ("gradient_offsets", ctypes.c_uint64 * 2),
+        ("state_offset", ctypes.c_uint64),
         ("first_bucket", ctypes.c_uint32),
         ("bucket_count", ctypes.c_uint32),
         ("dtype", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("gradient_dtype", ctypes.c_uint32),
     ]
 
 
-class XlaOptions(ctypes.Structure):
-    """superoffload_xla_options."""
+class TrainerOptions(ctypes.Structure):
+    """superoffload_trainer_options."""
 
     _fields_ = [
-        ("parameters", ctypes.POINTER(XlaParameter)),
-        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("parameters", ctypes.POINTER(Parameter)),
         ("buckets", ctypes.POINTER(Bucket)),
         ("parameter_count", ctypes.c_uint32),
         ("bucket_count", ctypes.c_uint32),
@@ -121,20 +116,63 @@ class XlaOptions(ctypes.Structure):
     ]
 
 
-class XlaOpenStep(ctypes.Structure):
-    """superoffload_xla_open_step."""
+class Piece(ctypes.Structure):
+    """superoffload_piece."""
+
+    _fields_ = [
+        ("data", ctypes.c_uint64),
+        ("first", ctypes.c_uint64),
+        ("elements", ctypes.c_uint64),
+        ("parameter", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+    ]
+
+
+class Source(ctypes.Structure):
+    """superoffload_source."""
+
+    _fields_ = [
+        ("stream", ctypes.c_uint64),
+        ("on_gpu", ctypes.c_uint32),
+        ("stays", ctypes.c_uint32),
+        ("digests", ctypes.POINTER(ctypes.c_uint64)),
+        ("left", ctypes.POINTER(ctypes.c_uint32)),
+        ("left_count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class StepEnd(ctypes.Structure):
+    """superoffload_step_end."""
+
+    _fields_ = [
+        ("gradient_scale", ctypes.c_double),
+        ("max_grad_norm", ctypes.c_double),
+        ("total_sum_of_squares", ctypes.c_double),
+        ("kind", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class Answer(ctypes.Structure):
+    """superoffload_answer."""
+
+    _fields_ = [("norm", ctypes.c_double), ("sum_of_squares", ctypes.c_double), ("verdict", Verdict)]
+
+
+class OpenStep(ctypes.Structure):
+    """superoffload_open_step_state."""
 
     _fields_ = [
         ("begun", ctypes.c_uint32),
-        ("bucket_count", ctypes.c_uint32),
+        ("prepared", ctypes.c_uint32),
+        ("ended", ctypes.c_uint32),
         ("gone", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
         ("next_slot", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
         ("committed_steps", ctypes.c_uint64),
         ("steps", ctypes.c_uint64),
         ("skips", ctypes.c_uint64 * 6),
-        ("gradient_scale", ctypes.c_double),
         ("verdict", Verdict),
     ]
 
@@ -169,16 +207,19 @@ class RunDecision(ctypes.Structure):
 
 
 BY_NAME = {
+    "superoffload_answer": Answer,
     "superoffload_bucket": Bucket,
     "superoffload_gpu_options": GpuOptions,
     "superoffload_gpu_report": GpuReport,
+    "superoffload_open_step_state": OpenStep,
+    "superoffload_parameter": Parameter,
+    "superoffload_piece": Piece,
     "superoffload_range": Range,
     "superoffload_run_decision": RunDecision,
     "superoffload_run_report": RunReport,
     "superoffload_run_terms": RunTerms,
-    "superoffload_tensor": Tensor,
+    "superoffload_source": Source,
+    "superoffload_step_end": StepEnd,
+    "superoffload_trainer_options": TrainerOptions,
     "superoffload_verdict": Verdict,
-    "superoffload_xla_open_step": XlaOpenStep,
-    "superoffload_xla_options": XlaOptions,
-    "superoffload_xla_parameter": XlaParameter,
 }

@@ -1,6 +1,7 @@
 """How a pytree's leaves become an optimizer in the daemon: created or found, filled, attached to."""
 
 import dataclasses
+import os
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from superoffload._core import hosting, policies, run
+from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
-from superoffload._core.gpu_piece_attachment import GpuPieceAttachment
-from superoffload._core.piece_attachment import PieceAttachment
+from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.jax import arrays, cuda
 from superoffload.jax.algorithm import Algorithm
 from superoffload.jax.groups import Groups
@@ -44,7 +45,7 @@ def attach(
     leaves: Sequence[Any],
     sync: policies.Sync,
     restore: optimizer_pb2.RestoreOptimizerRequest | None,
-) -> tuple[PieceAttachment, bool]:
+) -> tuple[Attachment, bool]:
     """Creates the optimizer where the daemon has none of its name. Returns whether the daemon's parameters are others.
 
     ``leaves``: the parameters, in the order of ``subject.hosted``.
@@ -77,9 +78,20 @@ def attach(
             _checksum(leaf, hosted) for leaf, hosted in zip(leaves, subject.hosted, strict=True)
         )
     if subject.gpu is None:
-        attachment = PieceAttachment(subject.connection, request)
+        attachment = Attachment(subject.connection, request, threads=len(os.sched_getaffinity(0)))
     else:
-        attachment = GpuPieceAttachment(subject.connection, request, cuda.ordinal(subject.gpu))
+        # The parameters in its GPU memory are the daemon's; XLA's arrays are copies of them. JAX does not tell which
+        # streams it uses, and close_trainer() waits for all of them.
+        attachment = GpuAttachment(
+            subject.connection,
+            request,
+            cuda.ordinal(subject.gpu),
+            "auto",
+            device_slots=0,
+            move_in=None,
+            current_stream=lambda: 0,
+            again="compute the gradients of this step again, from the parameters that this process has",
+        )
     if existing is not None:
         hosting.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
     if request.sync == optimizer_pb2.SYNC_PUSH:
@@ -110,7 +122,7 @@ def _checksum(leaf: Any, hosted: HostedLeaf) -> int:
     return checksum
 
 
-def push(attachment: PieceAttachment, hosted: Sequence[HostedLeaf], leaves: Sequence[Any]) -> None:
+def push(attachment: Attachment, hosted: Sequence[HostedLeaf], leaves: Sequence[Any]) -> None:
     """The trainer wins. No step is open."""
     views = []
     for leaf, spec, place in zip(leaves, hosted, attachment.optimizer.layout.placements, strict=True):
@@ -123,7 +135,7 @@ def push(attachment: PieceAttachment, hosted: Sequence[HostedLeaf], leaves: Sequ
     refresh(attachment)
 
 
-def refresh(attachment: PieceAttachment) -> None:
+def refresh(attachment: Attachment) -> None:
     """The daemon has published parameters that no step has brought: the GPU gets them, if there is one."""
-    if isinstance(attachment, GpuPieceAttachment):
+    if isinstance(attachment, GpuAttachment):
         attachment.pull()

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from superoffload._core import memory
+from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload._core.piece_attachment import PieceAttachment
 from superoffload.jax import arrays
 from superoffload.jax.tree import HostedLeaf
 
@@ -26,7 +26,7 @@ class LiveParameters:
 
     def __init__(
         self,
-        attachment: PieceAttachment,
+        attachment: Attachment,
         hosted: Sequence[HostedLeaf],
         published_on_gpu: Callable[[], list[Any]] | None,
     ) -> None:

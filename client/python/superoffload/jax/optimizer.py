@@ -13,11 +13,11 @@ import grpc
 import jax
 
 from superoffload._core import hosting, names, owner, policies, run
+from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
 from superoffload._core.hosting import Directories
-from superoffload._core.piece_attachment import PieceAttachment
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax import ffi, processes
 from superoffload.jax.algorithm import Algorithm
@@ -122,7 +122,7 @@ class Optimizer(State):
     def _checkpoints(self) -> optimizer_pb2.RestoreOptimizerRequest | None:
         return None if self._source is None else hosting.checkpoints(self._source)
 
-    def _own(self, hosted: HostedTree, attachment: PieceAttachment) -> None:
+    def _own(self, hosted: HostedTree, attachment: Attachment) -> None:
         self._tree, self._attachment = hosted, attachment
         for layer in self._early_claims:
             hosted.claim(layer)
@@ -239,7 +239,7 @@ class Optimizer(State):
     @property
     def submitter(self) -> int:
         """What calls of XLA name this optimizer by."""
-        return self._attachment.number
+        return self._attachment.trainer
 
     # Ending.
 
@@ -273,9 +273,9 @@ class Optimizer(State):
         return self._connection.server_info.metrics_address
 
 
-def _end(connection: Connection, attachment: PieceAttachment, delete: str | None) -> None:
+def _end(connection: Connection, attachment: Attachment, delete: str | None) -> None:
     """Ends an attachment and deletes an optimizer that nobody can name."""
-    attachment.close_pieces()
+    attachment.close_trainer()
     attachment.end()
     attachment.leave_memory()
     if delete is not None:

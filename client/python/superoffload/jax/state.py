@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from superoffload._core import hosting, run, run_checkpoint
+from superoffload._core.attachment import Attachment
 from superoffload._core.hosting import Directories
 from superoffload._core.layout import array_offsets
-from superoffload._core.piece_attachment import PieceAttachment
 from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.live import LiveParameters
@@ -25,7 +25,7 @@ class State:
     """The part of an optimizer that saves and loads its state. What it uses is documented there."""
 
     name: str
-    _attachment: PieceAttachment
+    _attachment: Attachment
     _group: run.Group | None
     _member: run.Member | None
     _live: LiveParameters

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from superoffload._core import run, run_step, skips
+from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload._core.piece_attachment import PieceAttachment
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax import arrays, ffi, tree
 from superoffload.jax.groups import Groups
@@ -24,7 +24,7 @@ class Stepping:
 
     def __init__(
         self,
-        attachment: PieceAttachment,
+        attachment: Attachment,
         hosted: HostedTree,
         groups: Groups,
         group: run.Group | None,
@@ -38,15 +38,13 @@ class Stepping:
         self._last_result: StepResult | None = None
         self._skipped: dict[VerdictKind, int] = {kind: 0 for kind in VerdictKind if kind.skipped}
         self._steps_inside = 0  # of jit, that are known
-        self._gradient_scale = 1.0
         self.prepare()
 
     def prepare(self) -> None:
-        """The last step is over: gradients of the next one may come."""
-        self._attachment.prepare(self._scalars(), self._gradient_scale)
-
-    def _scalars(self) -> list[list[float]]:
-        return self._groups.scalars(self._attachment.scalar_names, self._attachment.committed_steps)
+        """The open step, or the next one, has the hyper-parameters that are due by now."""
+        scalars = self._groups.scalars(self._attachment.scalar_names, self._attachment.committed_steps)
+        for group, values in enumerate(scalars):
+            self._attachment.set_scalars(group, values)
 
     def sync(self) -> None:
         """Takes notice of steps inside of jit, and comes back from one that the daemon's death has cut off.
@@ -55,10 +53,9 @@ class Stepping:
         """
         if self._attachment.undecided:
             self._attachment.settle()
-        step = self._attachment.sync()
-        self._look_inside()
-        if step.lost:
+        if self._attachment.come_back():
             self.prepare()
+        self._look_inside()
 
     def finish(
         self,
@@ -75,18 +72,28 @@ class Stepping:
                 if check_parameters is not None:
                     check_parameters()
                 self._hand_over_rest(given)
-            result = self._attachment.end_pieces(self._scalars(), gradient_scale, max_norm, self._group)
+            result = self._end(gradient_scale, max_norm)
             self._count(result)
-            self._gradient_scale = gradient_scale
             self.prepare()
         return result
+
+    def _end(self, gradient_scale: float, max_norm: float) -> StepResult:
+        """All gradients have come."""
+        with run_step.told(self._group, self._attachment):
+            self._attachment.arrived()  # or what came last was refused
+            self.prepare()  # programs of XLA may have made steps since it was called last
+        if self._group is None:
+            self._attachment.end_step(gradient_scale, max_norm)
+        else:
+            run_step.end_step(self._attachment, self._group, gradient_scale, max_norm)
+        return self._attachment.wait_step()
 
     def _shapes(self) -> list[jax.ShapeDtypeStruct]:
         return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._hosted]
 
     @functools.cached_property
     def _publish(self) -> Callable[[], list[Any]]:
-        publish = functools.partial(ffi.publish, self._attachment.number, self._shapes())
+        publish = functools.partial(ffi.publish, self._attachment.trainer, self._shapes())
         return jax.jit(publish, out_shardings=[leaf.sharding for leaf in self._hosted])
 
     def published_on_gpu(self) -> list[Any]:
@@ -102,23 +109,23 @@ class Stepping:
             if came or gradient is None and (given is None or self._claimed(leaf.name)):
                 raise self._missing(leaf, came)
             if gradient is None:
-                self._attachment.absent(index)
+                self._attachment.set_absent(index)
                 continue
             if self._gpu is not None:
                 on_gpu[index] = jax.device_put(gradient, self._gpu).astype(leaf.dtype)
                 continue
             if leaf.sharding is not None and self._group is not None:
                 gradient = arrays.sharded_as(gradient, leaf.sharding)
-            for first, memory in arrays.pieces_of(gradient, leaf.dtype, leaf.part):
-                self._attachment.hand_over(index, first, memory.size, memory.ctypes.data)
-
+            dtype = self._attachment.optimizer.parameters[index].dtype
+            parts = arrays.pieces_of(gradient, leaf.dtype, leaf.part)
+            self._attachment.hand_over([(part.ctypes.data, first, part.size, index, dtype) for first, part in parts])
         if on_gpu:
             self._hand_over_on_gpu(on_gpu)
 
     def _hand_over_on_gpu(self, gradients: Mapping[int, Any]) -> None:
         """By the call that programs make; waits until it was made."""
         try:
-            ffi.hand_over(self._attachment.number, list(gradients), list(gradients.values()), None, [])
+            ffi.hand_over(self._attachment.trainer, list(gradients), list(gradients.values()), None, [])
             jax.effects_barrier()
         except Exception:
             self._attachment.arrived()  # raises the error that the call has ended with
@@ -149,7 +156,7 @@ class Stepping:
         }
         schedules = self._groups.schedules(self._attachment.scalar_names)
         present = {} if live is None or self._gpu is not None else dict(enumerate(live))  # a GPU's are not compared
-        return ffi.step(self._attachment.number, own, present, self._shapes(), schedules, gradient_scale, max_norm)
+        return ffi.step(self._attachment.trainer, own, present, self._shapes(), schedules, gradient_scale, max_norm)
 
     @contextlib.contextmanager
     def _settled(self, committed_steps: int) -> Iterator[None]:
@@ -180,7 +187,7 @@ class Stepping:
 
     def quiesce(self) -> None:
         """No step is open."""
-        result = self._attachment.drop()
+        result = self._attachment.settle()
         if result is not None and result != self._last_result:
             self._count(result)
         self.prepare()
@@ -205,7 +212,7 @@ class Stepping:
 
     def _look_inside(self) -> dict[VerdictKind, int]:
         """Takes notice of steps that ran inside of jit; returns how many of them were skipped."""
-        step, result, skipped = self._attachment.last_inside()
-        if step != self._steps_inside:
-            self._steps_inside, self._last_result = step, result
-        return skipped
+        step = self._attachment.look()
+        if step.steps != self._steps_inside:
+            self._steps_inside, self._last_result = step.steps, StepResult.of(step.verdict)
+        return {kind: step.skips[kind] for kind in VerdictKind if kind.skipped}

@@ -14,7 +14,7 @@ from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, measure_casts
 from superoffload._core.run import Member
-from superoffload.torch import cuda, gpu_move, gpu_pieces, groups, meta, parameters
+from superoffload.torch import cuda, gpu_move, groups, meta, parameters
 from superoffload.torch.algorithm import Algorithm, name_of
 from superoffload.torch.gpu_live import GpuParameters
 from superoffload.torch.gpu_options import GpuOptions
@@ -212,7 +212,7 @@ def _map(
 ) -> tuple[Attachment, LiveParameters]:
     hosted = subject.hosted
     if subject.gpu is None:
-        attachment = Attachment(subject.connection, request)
+        attachment = Attachment(subject.connection, request, torch.get_num_threads())
         parameters.map_views(hosted, attachment)
         return attachment, HostParameters(hosted, attachment, subject.replicas)
     attachment = GpuAttachment(
@@ -221,10 +221,10 @@ def _map(
         cuda.ordinal(subject.device),
         subject.gpu.mover,
         0 if subject.gpu.device_slots == "auto" else subject.gpu.device_slots,
-        functools.partial(gpu_pieces.most_pieces, hosted=hosted),
         functools.partial(gpu_move.move_in, _moving(subject)),
         functools.partial(cuda.stream_of, subject.device),
-        keeps_gradients=subject.group is not None,
+        "call zero_grad() and compute the gradients of this step again",
     )
-    gpu_pieces.map_buckets(hosted, attachment)
+    for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
+        parameter.buckets = parameters.buckets_of(placement)
     return attachment, GpuParameters(hosted, attachment, synchronize, subject.replicas)

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,11 @@ from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.hosting import Directories, checkpoints
-from superoffload.torch import clip, cuda, options, parameters, sharding
+from superoffload.torch import clip, cuda, groups, options, parameters, sharding
 from superoffload.torch.attach import Attached, Subject, attach
 from superoffload.torch.forward import ForwardWaits
 from superoffload.torch.gpu_options import GpuOptions
 from superoffload.torch.gpu_submitter import GpuSubmitter
-from superoffload.torch.groups import SentGroups
 from superoffload.torch.growing import Growing
 from superoffload.torch.host_submitter import HostSubmitter
 from superoffload.torch.replicas import Replicas
@@ -96,7 +96,6 @@ class Attaching(Growing):
     def _host(self, attached: Attached) -> None:
         """Has this optimizer be the one that was attached to."""
         self._attachment, self._live = attached.attachment, attached.live
-        self._groups = SentGroups(self.algorithm, self._attachment)
         prepare_step = weakref.WeakMethod(self._prepare_step)
         given = self._hosted, self._overlap, prepare_step, self._sharding, self._replicas
         gpu = attached.attachment if isinstance(attached.attachment, GpuAttachment) else None
@@ -114,7 +113,8 @@ class Attaching(Growing):
             self._reporter.report()
         self._attached = True
         self._built_of = [id(tensor) for tensor in self._all_parameters()]
-        self._stepping = Stepping(self._attachment, self._live, self._submitter, self._groups, self._forward_waits)
+        send_groups = functools.partial(groups.send, self.algorithm, self._attachment)
+        self._stepping = Stepping(self._attachment, self._live, self._submitter, send_groups, self._forward_waits)
         clip.register(self, self.hosted_parameters())
         self._finalizer = weakref.finalize(
             self, _end, self._connection, self._attachment, self.name if self._anonymous else None

@@ -2,19 +2,17 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import grpc
 import torch
 
-from superoffload._core.error import Error
+from superoffload._core.attachment import Stays
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.step_result import StepResult
 from superoffload.torch import cuda, shards, tombstone
 from superoffload.torch.eager import eager
 from superoffload.torch.fingerprint import fingerprint, first_difference
 from superoffload.torch.forward import ForwardWaits, unwaited
-from superoffload.torch.gpu_pieces import bucket_pieces
 from superoffload.torch.gradient_room import GradientRoom
 from superoffload.torch.overlap import Overlap
 from superoffload.torch.parameters import DATA_TYPES, HostedParameter
@@ -85,7 +83,6 @@ class GpuSubmitter(Submitter):
         self._forced = False  # for want of memory
         super().__init__(attachment, hosted, overlap, prepare_step, sharding, replicas)
         self._room = GradientRoom([parameter.tensor for parameter in hosted], self._tombstones)
-        self._pieces = bucket_pieces(attachment.optimizer.layout, hosted)
         self._handles += [
             parameter.tensor.register_hook(_make_hook(weakref.ref(self), index))
             for index, parameter in enumerate(hosted)
@@ -98,12 +95,11 @@ class GpuSubmitter(Submitter):
 
     def _reset(self) -> None:
         super()._reset()
-        self._submitted: set[int] = set()  # buckets of the open step
         self._versions = Versions()  # of gradients that were taken
         self._accumulated: set[int] = set()  # ids of sharded parameters that have a gradient
         self._gone: set[int] = set()  # of these, those that a tombstone stands for
         self._fingerprints: dict[int, torch.Tensor] = {}  # of those that must be the same in step(), to the bit
-        self._held: list[torch.Tensor] = []  # whose memory may be submitted again, or be read still
+        self._held: dict[int, torch.Tensor] = {}  # whose memory may be submitted again, or be read still
         self._averaged: dict[int, torch.Tensor] = {}  # of those that were taken, what .grad is after backward
         self._late = False
 
@@ -213,6 +209,8 @@ class GpuSubmitter(Submitter):
         self._check_waited()
         self._check_gone = self._tombstones.begin_check()
         super().finish()
+        if self._sharding is None:  # the packing of all was launched
+            self._held.clear()
 
     def check_gone(self) -> None:
         self._check_gone()
@@ -268,8 +266,6 @@ class GpuSubmitter(Submitter):
         return not self._tombstones.is_one(gradient)
 
     def abandon(self) -> None:
-        if self._begun and not self._attachment.step_is_open():  # the daemon died, and the step with it
-            self._begun = False
         for index in self._gone:
             if self._tombstones.is_one(self._hosted[index].tensor.grad):
                 self._hosted[index].tensor.grad = None
@@ -303,34 +299,24 @@ class GpuSubmitter(Submitter):
         if self._lost:
             raise tombstone.gone(self._hosted[min(self._lost)].name)
 
-    def _submit(self, bucket: int) -> None:
-        pieces, dtypes, streams = [], set(), set()
-        for index, first, position, elements in self._pieces[bucket]:
+    def _hand_over(self, indices: Sequence[int]) -> None:
+        stays = Stays.UNTIL_PACKED if self._sharding is None else Stays.UNTIL_OVER
+        for index in indices:
             gradient = self._gradient(index)
-            if gradient is not None:
-                dtypes.add(gradient.dtype)
-                streams.add(self._streams[index])
-                pieces.append((gradient.data_ptr() + first * gradient.element_size(), position, elements))
-        if len(dtypes) > 1:
-            raise Error(grpc.StatusCode.UNIMPLEMENTED, f"gradients of one bucket have dtypes {dtypes}; use one")
-        some_tensor = self._hosted[self._pieces[bucket][0][0]].tensor
-        dtype = dtypes.pop() if dtypes else some_tensor.dtype
-        attachment = self._attachment
-        stream = cuda.current_stream(some_tensor)
-        for other in streams - {stream}:  # branches of the model that ran beside each other
-            attachment.pack_after(other)
-        attachment.submit_gradient(bucket, pieces, DATA_TYPES[dtype], stream)
-        self._submitted.add(bucket)
-        if self._sharding is not None:
-            gradients = [self._gradient(index) for index, *_ in self._pieces[bucket]]
-            self._held += [gradient.detach() for gradient in gradients if gradient is not None]
-            return
-        for index, *_ in self._pieces[bucket]:
+            assert gradient is not None, "it was taken"
+            self._held[index] = gradient.detach()
+            piece = (gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
+            left = self._attachment.hand_over_on_gpu(piece, self._streams[index], stays)
+            if self._sharding is None:
+                self._on_left(left)
+
+    def _on_left(self, indices: Sequence[int]) -> None:
+        """Gradients whose packing was launched."""
+        for index in indices:
+            del self._held[index]  # whoever has its memory shows in the count of its references
             tensor = self._hosted[index].tensor
-            if tensor.grad is None or not self._submitted.issuperset(self._hosted[index].buckets):
-                continue
-            if self._goes(index):
-                cuda.keep_for_stream(tensor.grad, attachment.pack_stream())
+            if tensor.grad is not None and self._goes(index):
+                cuda.keep_for_stream(tensor.grad, self._attachment.pack_stream())
                 tensor.grad = self._tombstones.instead_of(tensor.grad)
                 self._gone.add(index)
 
@@ -338,7 +324,8 @@ class GpuSubmitter(Submitter):
         self._is_state_sent = False
         self._forget_grown()
         # They stay the loop's: nobody frees them before they are packed.
-        gradients = [parameter.gradient for parameter in self._hosted]
-        self._held += [gradient.detach() for gradient in gradients if gradient is not None]
+        present = [(index, parameter.gradient) for index, parameter in enumerate(self._hosted)]
+        rest = {index: gradient.detach() for index, gradient in present if gradient is not None}
+        self._held = rest | self._held
         self._room.between_steps()
         return self._attachment.wait_verdict()

@@ -9,25 +9,11 @@ from superoffload.torch.algorithm import Algorithm
 from superoffload.v1 import optimizer_pb2
 
 
-class SentGroups:
-    """Sends the scalars of groups that have changed since they were sent last."""
-
-    def __init__(self, algorithm: Algorithm, attachment: Attachment) -> None:
-        self._algorithm = algorithm
-        self._attachment = attachment
-        self._sent: dict[int, tuple[float, ...]] = {}
-
-    def send(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        options.check_groups(param_groups, self._algorithm)
-        for index, group in enumerate(param_groups):
-            scalars = tuple(self._algorithm.scalars(group).values())
-            if scalars != self._sent.get(index):
-                self._attachment.set_group(index, scalars)
-                self._sent[index] = scalars
-
-    def forget(self) -> None:
-        """The daemon may have others than were sent."""
-        self._sent.clear()
+def send(algorithm: Algorithm, attachment: Attachment, param_groups: Sequence[dict[str, Any]]) -> None:
+    """The open step, and those that follow, have the hyper-parameters of the groups as they are now."""
+    options.check_groups(param_groups, algorithm)
+    for index, group in enumerate(param_groups):
+        attachment.set_scalars(index, list(algorithm.scalars(group).values()))
 
 
 def to_proto(algorithm: Algorithm, group: dict[str, Any]) -> optimizer_pb2.ParameterGroup:

@@ -1,79 +1,89 @@
 """Submits gradients that are on the CPU."""
 
+from collections.abc import Iterable, Sequence
+
 import grpc
 import torch
 
 from superoffload._core import memory
+from superoffload._core.attachment import Piece
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
-from superoffload.torch.fingerprint import digests
+from superoffload.torch.parameters import DATA_TYPES
 from superoffload.torch.submitter import Submitter
 
 
+def _piece(index: int, gradient: torch.Tensor) -> Piece:
+    return gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype]
+
+
 class HostSubmitter(Submitter):
-    """Taking a gradient copies it to a slot that the daemon shares; ``.grad`` stays the loop's own tensor."""
+    """Gradients are copied to a slot that the daemon shares; ``.grad`` stays the loop's own tensor.
+
+    torch copies them: its threads are there, and would be in the way of others.
+    """
 
     def _reset(self) -> None:
         super()._reset()
         self._late = False
-        self._submitted: set[int] = set()  # indices of gradients that were taken
-        self._scaled: dict[int, int] = {}  # digests of those that are now another than what was taken
-
-    def _slot(self, index: int) -> torch.Tensor:
-        return self._hosted[index].slots[self._attachment.next_slot]
+        self._present: set[int] = set()  # indices of gradients that were taken
+        self._digests: dict[int, int] = {}  # of those that are not in the slot, or were scaled since
+        self._slot = self._attachment.look().next_slot
 
     def _on_late_gradient(self, index: int) -> None:
         self._late = True  # the daemon may be reading the slot: it is submitted again in step()
 
+    def _gradient(self, index: int) -> torch.Tensor:
+        gradient = self._given.get(index, self._hosted[index].gradient)
+        assert gradient is not None, "what was taken and has gone since is outdated"
+        return gradient.contiguous()  # itself where it is
+
     @torch.no_grad()
     def _take(self, index: int) -> None:
-        gradient = self._given.get(index, self._hosted[index].gradient)
+        gradient, hosted = self._given.get(index, self._hosted[index].gradient), self._hosted[index]
         if gradient is None:
             return
-        slot, hosted = self._slot(index), self._hosted[index]
-        if gradient.dtype != slot.dtype and hosted.local.dtype == hosted.theta.dtype:  # else that is what is told
-            raise Error(
+        if gradient.dtype != hosted.slots[0].dtype and hosted.local.dtype == hosted.theta.dtype:
+            raise Error(  # else that is what is told
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {slot.dtype} when the "
+                f"the gradient of {hosted.name} is {gradient.dtype}, but was to be {hosted.slots[0].dtype} when the "
                 "optimizer was built; set grad_dtype before, or build a new optimizer",
             )
-        slot.copy_(gradient)
-        self._submitted.add(index)
+        self._present.add(index)
+        if not (self._finishing or self._policy.early):  # it is handed over later
+            self._digests |= self._digests_of([index])
+
+    def _digests_of(self, indices: Iterable[int]) -> dict[int, int]:
+        gradients = {index: self._gradient(index) for index in indices}
+        ranges: list[memory.Range] = [(gradient.data_ptr(), None, gradient.nbytes) for gradient in gradients.values()]
+        return dict(zip(gradients, memory.copy_and_digest(ranges, torch.get_num_threads()), strict=True))
+
+    @torch.no_grad()
+    def _hand_over(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            slot = self._hosted[index].slots[self._slot]
+            slot.copy_(self._given.get(index, self._hosted[index].gradient))
+            self._attachment.hand_over([_piece(index, slot)])
 
     def _outdated(self) -> bool:
-        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._submitted) for i in self._taken)
+        return self._late or any((self._hosted[i].tensor.grad is None) == (i in self._present) for i in self._taken)
 
+    @torch.no_grad()
     def _find_edited(self) -> str | None:
-        if self._scaled:
-            different = [index for index, digest in self._digests().items() if digest != self._scaled[index]]
-            return self._hosted[different[0]].name if different else None
-        gradients = self._gradients()
-        ranges = [(gradient.data_ptr(), self._slot(i).data_ptr(), gradient.nbytes) for i, gradient in gradients.items()]
-        found = memory.find_difference(ranges, torch.get_num_threads())
-        return None if found is None else self._hosted[list(gradients)[found]].name
-
-    def _gradients(self) -> dict[int, torch.Tensor]:
-        """As they are now, of those that were taken, row-major."""
-        result = {}
-        for index in self._submitted:
-            gradient = self._hosted[index].gradient
-            assert gradient is not None, "what was taken and has gone since is outdated"
-            result[index] = gradient.contiguous()
-        return result
-
-    def _digests(self) -> dict[int, int]:
-        gradients = self._gradients()
-        return dict(zip(gradients, digests(list(gradients.values())).tolist(), strict=True))
+        now = self._digests_of(self._digests)
+        different = [index for index, digest in self._digests.items() if digest != now[index]]
+        if not different:
+            in_slot = {index: self._gradient(index) for index in self._present - self._digests.keys()}
+            found = self._attachment.find_edited([_piece(*item) for item in in_slot.items()])
+            different = [] if found is None else [list(in_slot)[found]]
+        return self._hosted[different[0]].name if different else None
 
     def scale(self, factor: float) -> bool:
         """The slots keep what was submitted, for the daemon and its successors."""
         self._multiply(factor)
-        if self._submitted:
-            self._scaled = self._digests()
-        return bool(self._submitted)
-
-    def _submit(self, bucket: int) -> None:
-        self._attachment.gradient_ready(bucket)
+        if self._present:
+            self._digests = self._digests_of(self._present)
+        return bool(self._present)
 
     def _wait_end(self) -> StepResult:
         return self._attachment.wait_step()

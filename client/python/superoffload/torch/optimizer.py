@@ -15,7 +15,7 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.hosting import Directories
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.torch import options, parameters
+from superoffload.torch import groups, options, parameters
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attaching import Attaching
 from superoffload.torch.eager import eager
@@ -157,7 +157,7 @@ class Optimizer(Attaching):
 
     def _prepare_step(self) -> None:
         self._live.before_step()
-        self._groups.send(self.param_groups)
+        groups.send(self.algorithm, self._attachment, self.param_groups)
 
     def _quiesce(self) -> None:
         """No step is open, the last one is over, and the current stream sees its parameters."""

@@ -33,7 +33,7 @@ class HostedParameter:
     rows: range | None = None  # of what this rank has, the hosted ones; None: all
     buckets: range = range(0)
     theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
-    slots: tuple[torch.Tensor, ...] = ()  # the gradient in each of the two slots; on the CPU only
+    slots: tuple[torch.Tensor, ...] = ()  # where gradients are handed over, step by step in turn; on the CPU only
 
     @property
     def local(self) -> torch.Tensor:

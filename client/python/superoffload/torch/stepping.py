@@ -12,7 +12,6 @@ from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import interrupt, options
 from superoffload.torch.forward import ForwardWaits
-from superoffload.torch.groups import SentGroups
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.submitter import Submitter
 
@@ -25,13 +24,13 @@ class Stepping:
         attachment: Attachment,
         live: LiveParameters,
         submitter: Submitter,
-        groups: SentGroups,
+        send_groups: Callable[[list[dict[str, Any]]], None],
         forward_waits: ForwardWaits | None,
     ) -> None:
         self._attachment = attachment
         self._live = live
         self._submitter = submitter
-        self._groups = groups
+        self._send_groups = send_groups
         self._forward_waits = forward_waits
         self._clip = submitter.clip
         self._warned_of_empty_step = False
@@ -65,7 +64,7 @@ class Stepping:
         check_parameters = self._live.begin_check()  # a GPU compares while it still has backward to do
         self._submitter.on_grad_scaler(grad_scale is not None)
         self._submitter.finish()
-        self._groups.send(param_groups)
+        self._send_groups(param_groups)
         self._check(check_parameters)
         self._submitter.check_gone()
         unscaling = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
@@ -128,7 +127,6 @@ class Stepping:
         if not self._submitter.cut_off.happened:
             return
         committed = self._submitter.settle(self.committed_steps())
-        self._groups.forget()
         if committed is not None:
             self._clip.on_step_end()
             self._on_result(committed)
@@ -163,4 +161,3 @@ class Stepping:
     def restored(self) -> None:
         """The state is that of another moment."""
         self.last_result = None
-        self._groups.forget()

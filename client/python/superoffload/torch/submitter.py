@@ -1,14 +1,13 @@
 """Submits gradients, while backward still runs where that is known to do no harm (overlap.py).
 
 A gradient belongs to the training loop until ``step()``: what was submitted early is checked there, before anything
-is committed, and submitted again if the loop has changed it. A bucket goes to the daemon when all its parameters have
-arrived.
+is committed, and submitted again if the loop has changed it. The library counts what a bucket of the daemon's lacks.
 """
 
 import abc
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 import torch
@@ -60,11 +59,6 @@ class Submitter(abc.ABC):
         self._prepare_step = prepare_step
         self._sharding = sharding
         self._replicas = replicas
-        self._parts = [0] * len(attachment.optimizer.layout.buckets)
-        for parameter in hosted:
-            for bucket in parameter.buckets:
-                self._parts[bucket] += 1
-        self.expected_scale = 1.0  # gradient scale of the step before
         self._begun = False
         self.cut_off = CutOff()
         self.clip = ClipCalls(self.trained(), self.scale, alone=sharding is None)
@@ -83,7 +77,6 @@ class Submitter(abc.ABC):
             handle.remove()
 
     def _reset(self) -> None:
-        self._missing = list(self._parts)
         self._taken: set[int] = set()
         self._arrived: set[int] = set()
         self._asked_for_norm = False  # of the open step: the loop may still change its gradients
@@ -108,7 +101,7 @@ class Submitter(abc.ABC):
             self._take_now(index)
         elif self._policy.early and outstanding == 0:
             self._take_now(index)
-            self._arrive(index)
+            self._arrive([index])
 
     def expect(
         self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -192,23 +185,20 @@ class Submitter(abc.ABC):
             torch._foreach_mul_(gradients, factor)
 
     @abc.abstractmethod
-    def _submit(self, bucket: int) -> None:
-        """All gradients of the bucket have arrived."""
+    def _hand_over(self, indices: Sequence[int]) -> None:
+        """Gives the library the gradients of these parameters, which were taken. The step has begun."""
 
     @abc.abstractmethod
     def _wait_end(self) -> StepResult:
         """The step has ended: waits for what the trainer needs of it."""
 
-    def _arrive(self, index: int) -> None:
-        self._arrived.add(index)
-        if self._hosted[index].tensor.grad is None:  # left alone, as in torch
-            self._begin()
-            self._attachment.parameter_absent(index)
-        for bucket in self._hosted[index].buckets:
-            self._missing[bucket] -= 1
-            if self._missing[bucket] == 0:
-                self._begin()
-                self._submit(bucket)
+    def _arrive(self, indices: Sequence[int]) -> None:
+        self._begin()
+        self._arrived.update(indices)
+        for index in indices:
+            if self._hosted[index].tensor.grad is None:  # left alone, as in torch
+                self._attachment.set_absent(index)
+        self._hand_over([index for index in indices if self._hosted[index].tensor.grad is not None])
 
     def _begin(self) -> None:
         if self._begun:
@@ -216,7 +206,6 @@ class Submitter(abc.ABC):
         prepare_step = self._prepare_step()
         assert prepare_step is not None, "its optimizer has submitters only while it lives"
         prepare_step()
-        self._attachment.begin_step(self.expected_scale)
         self._begun = True
 
     def on_grad_scaler(self, used: bool) -> None:  # noqa: B027, not all submitters need to know
@@ -242,10 +231,10 @@ class Submitter(abc.ABC):
 
     def abandon(self) -> None:
         """Drops what was submitted, if anything. Gradients stay what they are."""
-        if self._begun:
+        if self._begun and self._attachment.look().begun:
             self._attachment.abandon_step()
             self._attachment.wait_step()
-            self._begun = False
+        self._begun = False
         self._reset()
         self.clip.on_abandoned()
 
@@ -287,8 +276,8 @@ class Submitter(abc.ABC):
         for index in range(len(self._hosted)):
             if index not in self._taken:
                 self._take_now(index)
-            if index not in self._arrived:
-                self._arrive(index)
+        if rest := [index for index in range(len(self._hosted)) if index not in self._arrived]:
+            self._arrive(rest)
 
     def check_gone(self) -> None:  # noqa: B027, on the CPU none goes
         """After finish(): raises Error when a gradient was written whose memory was given back. Waits for the GPU."""
@@ -322,7 +311,6 @@ class Submitter(abc.ABC):
             self._replicas.check_gradients([p for p in self._sharding.trained if not shards.is_sharded(p)])
             run_step.end_step(self._attachment, self._sharding.group, gradient_scale, max_grad_norm)
         result = self._wait_end()
-        self.expected_scale = gradient_scale
         self._begun = False
         self._policy.on_step_end()
         self._reset()

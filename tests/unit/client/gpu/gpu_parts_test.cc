@@ -88,7 +88,7 @@ TEST_F(GpuPartsTest, PackingPutsTensorsInTheirPlacesAndZeroesTheGaps) {
   tensors.Upload();
   std::ranges::fill(OnGpu(layout_.slots.slot_offset(1)), 9.0f);
   gpu_->Upload();
-  const superoffload_tensor table[] = {{tensors.data(), 4, 8}, {tensors.data() + 1024, 40, 8}};
+  const BucketTensor table[] = {{tensors.data(), 4, 8}, {tensors.data() + 1024, 40, 8}};
   {
     const kernels::CurrentDevice current(*device_);
     ASSERT_TRUE(packer_.Check(0, kElements, table).ok());
@@ -106,7 +106,7 @@ TEST_F(GpuPartsTest, PackingPutsTensorsInTheirPlacesAndZeroesTheGaps) {
 }
 
 TEST_F(GpuPartsTest, TensorsThatDoNotFitTheBucketAreRefused) {
-  const auto check = [this](const std::vector<superoffload_tensor>& tensors) {
+  const auto check = [this](const std::vector<BucketTensor>& tensors) {
     return packer_.Check(0, kElements, tensors).code;
   };
   EXPECT_EQ(check({{0, 0, 32}, {0, 32, 32}}), Code::kOk);
@@ -114,7 +114,7 @@ TEST_F(GpuPartsTest, TensorsThatDoNotFitTheBucketAreRefused) {
   EXPECT_EQ(check({{0, 32, 4}, {0, 0, 4}}), Code::kInvalidArgument) << "order";
   EXPECT_EQ(check({{0, 60, 5}}), Code::kInvalidArgument) << "beyond the end";
   EXPECT_EQ(check({{0, ~uint64_t{0}, 2}}), Code::kInvalidArgument) << "far beyond it";
-  EXPECT_EQ(check(std::vector<superoffload_tensor>(kTensors + 1)), Code::kInvalidArgument) << "too many";
+  EXPECT_EQ(check(std::vector<BucketTensor>(kTensors + 1)), Code::kInvalidArgument) << "too many";
 }
 
 // AdamW with a learning rate of 0; each bucket is one parameter.

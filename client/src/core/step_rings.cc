@@ -1,4 +1,4 @@
-#include "client/src/step_rings.h"
+#include "client/src/core/step_rings.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 // The trainer's side of the two step rings (proto/superoffload/v1/step_ring.h).
-#ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_RINGS_H_
-#define SUPEROFFLOAD_CLIENT_SRC_STEP_RINGS_H_
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_RINGS_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_RINGS_H_
 
 #include <atomic>
 #include <chrono>
@@ -54,4 +54,4 @@ class StepRings {
 
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_STEP_RINGS_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_RINGS_H_

@@ -1,4 +1,6 @@
-#include "client/src/memory_plane.h"
+#include "client/src/core/memory_plane.h"
+
+#include "client/src/core/host_gradients.h"
 
 namespace superoffload::client {
 
@@ -10,6 +12,11 @@ Status HostPlane::WaitUntil(const Deadline& deadline, const Condition& done) {
     progress_.Take(entry);
   }
   return {};
+}
+
+std::unique_ptr<GradientMover> HostPlane::MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                            size_t threads) {
+  return std::make_unique<HostGradients>(layout, steps, threads);
 }
 
 }  // namespace superoffload::client

@@ -1,22 +1,22 @@
 // One attachment: its mappings, and its steps as the trainer sees them.
 //
 // Submitting and waiting touch different members, so that one thread may do each. How submissions travel and who takes
-// completions is the memory plane's (memory_plane.h).
-#ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
-#define SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+// completions is the memory plane's (memory_plane.h), and what may be submitted when is the trainer's to know
+// (trainer.h).
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_
 
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "client/src/descriptor_connection.h"
 #include "client/src/mapping.h"
-#include "client/src/memory_plane.h"
-#include "client/src/step_progress.h"
-#include "client/src/step_rings.h"
+#include "client/src/core/memory_plane.h"
+#include "client/src/core/step_progress.h"
+#include "client/src/core/step_rings.h"
 #include "superoffload/superoffload.h"
 
 namespace superoffload::client {
@@ -42,20 +42,19 @@ class StepPlane {
   MemoryPlane& plane() { return *plane_; }
   void UsePlane(std::unique_ptr<MemoryPlane> plane) { plane_ = std::move(plane); }
 
-  // Submitting; see superoffload.h.
+  // Submitting, in an order that makes sense: a step is open where one must be.
   Status SetGroup(uint32_t group, std::span<const double> scalars);
   Status BeginStep(double gradient_scale);
-  Status ParametersAbsent(uint32_t first, uint32_t count);
-  Status GradientReady(uint32_t bucket);
+  Status ParameterAbsent(uint32_t parameter);
+  // The bucket's GRADIENT_READY, for the mover of gradients to submit.
+  superoffload_ring_entry GradientReady(uint32_t bucket) const {
+    return Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {});
+  }
   Status MeasureNorm(double gradient_scale);
   Status EndStep(double gradient_scale, double max_grad_norm);
   Status PrepareStep(double gradient_scale, double max_grad_norm);
   Status EndPreparedStep(double gradient_scale, double max_grad_norm, double total_sum_of_squares);
   Status AbandonStep();
-
-  // A bucket's gradient in another way: `submit(entry)` gets its GRADIENT_READY.
-  template <typename Submission>
-  Status SubmitGradient(uint32_t bucket, Submission submit);
 
   // FAILED_PRECONDITION: a step is open. Waits for the tail of the last one.
   Status WaitIdle();
@@ -77,11 +76,8 @@ class StepPlane {
   superoffload_ring_entry Entry(superoffload_submission opcode, uint32_t index,
                                 std::initializer_list<double> payload) const;
   Status Submit(superoffload_submission opcode, uint32_t index, std::initializer_list<double> payload);
-  Status CheckOpen(const char* call) const;
   Status CheckBucket(uint32_t bucket) const;
-  Status CheckGradient(uint32_t bucket) const;
-  Status CheckAllSubmitted(const char* call) const;
-  Status CheckEnd(const char* call, double gradient_scale, double max_grad_norm) const;
+  static Status CheckEnd(double gradient_scale, double max_grad_norm);
   Status SubmitEnd(superoffload_submission opcode, const superoffload_end_payload& end);
   void End();
   Status WaitOver();
@@ -99,8 +95,6 @@ class StepPlane {
   // Submitting.
   uint64_t step_;
   bool open_ = false;
-  std::vector<bool> submitted_;
-  uint32_t submitted_count_ = 0;
 
   // What the waiting thread waits for.
   std::atomic<uint64_t> ended_step_;
@@ -112,15 +106,6 @@ class StepPlane {
   std::unique_ptr<MemoryPlane> plane_;  // the first to go: it uses the others
 };
 
-template <typename Submission>
-Status StepPlane::SubmitGradient(uint32_t bucket, Submission submit) {
-  if (Status status = CheckGradient(bucket); !status.ok()) return status;
-  if (Status status = submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, bucket, {})); !status.ok()) return status;
-  submitted_[bucket] = true;
-  ++submitted_count_;
-  return {};
-}
-
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_STEP_PLANE_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PLANE_H_

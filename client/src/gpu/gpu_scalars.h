@@ -1,6 +1,6 @@
 // Small values between the host and memory of XLA's on the GPU, in the order of a stream of XLA's.
-#ifndef SUPEROFFLOAD_CLIENT_SRC_XLA_GPU_SCALARS_H_
-#define SUPEROFFLOAD_CLIENT_SRC_XLA_GPU_SCALARS_H_
+#ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_SCALARS_H_
+#define SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_SCALARS_H_
 
 #include <cstddef>
 #include <memory>
@@ -49,4 +49,4 @@ class GpuScalars {
 
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_XLA_GPU_SCALARS_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_GPU_GPU_SCALARS_H_

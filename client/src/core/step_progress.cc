@@ -1,4 +1,4 @@
-#include "client/src/step_progress.h"
+#include "client/src/core/step_progress.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // What completions have told of the step under way: its norm, its verdict, and which buckets' parameters are final.
-#ifndef SUPEROFFLOAD_CLIENT_SRC_STEP_PROGRESS_H_
-#define SUPEROFFLOAD_CLIENT_SRC_STEP_PROGRESS_H_
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PROGRESS_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PROGRESS_H_
 
 #include <cstdint>
 #include <optional>
@@ -61,4 +61,4 @@ class StepProgress {
 
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_STEP_PROGRESS_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CORE_STEP_PROGRESS_H_

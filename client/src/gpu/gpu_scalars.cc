@@ -1,4 +1,4 @@
-#include "client/src/xla/gpu_scalars.h"
+#include "client/src/gpu/gpu_scalars.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "client/src/step_plane.h"
+#include "client/src/core/step_plane.h"
 
 #include <algorithm>
 #include <cmath>
@@ -60,7 +60,6 @@ StepPlane::StepPlane(std::shared_ptr<DescriptorConnection> connection, Mapping r
       bucket_count_(bucket_count),
       rings_(std::move(ring), [connection = connection_.get()] { return connection->DaemonGone(); }),
       step_(last_step),
-      submitted_(bucket_count),
       ended_step_(last_step),
       progress_(last_step, bucket_count),
       plane_(std::make_unique<HostPlane>(&rings_, &progress_)) {}
@@ -86,15 +85,14 @@ Status StepPlane::SetGroup(uint32_t group, std::span<const double> scalars) {
   return {};
 }
 
-Status StepPlane::ParametersAbsent(uint32_t first, uint32_t count) {
-  if (Status status = CheckOpen("parameters_absent"); !status.ok()) return status;
-  superoffload_ring_entry entry = Entry(SUPEROFFLOAD_SUBMIT_ABSENT, first, {});
-  entry.payload.absent.count = count;
+Status StepPlane::ParameterAbsent(uint32_t parameter) {
+  superoffload_ring_entry entry = Entry(SUPEROFFLOAD_SUBMIT_ABSENT, parameter, {});
+  entry.payload.absent.count = 1;
   return plane_->Submit(entry);
 }
 
 Status StepPlane::BeginStep(double gradient_scale) {
-  if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
+  SUPEROFFLOAD_CHECK(!open_);
   if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
   if (step_ == std::numeric_limits<uint64_t>::max()) {
     return Error(Code::kFailedPrecondition, "step ", step_, " is the last that can be counted; restore a checkpoint");
@@ -104,13 +102,7 @@ Status StepPlane::BeginStep(double gradient_scale) {
   SUPEROFFLOAD_CHECK_LT(ended_step_.load(std::memory_order_relaxed), step_);
   if (Status status = Submit(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0, {gradient_scale}); !status.ok()) return status;
   open_ = true;
-  submitted_.assign(bucket_count_, false);
-  submitted_count_ = 0;
   return {};
-}
-
-Status StepPlane::GradientReady(uint32_t bucket) {
-  return SubmitGradient(bucket, [this](const superoffload_ring_entry& entry) { return plane_->Submit(entry); });
 }
 
 Status StepPlane::CheckBucket(uint32_t bucket) const {
@@ -118,33 +110,18 @@ Status StepPlane::CheckBucket(uint32_t bucket) const {
   return Error(Code::kInvalidArgument, "bucket ", bucket, " does not exist; the plan has ", bucket_count_, " buckets");
 }
 
-Status StepPlane::CheckGradient(uint32_t bucket) const {
-  if (Status status = CheckOpen("gradient_ready"); !status.ok()) return status;
-  if (Status status = CheckBucket(bucket); !status.ok()) return status;
-  if (submitted_[bucket]) {
-    return Error(Code::kAlreadyExists, "bucket ", bucket, " was already submitted in step ", step_,
-                 "; submit each bucket once per step");
-  }
-  return {};
-}
-
 Status StepPlane::MeasureNorm(double gradient_scale) {
-  if (Status status = CheckOpen("measure_norm"); !status.ok()) return status;
   if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
-  if (Status status = CheckAllSubmitted("measure_norm"); !status.ok()) return status;
   if (Status status = Submit(SUPEROFFLOAD_SUBMIT_MEASURE_NORM, 0, {gradient_scale}); !status.ok()) return status;
   measured_step_.store(step_, std::memory_order_release);
   return {};
 }
 
-Status StepPlane::CheckEnd(const char* call, double gradient_scale, double max_grad_norm) const {
-  if (Status status = CheckOpen(call); !status.ok()) return status;
+Status StepPlane::CheckEnd(double gradient_scale, double max_grad_norm) {
   if (!IsScale(gradient_scale)) return BadScale(gradient_scale);
-  if (!(max_grad_norm >= 0)) {
-    return Error(Code::kInvalidArgument, "max_grad_norm is ", max_grad_norm,
-                 " but must be at least 0; 0 means no clipping");
-  }
-  return CheckAllSubmitted(call);
+  if (max_grad_norm >= 0) return {};
+  return Error(Code::kInvalidArgument, "max_grad_norm is ", max_grad_norm,
+               " but must be at least 0; 0 means no clipping");
 }
 
 Status StepPlane::SubmitEnd(superoffload_submission opcode, const superoffload_end_payload& end) {
@@ -154,7 +131,7 @@ Status StepPlane::SubmitEnd(superoffload_submission opcode, const superoffload_e
 }
 
 Status StepPlane::EndStep(double gradient_scale, double max_grad_norm) {
-  if (Status status = CheckEnd("end_step", gradient_scale, max_grad_norm); !status.ok()) return status;
+  if (Status status = CheckEnd(gradient_scale, max_grad_norm); !status.ok()) return status;
   if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, 0, 0}); !status.ok()) {
     return status;
   }
@@ -163,7 +140,7 @@ Status StepPlane::EndStep(double gradient_scale, double max_grad_norm) {
 }
 
 Status StepPlane::PrepareStep(double gradient_scale, double max_grad_norm) {
-  if (Status status = CheckEnd("prepare_step", gradient_scale, max_grad_norm); !status.ok()) return status;
+  if (Status status = CheckEnd(gradient_scale, max_grad_norm); !status.ok()) return status;
   prepared_attempt_.store(0, std::memory_order_relaxed);
   if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_PREPARE, {gradient_scale, max_grad_norm, 0, 0}); !status.ok()) {
     return status;
@@ -173,11 +150,11 @@ Status StepPlane::PrepareStep(double gradient_scale, double max_grad_norm) {
 }
 
 Status StepPlane::EndPreparedStep(double gradient_scale, double max_grad_norm, double total_sum_of_squares) {
-  if (Status status = CheckEnd("end_prepared_step", gradient_scale, max_grad_norm); !status.ok()) return status;
+  if (Status status = CheckEnd(gradient_scale, max_grad_norm); !status.ok()) return status;
   const uint64_t attempt = prepared_attempt_.load(std::memory_order_acquire);
   if (attempt == 0 || prepared_step_.load(std::memory_order_relaxed) != step_) {
     return Error(Code::kFailedPrecondition, "step ", step_,
-                 " is not prepared; call prepare_step and wait_prepared and gather the sum first");
+                 " is not prepared; prepare it, wait for its sum, and gather those of all ranks first");
   }
   if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP,
                                 {gradient_scale, max_grad_norm, total_sum_of_squares, attempt});
@@ -189,7 +166,6 @@ Status StepPlane::EndPreparedStep(double gradient_scale, double max_grad_norm, d
 }
 
 Status StepPlane::AbandonStep() {
-  if (Status status = CheckOpen("abandon_step"); !status.ok()) return status;
   if (Status status = Submit(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0, {}); !status.ok()) return status;
   End();
   return {};
@@ -225,19 +201,6 @@ Status StepPlane::WaitOver() {
 Status StepPlane::WaitIdle() {
   if (open_) return Error(Code::kFailedPrecondition, "step ", step_, " is open; end or abandon it first");
   return WaitOver();
-}
-
-Status StepPlane::CheckOpen(const char* call) const {
-  if (open_) return {};
-  return Error(Code::kFailedPrecondition, call, " without an open step; call begin_step first");
-}
-
-Status StepPlane::CheckAllSubmitted(const char* call) const {
-  if (submitted_count_ == bucket_count_) return {};
-  const auto missing = std::find(submitted_.begin(), submitted_.end(), false) - submitted_.begin();
-  return Error(Code::kFailedPrecondition, call, " of step ", step_, " with ", bucket_count_ - submitted_count_, " of ",
-               bucket_count_, " buckets missing, the first being bucket ", missing,
-               "; submit every bucket or abandon the step");
 }
 
 Status StepPlane::WaitNorm(const Deadline& deadline, double* norm, double* sum_of_squares) {

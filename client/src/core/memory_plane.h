@@ -1,17 +1,22 @@
 // What an attachment does in one way without a GPU and in another with one: how submissions reach the ring, and who
 // takes completions from it. An attachment has one from the start, and may be given another one before its first step.
-#ifndef SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_
-#define SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_
+#ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_MEMORY_PLANE_H_
+#define SUPEROFFLOAD_CLIENT_SRC_CORE_MEMORY_PLANE_H_
 
+#include <cstddef>
 #include <functional>
+#include <memory>
 
 #include "client/src/status.h"
-#include "client/src/step_progress.h"
-#include "client/src/step_rings.h"
+#include "client/src/core/step_progress.h"
+#include "client/src/core/step_rings.h"
 
 namespace superoffload::client {
 
 class GpuPlane;
+class GradientMover;
+class ModelLayout;
+class StepPlane;
 
 // Submitting and waiting may be done by one thread each.
 class MemoryPlane {
@@ -30,6 +35,10 @@ class MemoryPlane {
   // The trainer goes on while the tail of its last step is under way: the next one begins when that is over.
   virtual bool runs_ahead() const = 0;
 
+  // What brings the attachment's gradients; `layout` and `steps` outlive it. `threads`: that a copy may use.
+  virtual std::unique_ptr<GradientMover> MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                           size_t threads) = 0;
+
   // Null: this is the host's.
   virtual GpuPlane* gpu() { return nullptr; }
 };
@@ -43,6 +52,8 @@ class HostPlane final : public MemoryPlane {
   Status Submit(const superoffload_ring_entry& entry) override { return rings_.WaitSubmit(entry); }
   Status WaitUntil(const Deadline& deadline, const Condition& done) override;
   bool runs_ahead() const override { return false; }
+  std::unique_ptr<GradientMover> MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
+                                                   size_t threads) override;
 
  private:
   StepRings& rings_;
@@ -51,4 +62,4 @@ class HostPlane final : public MemoryPlane {
 
 }  // namespace superoffload::client
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_MEMORY_PLANE_H_
+#endif  // SUPEROFFLOAD_CLIENT_SRC_CORE_MEMORY_PLANE_H_

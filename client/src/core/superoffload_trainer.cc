@@ -1,0 +1,198 @@
+// Trainers of superoffload.h: numbers in, status codes out.
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "client/src/c_border.h"
+#include "client/src/core/trainer.h"
+#include "client/src/core/trainers.h"
+#include "superoffload/superoffload.h"
+
+namespace superoffload::client {
+namespace {
+
+template <typename Call>
+int WithTrainer(int64_t number, Call call) {
+  return Guarded([&]() -> Status {
+    std::shared_ptr<Trainer> trainer;
+    if (Status status = FindTrainer(number, &trainer); !status.ok()) return status;
+    return call(*trainer);
+  });
+}
+
+Status NullArgument() { return Error(Code::kInvalidArgument, "NULL argument"); }
+
+Status ToPieces(std::span<const superoffload_piece> given, std::vector<GradientPiece>* pieces) {
+  for (const superoffload_piece& piece : given) {
+    kernels::DType dtype{};
+    if (!ToDType(piece.dtype, &dtype)) return Error(Code::kInvalidArgument, "unknown dtype ", piece.dtype);
+    if (piece.data == 0 && piece.elements > 0) return NullArgument();
+    pieces->push_back(
+        {piece.parameter, piece.first, piece.elements, reinterpret_cast<const void*>(piece.data), dtype});
+  }
+  return {};
+}
+
+Status ToSource(const superoffload_source& given, GradientSource* source) {
+  using Stays = GradientSource::Stays;
+  constexpr Stays kByNumber[] = {Stays::kNot, Stays::kUntilPacked, Stays::kUntilOver};
+  if (given.stays >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown stays ", given.stays);
+  source->stays = kByNumber[given.stays];
+  if (given.on_gpu != 0) source->stream = given.stream;
+  return {};
+}
+
+Status ToEnd(const superoffload_step_end& given, StepEnd* end) {
+  using Kind = StepEnd::Kind;
+  constexpr Kind kByNumber[] = {Kind::kEnd, Kind::kPrepare, Kind::kEndPrepared, Kind::kAbandon};
+  if (given.kind >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown end ", given.kind);
+  *end = {kByNumber[given.kind], given.gradient_scale, given.max_grad_norm, given.total_sum_of_squares};
+  return {};
+}
+
+Status Wait(Trainer& trainer, uint32_t awaited, const Deadline& deadline, superoffload_answer* answer) {
+  switch (awaited) {
+    case SUPEROFFLOAD_AWAIT_NORM: {
+      StepProgress::Norm norm;
+      Status status = trainer.WaitNorm(deadline, &norm);
+      if (status.ok()) *answer = {.norm = norm.norm, .sum_of_squares = norm.sum_of_squares, .verdict = {}};
+      return status;
+    }
+    case SUPEROFFLOAD_AWAIT_PREPARED:
+      return trainer.WaitPrepared(deadline, &answer->sum_of_squares);
+    case SUPEROFFLOAD_AWAIT_VERDICT:
+      return trainer.WaitVerdict(deadline, &answer->verdict);
+    case SUPEROFFLOAD_AWAIT_STEP:
+      return trainer.WaitStep(deadline, &answer->verdict);
+    default:
+      return Error(Code::kInvalidArgument, "nobody can wait for ", awaited);
+  }
+}
+
+}  // namespace
+}  // namespace superoffload::client
+
+using superoffload::client::Code;
+using superoffload::client::DeadlineAfter;
+using superoffload::client::GradientPiece;
+using superoffload::client::GradientSource;
+using superoffload::client::Guarded;
+using superoffload::client::NullArgument;
+using superoffload::client::Status;
+using superoffload::client::StepEnd;
+using superoffload::client::Trainer;
+using superoffload::client::WithTrainer;
+
+int superoffload_open_trainer(const superoffload_trainer_options* options, int64_t* trainer) {
+  return Guarded([&]() -> Status {
+    if (options == nullptr || trainer == nullptr) return NullArgument();
+    std::unique_ptr<Trainer> created;
+    if (Status status = Trainer::Create(*options, &created); !status.ok()) return status;
+    *trainer = superoffload::client::AddTrainer(std::move(created));
+    return {};
+  });
+}
+
+void superoffload_close_trainer(int64_t trainer) { superoffload::client::RemoveTrainer(trainer); }
+
+int superoffload_use_attachment(int64_t trainer, superoffload_attachment* attachment, uint32_t next_slot,
+                                uint64_t committed_steps, uint32_t resumes, uint32_t* resumed) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    Trainer::Resumed became = Trainer::Resumed::kNothing;
+    Status status;
+    if (attachment == nullptr) {
+      impl.Leave();
+    } else {
+      status = impl.Use(attachment->impl.get(), next_slot, committed_steps, resumes != 0, &became);
+    }
+    if (resumed != nullptr) *resumed = static_cast<uint32_t>(became);
+    return status;
+  });
+}
+
+int superoffload_set_scalars(int64_t trainer, uint32_t group, const double* scalars, uint32_t count) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (scalars == nullptr) return NullArgument();
+    return impl.SetScalars(group, {scalars, count});
+  });
+}
+
+int superoffload_open_step(int64_t trainer, double gradient_scale) {
+  return WithTrainer(trainer, [&](Trainer& impl) { return impl.Begin(gradient_scale); });
+}
+
+int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
+                           superoffload_source* source) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (source == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
+    std::vector<GradientPiece> all;
+    GradientSource from;
+    if (Status status = superoffload::client::ToPieces({pieces, count}, &all); !status.ok()) return status;
+    if (Status status = superoffload::client::ToSource(*source, &from); !status.ok()) return status;
+    std::vector<uint32_t> left;
+    Status status = impl.HandOver(all, from, {source->digests, source->digests == nullptr ? 0 : count},
+                                  source->left == nullptr ? nullptr : &left);
+    if (source->left != nullptr) std::ranges::copy(left, source->left);
+    source->left_count = static_cast<uint32_t>(left.size());
+    return status;
+  });
+}
+
+int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, uint32_t count, uint32_t* index) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (index == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
+    std::vector<GradientPiece> all;
+    if (Status status = superoffload::client::ToPieces({pieces, count}, &all); !status.ok()) return status;
+    size_t found = count;
+    Status status = impl.FindEdited(all, &found);
+    *index = static_cast<uint32_t>(found);
+    return status;
+  });
+}
+
+int superoffload_set_absent(int64_t trainer, uint32_t parameter) {
+  return WithTrainer(trainer, [&](Trainer& impl) { return impl.Absent(parameter); });
+}
+
+int superoffload_arrived(int64_t trainer, uint64_t* elements) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (elements == nullptr) return NullArgument();
+    return impl.Arrived({elements, impl.layout().parameter_count()});
+  });
+}
+
+int superoffload_ask_norm(int64_t trainer, double gradient_scale) {
+  return WithTrainer(trainer, [&](Trainer& impl) { return impl.MeasureNorm(gradient_scale); });
+}
+
+int superoffload_end(int64_t trainer, const superoffload_step_end* end) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (end == nullptr) return NullArgument();
+    StepEnd how;
+    if (Status status = superoffload::client::ToEnd(*end, &how); !status.ok()) return status;
+    return impl.End(how);
+  });
+}
+
+int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_milliseconds, superoffload_answer* answer) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (answer == nullptr) return NullArgument();
+    return superoffload::client::Wait(impl, awaited, DeadlineAfter(timeout_milliseconds), answer);
+  });
+}
+
+int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds) {
+  return WithTrainer(trainer,
+                     [&](Trainer& impl) { return impl.WaitParameter(parameter, DeadlineAfter(timeout_milliseconds)); });
+}
+
+int superoffload_look(int64_t trainer, superoffload_open_step_state* step) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (step == nullptr) return NullArgument();
+    impl.Look(step);
+    return {};
+  });
+}
