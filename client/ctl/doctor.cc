@@ -1,17 +1,15 @@
-#include "client/ctl/doctor.h"
-
+// doctor: looks at the machine for what makes a daemon slow, unsafe or impossible.
 #include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <system_error>
 
@@ -19,8 +17,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/ctl/commands.h"
+#include "client/ctl/output.h"
 #include "client/ctl/service_files.h"
-#include "superoffload/client.hpp"
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::ctl {
@@ -30,25 +29,24 @@ namespace fs = std::filesystem;
 
 constexpr char kUnit[] = "superoffloadd@.service";
 
-class Machine {
- public:
-  explicit Machine(std::string root) : root_(std::move(root)) {}
+struct Machine {
+  std::string root;  // its files are below it
 
   // Without white space at the ends; empty when it cannot be read.
   std::string Read(const std::string& path) const {
-    std::ifstream file(root_ + path);
+    std::ifstream file(root + path);
     std::ostringstream text;
     text << file.rdbuf();
     return std::string(absl::StripAsciiWhitespace(text.str()));
   }
   bool Exists(const std::string& path) const {
     std::error_code error;
-    return fs::exists(root_ + path, error);
+    return fs::exists(root + path, error);
   }
   std::vector<std::string> List(const std::string& path) const {
     std::vector<std::string> names;
     std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(root_ + path, error)) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(root + path, error)) {
       names.push_back(entry.path().filename());
     }
     return names;
@@ -62,12 +60,26 @@ class Machine {
     }
     return 0;
   }
-
- private:
-  const std::string root_;
 };
 
-Finding Ok(std::string check, std::string what) { return {std::move(check), Severity::kOk, std::move(what), ""}; }
+using Daemon = absl::StatusOr<v1::ServerInfo>;
+
+struct Subject {
+  Machine machine;
+  Daemon daemon;                   // what it says of itself, or why none answers
+  bool same_pid_namespace = true;  // as this process's
+};
+
+enum Severity { kOk, kNote, kWarning, kFailure };
+constexpr const char* kSeverityNames[] = {"ok", "note", "warning", "failure"};
+
+struct Finding {
+  Severity severity;
+  std::string what;
+  std::string remedy;  // empty when there is nothing to do
+};
+
+Finding Ok(std::string what) { return {kOk, std::move(what), ""}; }
 
 bool InstalledByPackage(const Machine& machine) {
   return machine.Exists(absl::StrCat("/usr/lib/systemd/system/", kUnit)) ||
@@ -84,153 +96,139 @@ std::string HowToStart(const Machine& machine) {
   return "start it: superoffloadctl install-service, or superoffloadd --keeper";
 }
 
-Finding CheckDaemon(const absl::StatusOr<v1::ServerInfo>& daemon, const Machine& machine) {
-  if (!daemon.ok()) {
-    return {"daemon", Severity::kWarning, std::string(daemon.status().message()), HowToStart(machine)};
+Finding CheckDaemon(const Subject& subject) {
+  if (!subject.daemon.ok()) {
+    return {kWarning, std::string(subject.daemon.status().message()), HowToStart(subject.machine)};
   }
-  if (daemon->wire_version() != SUPEROFFLOAD_WIRE_VERSION) {
-    return {"daemon", Severity::kFailure,
-            absl::StrCat("it is version ", daemon->version(), " with wire version ", daemon->wire_version(), ", this is ",
-                         SUPEROFFLOAD_VERSION, " with ", SUPEROFFLOAD_WIRE_VERSION, ": trainers cannot use it"),
+  if (subject.daemon->wire_version() != SUPEROFFLOAD_WIRE_VERSION) {
+    return {kFailure,
+            absl::StrCat("it is version ", subject.daemon->version(), " with wire version ",
+                         subject.daemon->wire_version(), ", this is ", SUPEROFFLOAD_VERSION, " with ",
+                         SUPEROFFLOAD_WIRE_VERSION, ": trainers cannot use it"),
             "restart the daemon after an upgrade: systemctl restart 'superoffloadd@*'; optimizers stay"};
   }
-  if (daemon->version() != SUPEROFFLOAD_VERSION) {
-    return {"daemon", Severity::kNote,
-            absl::StrCat("it is version ", daemon->version(), ", this is ", SUPEROFFLOAD_VERSION,
+  if (subject.daemon->version() != SUPEROFFLOAD_VERSION) {
+    return {kNote,
+            absl::StrCat("it is version ", subject.daemon->version(), ", this is ", SUPEROFFLOAD_VERSION,
                          "; they work together, as their wire versions are equal"),
             "after an upgrade: systemctl restart 'superoffloadd@*'; optimizers stay"};
   }
-  return Ok("daemon", absl::StrCat("version ", daemon->version(), ", ", daemon->kernel_target(), " kernels"));
+  return Ok(absl::StrCat("version ", subject.daemon->version(), ", ", subject.daemon->kernel_target(), " kernels"));
 }
 
-Finding CheckService(const Machine& machine) {
-  if (InstalledByPackage(machine)) return Ok("service", "installed by the Debian package");
-  const std::string unit = machine.Read(absl::StrCat("/etc/systemd/system/", kUnit));
+Finding CheckService(const Subject& subject) {
+  if (InstalledByPackage(subject.machine)) return Ok("installed by the Debian package");
+  const std::string unit = subject.machine.Read(absl::StrCat("/etc/systemd/system/", kUnit));
   if (!unit.empty()) {
-    if (machine.Exists(absl::StrCat(kServiceHome, "/superoffload/bin/superoffloadd"))) {
-      return Ok("service", absl::StrCat("installed by install-service in ", kServiceHome));
+    if (subject.machine.Exists(absl::StrCat(kServiceHome, "/superoffload/bin/superoffloadd"))) {
+      return Ok(absl::StrCat("installed by install-service in ", kServiceHome));
     }
-    return {"service", Severity::kFailure, absl::StrCat("its unit is there and its program is not, in ", kServiceHome),
+    return {kFailure, absl::StrCat("its unit is there and its program is not, in ", kServiceHome),
             "superoffloadctl install-service"};
   }
-  if (!SystemdRuns(machine)) {
-    return {"service", Severity::kNote, "no systemd runs here", "superoffloadd --keeper keeps optimizers as well"};
+  if (!SystemdRuns(subject.machine)) {
+    return {kNote, "no systemd runs here", "superoffloadd --keeper keeps optimizers as well"};
   }
-  return {"service", Severity::kNote, "not installed: private daemons end with their trainers",
+  return {kNote, "not installed: private daemons end with their trainers",
           "superoffloadctl install-service, from a wheel, or the Debian package"};
 }
 
-Finding CheckDescriptorStore(const absl::StatusOr<v1::ServerInfo>& daemon) {
-  if (!daemon.ok()) return {"descriptor store", Severity::kNote, "unknown without a daemon", ""};
-  if (!daemon->survives_restarts()) {
-    return {"descriptor store", Severity::kWarning, "a crash of the daemon loses its optimizers",
+Finding CheckDescriptorStore(const Subject& subject) {
+  if (!subject.daemon.ok()) return {kNote, "unknown without a daemon", ""};
+  if (!subject.daemon->survives_restarts()) {
+    return {kWarning, "a crash of the daemon loses its optimizers",
             absl::StrCat("run it as ", kUnit, " or with --keeper")};
   }
-  return Ok("descriptor store", "optimizers survive a crash or restart of the daemon");
+  return Ok("optimizers survive a crash or restart of the daemon");
 }
 
-Finding CheckPidNamespace(const absl::StatusOr<v1::ServerInfo>& daemon, bool same) {
-  if (!daemon.ok()) return {"PID namespace", Severity::kNote, "unknown without a daemon", ""};
-  if (!same) {
-    return {"PID namespace", Severity::kWarning,
-            "the daemon runs in another one: once restarted, it cannot see which trainers have died meanwhile, and keeps "
-            "their optimizers taken for ten minutes",
-            "share the host's PID namespace with the container (hostPID, --pid=host)"};
+Finding CheckPidNamespace(const Subject& subject) {
+  if (!subject.daemon.ok()) return {kNote, "unknown without a daemon", ""};
+  if (!subject.same_pid_namespace) {
+    return {
+        kWarning,
+        "the daemon runs in another one: once restarted, it cannot see which trainers have died meanwhile, and keeps "
+        "their optimizers taken for ten minutes",
+        "share the host's PID namespace with the container (hostPID, --pid=host)"};
   }
-  return Ok("PID namespace", "the daemon is in this one");
+  return Ok("the daemon is in this one");
 }
 
-Finding CheckResctrl(const Machine& machine) {
-  const bool known = absl::StrContains(machine.Read("/proc/filesystems"), "resctrl");
-  if (absl::StrContains(machine.Read("/proc/cmdline"), "arm64.nompam")) {
-    return {"resctrl", Severity::kWarning, "MPAM is turned off on the kernel's command line", "remove arm64.nompam"};
+Finding CheckResctrl(const Subject& subject) {
+  const bool known = absl::StrContains(subject.machine.Read("/proc/filesystems"), "resctrl");
+  if (absl::StrContains(subject.machine.Read("/proc/cmdline"), "arm64.nompam")) {
+    return {kWarning, "MPAM is turned off on the kernel's command line", "remove arm64.nompam"};
   }
   if (!known) {
-    return {"resctrl", Severity::kNote, "the kernel cannot partition cache and memory bandwidth",
+    return {kNote, "the kernel cannot partition cache and memory bandwidth",
             "on Grace use a kernel with CONFIG_ARM64_MPAM, CONFIG_ACPI_MPAM and CONFIG_ARM64_MPAM_RESCTRL_FS"};
   }
-  if (!machine.Exists("/sys/fs/resctrl/info")) {
-    return {"resctrl", Severity::kWarning, "it is not mounted", "systemctl enable --now sys-fs-resctrl.mount"};
+  if (!subject.machine.Exists("/sys/fs/resctrl/info")) {
+    return {kWarning, "it is not mounted", "systemctl enable --now sys-fs-resctrl.mount"};
   }
-  return Ok("resctrl", "mounted");
+  return Ok("mounted");
 }
 
-Finding CheckHugePages(const Machine& machine) {
-  const uint64_t total = machine.Meminfo("HugePages_Total"), size = machine.Meminfo("Hugepagesize");
-  if (total > 0) return Ok("huge pages", absl::StrCat(total, " of ", size, " KiB in the pool"));
-  if (absl::StrContains(machine.Read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), "[always]") ||
-      absl::StrContains(machine.Read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), "[advise]")) {
-    return Ok("huge pages", "transparent ones for shared memory");
+Finding CheckHugePages(const Subject& subject) {
+  const uint64_t total = subject.machine.Meminfo("HugePages_Total"), size = subject.machine.Meminfo("Hugepagesize");
+  if (total > 0) return Ok(absl::StrCat(total, " of ", size, " KiB in the pool"));
+  const std::string shared = subject.machine.Read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  if (absl::StrContains(shared, "[always]") || absl::StrContains(shared, "[advise]")) {
+    return Ok("transparent ones for shared memory");
   }
-  return {"huge pages", Severity::kWarning, "optimizers lie in base pages, which costs some per cent",
+  return {kWarning, "optimizers lie in base pages, which costs some per cent",
           "echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled, or reserve a pool: sysctl vm.nr_hugepages"};
 }
 
-Finding CheckNumaBalancing(const Machine& machine) {
-  if (machine.Read("/proc/sys/kernel/numa_balancing") != "1") return Ok("NUMA balancing", "off");
-  return {"NUMA balancing", Severity::kWarning, "the kernel unmaps pages to see who uses them, and moves them",
+Finding CheckNumaBalancing(const Subject& subject) {
+  if (subject.machine.Read("/proc/sys/kernel/numa_balancing") != "1") return Ok("off");
+  return {kWarning, "the kernel unmaps pages to see who uses them, and moves them",
           "sysctl kernel.numa_balancing=0 (numa_balancing=disable on the command line)"};
 }
 
-Finding CheckMemlock() {
+Finding CheckMemlock(const Subject&) {
   rlimit limit{};
   ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  if (limit.rlim_cur == RLIM_INFINITY) return Ok("memlock", "unlimited");
-  return {"memlock", Severity::kNote,
-          absl::StrCat("limited to ", limit.rlim_cur >> 10, " KiB here: registering memory with CUDA may fail"),
+  if (limit.rlim_cur == RLIM_INFINITY) return Ok("unlimited");
+  return {kNote, absl::StrCat("limited to ", limit.rlim_cur >> 10, " KiB here: registering memory with CUDA may fail"),
           "LimitMEMLOCK=infinity for services, ulimit -l unlimited for shells"};
 }
 
-Finding CheckGovernor(const Machine& machine) {
+Finding CheckGovernor(const Subject& subject) {
   size_t others = 0, cpus = 0;
   std::string example;
-  for (const std::string& name : machine.List("/sys/devices/system/cpu")) {
-    const std::string governor = machine.Read("/sys/devices/system/cpu/" + name + "/cpufreq/scaling_governor");
+  for (const std::string& name : subject.machine.List("/sys/devices/system/cpu")) {
+    const std::string governor = subject.machine.Read("/sys/devices/system/cpu/" + name + "/cpufreq/scaling_governor");
     if (governor.empty()) continue;
     ++cpus;
     if (governor == "performance") continue;
     ++others;
     example = governor;
   }
-  if (others == 0) return Ok("CPU governor", cpus == 0 ? "not the kernel's to choose" : "performance");
-  return {"CPU governor", Severity::kWarning, absl::StrCat(others, " of ", cpus, " CPUs have \"", example, "\""),
+  if (others == 0) return Ok(cpus == 0 ? "not the kernel's to choose" : "performance");
+  return {kWarning, absl::StrCat(others, " of ", cpus, " CPUs have \"", example, "\""),
           "cpupower frequency-set -g performance"};
 }
 
-Finding CheckPageSize() {
+Finding CheckPageSize(const Subject&) {
   const long bytes = ::sysconf(_SC_PAGESIZE);
   utsname name{};
   ::uname(&name);
   if (std::strcmp(name.machine, "aarch64") != 0 || bytes >= 65536) {
-    return Ok("page size", absl::StrCat(bytes / 1024, " KiB"));
+    return Ok(absl::StrCat(bytes / 1024, " KiB"));
   }
-  return {"page size", Severity::kWarning, absl::StrCat(bytes / 1024, " KiB"),
-          "NVIDIA advises a kernel with 64 KiB pages on Grace"};
+  return {kWarning, absl::StrCat(bytes / 1024, " KiB"), "NVIDIA advises a kernel with 64 KiB pages on Grace"};
 }
 
-Finding CheckInitOnAlloc(const Machine& machine) {
-  if (!absl::StrContains(machine.Read("/proc/cmdline"), "init_on_alloc=1")) return Ok("init_on_alloc", "not forced");
-  return {"init_on_alloc", Severity::kWarning, "the kernel zeroes every page twice", "boot with init_on_alloc=0"};
+Finding CheckInitOnAlloc(const Subject& subject) {
+  if (!absl::StrContains(subject.machine.Read("/proc/cmdline"), "init_on_alloc=1")) return Ok("not forced");
+  return {kWarning, "the kernel zeroes every page twice", "boot with init_on_alloc=0"};
 }
 
-Finding CheckDriver(const Machine& machine) {
-  const std::string version = machine.Read("/proc/driver/nvidia/version");
-  if (version.empty()) return {"NVIDIA driver", Severity::kNote, "none; trainers on the CPU are served", ""};
-  return Ok("NVIDIA driver", version.substr(0, version.find('\n')));
-}
-
-const char* SeverityName(Severity severity) {
-  switch (severity) {
-    case Severity::kOk:
-      return "ok";
-    case Severity::kNote:
-      return "note";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kFailure:
-      return "failure";
-  }
-  return "unknown";
+Finding CheckDriver(const Subject& subject) {
+  const std::string version = subject.machine.Read("/proc/driver/nvidia/version");
+  if (version.empty()) return {kNote, "none; trainers on the CPU are served", ""};
+  return Ok(version.substr(0, version.find('\n')));
 }
 
 // The kernel tells the daemon's process id only to those who can see it.
@@ -249,64 +247,52 @@ bool SharesPidNamespace(const std::string& endpoint) {
   return !told || peer.pid != 0;
 }
 
+Subject SubjectAt(const Arguments& arguments) {
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(arguments.endpoint);
+  if (!client.ok()) return {{arguments.root}, client.status()};
+  return {{arguments.root}, (*client)->GetServerInfo(), SharesPidNamespace((*client)->endpoint())};
+}
+
+struct Check {
+  const char* name;
+  Finding (*run)(const Subject& subject);
+};
+
+constexpr Check kChecks[] = {{"daemon", CheckDaemon},
+                             {"service", CheckService},
+                             {"descriptor store", CheckDescriptorStore},
+                             {"PID namespace", CheckPidNamespace},
+                             {"resctrl", CheckResctrl},
+                             {"huge pages", CheckHugePages},
+                             {"NUMA balancing", CheckNumaBalancing},
+                             {"memlock", CheckMemlock},
+                             {"CPU governor", CheckGovernor},
+                             {"page size", CheckPageSize},
+                             {"init_on_alloc", CheckInitOnAlloc},
+                             {"NVIDIA driver", CheckDriver}};
+
 }  // namespace
 
-std::vector<Finding> Examine(const std::string& root, const absl::StatusOr<v1::ServerInfo>& daemon,
-                             bool same_pid_namespace) {
-  const Machine machine(root);
-  return {CheckDaemon(daemon, machine),
-          CheckService(machine),
-          CheckDescriptorStore(daemon),
-          CheckPidNamespace(daemon, same_pid_namespace),
-          CheckResctrl(machine),
-          CheckHugePages(machine),
-          CheckNumaBalancing(machine),
-          CheckMemlock(),
-          CheckGovernor(machine),
-          CheckPageSize(),
-          CheckInitOnAlloc(machine),
-          CheckDriver(machine)};
-}
-
-std::string FindingsText(const std::vector<Finding>& findings) {
-  std::string text;
-  for (const Finding& finding : findings) {
-    absl::StrAppend(&text, SeverityName(finding.severity), ": ", finding.check, ": ", finding.what, "\n");
-    if (!finding.remedy.empty()) absl::StrAppend(&text, "    ", finding.remedy, "\n");
-  }
-  return text;
-}
-
-std::string FindingsJson(const std::vector<Finding>& findings) {
+// One JSON array of {check, severity, what, remedy}, or text. Fails when a check does.
+int Doctor(const Arguments& arguments) {
+  const Subject subject = SubjectAt(arguments);
   google::protobuf::ListValue list;
-  for (const Finding& finding : findings) {
+  std::string text;
+  bool failed = false;
+  for (const Check& check : kChecks) {
+    const Finding finding = check.run(subject);
+    const char* severity = kSeverityNames[finding.severity];
+    failed = failed || finding.severity == kFailure;
     auto& fields = *list.add_values()->mutable_struct_value()->mutable_fields();
-    fields["check"].set_string_value(finding.check);
-    fields["severity"].set_string_value(SeverityName(finding.severity));
+    fields["check"].set_string_value(check.name);
+    fields["severity"].set_string_value(severity);
     fields["what"].set_string_value(finding.what);
     fields["remedy"].set_string_value(finding.remedy);
+    absl::StrAppend(&text, severity, ": ", check.name, ": ", finding.what, "\n");
+    if (!finding.remedy.empty()) absl::StrAppend(&text, "    ", finding.remedy, "\n");
   }
-  std::string text;
-  (void)google::protobuf::util::MessageToJsonString(list, &text);
-  return text + "\n";
-}
-
-int RunDoctor(const std::string& endpoint, const std::string& root, bool json) {
-  absl::StatusOr<v1::ServerInfo> info = absl::UnavailableError("");
-  bool same_pid_namespace = true;
-  if (absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(endpoint); client.ok()) {
-    info = (*client)->GetServerInfo();
-    same_pid_namespace = SharesPidNamespace((*client)->endpoint());
-  } else {
-    info = client.status();
-  }
-  const std::vector<Finding> findings = Examine(root, info, same_pid_namespace);
-  const std::string text = json ? FindingsJson(findings) : FindingsText(findings);
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  for (const Finding& finding : findings) {
-    if (finding.severity == Severity::kFailure) return 1;
-  }
-  return 0;
+  Print(arguments.json ? JsonOf(list) : text);
+  return failed ? 1 : 0;
 }
 
 }  // namespace superoffload::ctl

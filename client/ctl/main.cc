@@ -1,8 +1,12 @@
 // superoffloadctl: an operator's view of a daemon.
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -11,20 +15,11 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/ctl/bench.h"
-#include "client/ctl/checkpoint.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/commands.h"
-#include "client/ctl/doctor.h"
-#include "client/ctl/json.h"
-#include "client/ctl/keeper.h"
-#include "client/ctl/list.h"
-#include "client/ctl/optimizer_text.h"
+#include "client/ctl/output.h"
 #include "client/ctl/plan.h"
-#include "client/ctl/service.h"
-#include "client/ctl/version.h"
-#include "superoffload/client.hpp"
 #include "superoffload/v1/exit_status.h"
-#include "superoffload/v1/printable.h"
 
 ABSL_FLAG(std::string, endpoint, "",
           "the daemon's endpoint, unix:/path/control.sock; default: $SUPEROFFLOAD_ENDPOINT, else a running daemon's");
@@ -32,17 +27,20 @@ ABSL_FLAG(std::string, tls_authority, "", "for a daemon at host:port: certificat
 ABSL_FLAG(std::string, tls_certificate, "", "likewise: your certificate");
 ABSL_FLAG(std::string, tls_key, "", "likewise: its key");
 ABSL_FLAG(bool, json, false, "print JSON: one object, or one per line for watch");
-ABSL_FLAG(bool, all, false, "list: of all daemons of this machine, or of those that --endpoint names, with commas between");
-ABSL_FLAG(std::string, root, "",
-          "doctor: look at the machine whose files are below this directory; install-service: write there, run nothing");
+ABSL_FLAG(bool, all, false,
+          "list: of all daemons of this machine, or of those that --endpoint names, with commas between");
+ABSL_FLAG(
+    std::string, root, "",
+    "doctor: look at the machine whose files are below this directory; install-service: write there, run nothing");
 ABSL_FLAG(uint32_t, superchip, 0, "install-service: the Superchip whose daemon is enabled, counted from 0");
 ABSL_FLAG(bool, yes, false, "install-service, uninstall-service: do not ask");
 ABSL_FLAG(int64_t, uid, -1, "the owner of the optimizer that is named, for operators; default: whoever alone has one");
 ABSL_FLAG(uint64_t, step, 0, "checkpoint of a rank of a run: after how many committed steps; the same on all ranks");
 ABSL_FLAG(bool, verify, false, "inspect: read all files and compare their checksums");
-ABSL_FLAG(std::string, source, "",
-          "export: the Hugging Face model directory that was trained; its other files, and tensors that were not trained, "
-          "are copied");
+ABSL_FLAG(
+    std::string, source, "",
+    "export: the Hugging Face model directory that was trained; its other files, and tensors that were not trained, "
+    "are copied");
 ABSL_FLAG(std::string, dtype, "bf16", "export: of the weights, bf16 or fp32");
 ABSL_FLAG(uint64_t, shard_bytes, uint64_t{5} << 30, "export: most bytes of a file of weights");
 ABSL_FLAG(uint64_t, count, 0, "watch: stop after so many steps; 0 goes on");
@@ -100,23 +98,88 @@ Flags: --endpoint=unix:/path/control.sock --json --count=N (watch) --uid=UID (wh
 --tls_certificate and --tls_key for a daemon on another machine. Exit status: 0, 1 when the daemon refuses or cannot
 be reached, 2 when the command line is wrong, 3 when what is planned does not fit.)";
 
-std::optional<uint32_t> OwnerFlag() {
+bool IsDirectory(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+constexpr LocalCommand kLocalCommands[] = {
+    {"doctor", 0, Doctor},
+    {"version", 0, Version},
+    {"install-service", 0, InstallService},
+    {"uninstall-service", 0, UninstallService},
+    {"list", 0, ListAll, [](const Arguments& arguments) { return arguments.all; }},
+    {"kept", 0, Kept},
+    {"drop-kept", 1, DropKept},
+    {"inspect", 1, Inspect},
+    // A directory is no optimizer's name.
+    {"export", 2, ExportModel, [](const Arguments& arguments) { return IsDirectory(arguments.operands[0]); }},
+};
+
+constexpr size_t kMany = 1 << 20;
+
+constexpr Command kCommands[] = {{"info", "", 0, 0, false, Info},
+                                 {"list", "", 0, 0, false, List},
+                                 {"describe", "NAME", 1, 1, true, Describe},
+                                 {"watch", "[NAME]", 0, 1, true, Watch},
+                                 {"settle", "NAME", 1, 1, true, Settle},
+                                 {"checkpoint", "NAME DIRECTORY", 2, 2, true, Checkpoint},
+                                 {"export", "NAME DIRECTORY", 2, 2, true, ExportDamaged},
+                                 {"restore", "NAME DIRECTORY...", 2, kMany, true, Restore},
+                                 {"delete", "NAME", 1, 1, true, Delete},
+                                 {"report", "NAME", 1, 1, true, Report},
+                                 {"resolve", "NAME abandon|commit SUM SCALE THRESHOLD", 2, 5, true, Resolve},
+                                 {"topology", "", 0, 0, false, Topology},
+                                 {"check-upgrade", "[PROGRAM]", 0, 1, false, CheckUpgrade},
+                                 {"pin", "-- COMMAND...", 1, kMany, false, Pin}};
+
+Arguments ArgumentsOf(const std::vector<std::string>& words) {
   const int64_t uid = absl::GetFlag(FLAGS_uid);
-  return uid < 0 ? std::nullopt : std::optional<uint32_t>(uid);
+  return {
+      .operands = {words.begin() + 1, words.end()},
+      .endpoint = absl::GetFlag(FLAGS_endpoint),
+      .tls = {absl::GetFlag(FLAGS_tls_authority), absl::GetFlag(FLAGS_tls_certificate), absl::GetFlag(FLAGS_tls_key)},
+      .json = absl::GetFlag(FLAGS_json),
+      .all = absl::GetFlag(FLAGS_all),
+      .root = absl::GetFlag(FLAGS_root),
+      .superchip = absl::GetFlag(FLAGS_superchip),
+      .yes = absl::GetFlag(FLAGS_yes),
+      .uid = uid < 0 ? std::nullopt : std::optional<uint32_t>(uid),
+      .step = absl::GetFlag(FLAGS_step),
+      .verify = absl::GetFlag(FLAGS_verify),
+      .source = absl::GetFlag(FLAGS_source),
+      .dtype = absl::GetFlag(FLAGS_dtype),
+      .shard_bytes = absl::GetFlag(FLAGS_shard_bytes),
+      .count = absl::GetFlag(FLAGS_count)};
 }
 
-int ExitStatus(const absl::Status& status) {
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
-               Printable(std::string(status.message())).c_str());
-  return 1;
+// The name with its owner, UID/NAME: `uid`, if it is given, else the only one who has an optimizer of that name.
+// FAILED_PRECONDITION: several users have. A name of nobody's stays as it is.
+absl::StatusOr<std::string> NameWithOwner(Client& client, const std::string& name, std::optional<uint32_t> uid) {
+  if (uid) return absl::StrCat(*uid, "/", name);
+  absl::StatusOr<std::vector<v1::Optimizer>> optimizers = client.ListOptimizers();
+  if (!optimizers.ok()) return optimizers.status();
+  std::vector<uint32_t> owners;
+  for (const v1::Optimizer& optimizer : *optimizers) {
+    if (optimizer.name() == name) owners.push_back(optimizer.uid());
+  }
+  if (owners.empty()) return name;
+  if (owners.size() == 1) return absl::StrCat(owners.front(), "/", name);
+  return absl::FailedPreconditionError(absl::StrCat("the users ", absl::StrJoin(owners, ", "), " have an optimizer \"",
+                                                    name, "\"; say whose with --uid"));
 }
 
-// Without a daemon.
-int RunKept(const std::string& endpoint) {
-  const absl::StatusOr<v1::ListOptimizersResponse> kept = ListKept(endpoint);
-  if (kept.ok()) std::fputs((absl::GetFlag(FLAGS_json) ? JsonText(*kept) : KeptText(*kept)).c_str(), stdout);
-  return ExitStatus(kept.status());
+absl::Status RunOnDaemon(const Command& command, Arguments arguments) {
+  absl::StatusOr<std::unique_ptr<Client>> client = arguments.tls.certificate.empty()
+                                                       ? Client::Connect(arguments.endpoint)
+                                                       : Client::ConnectRemote(arguments.endpoint, arguments.tls);
+  if (!client.ok()) return client.status();
+  if (command.names_optimizer && !arguments.operands.empty()) {
+    absl::StatusOr<std::string> name = NameWithOwner(**client, arguments.operands.front(), arguments.uid);
+    if (!name.ok()) return name.status();
+    arguments.operands.front() = *name;
+  }
+  return command.run(**client, arguments);
 }
 
 int BadUsage(const std::string& message) {
@@ -126,55 +189,22 @@ int BadUsage(const std::string& message) {
 
 int Run(const std::vector<std::string>& words) {
   if (words.empty()) return BadUsage("which command?");
-  if (words[0] == "doctor" && words.size() == 1) {
-    return RunDoctor(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_root), absl::GetFlag(FLAGS_json));
+  const std::string& name = words[0];
+  const Arguments arguments = ArgumentsOf(words);
+  const size_t operands = arguments.operands.size();
+  for (const LocalCommand& command : kLocalCommands) {
+    if (command.name != name || command.operands != operands) continue;
+    if (command.meant == nullptr || command.meant(arguments)) return command.run(arguments);
   }
-  if (words[0] == "version" && words.size() == 1) {
-    return ExitStatus(RunVersion(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_json)));
-  }
-  const ServiceOptions service{absl::GetFlag(FLAGS_root), absl::GetFlag(FLAGS_superchip), absl::GetFlag(FLAGS_yes)};
-  if (words[0] == "install-service" && words.size() == 1) return ExitStatus(InstallService(service));
-  if (words[0] == "uninstall-service" && words.size() == 1) return ExitStatus(UninstallService(service));
-  if (words[0] == "list" && words.size() == 1 && absl::GetFlag(FLAGS_all)) {
-    return ExitStatus(ListAll(absl::GetFlag(FLAGS_endpoint), absl::GetFlag(FLAGS_json)));
-  }
-  if (words[0] == "kept" && words.size() == 1) return RunKept(absl::GetFlag(FLAGS_endpoint));
-  if (words[0] == "drop-kept" && words.size() == 2) {
-    return ExitStatus(DropKept(absl::GetFlag(FLAGS_endpoint), words[1], OwnerFlag()));
-  }
-  if (words[0] == "inspect" && words.size() == 2) {
-    return InspectCheckpoint(words[1], absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_verify));
-  }
-  if (words[0] == "export" && words.size() == 3 && IsDirectory(words[1])) {
-    return ExportCheckpoint(words[1], words[2],
-                            {absl::GetFlag(FLAGS_source), absl::GetFlag(FLAGS_dtype),
-                             absl::StrCat(absl::GetFlag(FLAGS_shard_bytes))});
-  }
-  const Command* command = FindCommand(words[0]);
-  if (command == nullptr) return BadUsage(absl::StrCat("unknown command \"", words[0], "\""));
-  const size_t operands = words.size() - 1;
-  if (operands < command->min_operands)
-    return BadUsage(absl::StrCat(words[0], " needs ", std::string(command->operands)));
+  const Command* const command = std::find_if(std::begin(kCommands), std::end(kCommands),
+                                              [&](const Command& candidate) { return candidate.name == name; });
+  if (command == std::end(kCommands)) return BadUsage(absl::StrCat("unknown command \"", name, "\""));
+  if (operands < command->min_operands) return BadUsage(absl::StrCat(name, " needs ", std::string(command->operands)));
   if (operands > command->max_operands) {
-    return BadUsage(absl::StrCat("\"", words[command->max_operands + 1], "\" is one word too many for ", words[0]));
+    return BadUsage(
+        absl::StrCat("\"", arguments.operands[command->max_operands], "\" is one word too many for ", name));
   }
-  const TlsFiles tls{absl::GetFlag(FLAGS_tls_authority), absl::GetFlag(FLAGS_tls_certificate),
-                     absl::GetFlag(FLAGS_tls_key)};
-  const std::string endpoint = absl::GetFlag(FLAGS_endpoint);
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      tls.certificate.empty() ? Client::Connect(endpoint) : Client::ConnectRemote(endpoint, tls);
-  absl::Status status = client.status();
-  Arguments arguments{.operands = {words.begin() + 1, words.end()},
-                      .json = absl::GetFlag(FLAGS_json),
-                      .count = absl::GetFlag(FLAGS_count),
-                      .step = absl::GetFlag(FLAGS_step)};
-  if (status.ok() && command->names_optimizer && !arguments.operands.empty()) {
-    absl::StatusOr<std::string> name = NameWithOwner(**client, arguments.operands.front(), OwnerFlag());
-    status = name.status();
-    if (name.ok()) arguments.operands.front() = *name;
-  }
-  if (status.ok()) status = command->run(**client, arguments);
-  return ExitStatus(status);
+  return ExitStatus(RunOnDaemon(*command, arguments));
 }
 
 }  // namespace

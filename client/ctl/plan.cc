@@ -10,11 +10,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/ctl/child.h"
-#include "client/ctl/json.h"
 #include "client/ctl/model_families.h"
+#include "client/ctl/output.h"
 #include "client/ctl/plan_arguments.h"
-#include "client/ctl/upgrade.h"
+#include "client/ctl/programs.h"
 #include "superoffload/v1/plan.pb.h"
 #include "superoffload/v1/printable.h"
 

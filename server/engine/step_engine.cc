@@ -7,7 +7,7 @@ namespace superoffload::engine {
 StepEngine::StepEngine(const Layout* layout, std::vector<Scalars> groups, const OptimizerMemory& memory,
                        SpeculationPolicy policy, Platform platform, StepObserver* observer)
     : machine_(layout, std::move(groups), memory, policy, platform, observer,
-               [this](uint32_t pass) { OnPassDone(pass); }) {
+               [this](uint32_t pass) { Locked(&StepMachine::PassDone, pass); }) {
   absl::MutexLock lock(&mu_);
   bool recovered = false;
   machine_.Recover([&recovered] { recovered = true; });
@@ -15,16 +15,6 @@ StepEngine::StepEngine(const Layout* layout, std::vector<Scalars> groups, const 
 }
 
 StepEngine::~StepEngine() { Detach(); }
-
-void StepEngine::SetName(const std::string& name) {
-  absl::MutexLock lock(&mu_);
-  machine_.SetName(name);
-}
-
-void StepEngine::Attach(CompletionSink* sink) {
-  absl::MutexLock lock(&mu_);
-  machine_.Attach(sink);
-}
 
 void StepEngine::Detach() {
   absl::MutexLock lock(&mu_);
@@ -79,11 +69,6 @@ absl::Status StepEngine::MeasureNorm(uint64_t step, double gradient_scale) {
   return machine_.MeasureNorm(step, gradient_scale);
 }
 
-void StepEngine::OnPassDone(uint32_t pass) {
-  absl::MutexLock lock(&mu_);
-  machine_.PassDone(pass);
-}
-
 absl::Status StepEngine::WaitMaintained(const Maintenance& maintain) {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&machine_, &StepMachine::MayMaintain));
@@ -93,41 +78,10 @@ absl::Status StepEngine::WaitMaintained(const Maintenance& maintain) {
   return absl::OkStatus();
 }
 
-void StepEngine::RequireTotals() {
-  absl::MutexLock lock(&mu_);
-  machine_.RequireTotals();
-}
-
-void StepEngine::SetLineage(uint64_t lineage) {
-  absl::MutexLock lock(&mu_);
-  machine_.SetLineage(lineage);
-}
-
-absl::Status StepEngine::CheckNotPrepared(const char* call) const {
-  absl::MutexLock lock(&mu_);
-  return machine_.CheckNotPrepared(call);
-}
-
-std::optional<Record::Prepared> StepEngine::prepared() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.prepared();
-}
-
 absl::StatusOr<RunReport> StepEngine::WaitReported() {
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&machine_, &StepMachine::MayMaintain));
   return machine_.Report();
-}
-
-absl::Status StepEngine::WaitPreparedCommitted(uint64_t attempt, const Record::RunTerms& terms) {
-  absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(&machine_, &StepMachine::MayMaintain));
-  bool done = false;
-  if (absl::Status status = machine_.CommitPrepared(attempt, terms, [&done] { done = true; }); !status.ok()) {
-    return status;
-  }
-  mu_.Await(absl::Condition(&done));
-  return absl::OkStatus();
 }
 
 absl::Status StepEngine::WaitPreparedAbandoned(uint64_t attempt) {
@@ -140,34 +94,14 @@ absl::StatusOr<StepEngine::Moment> StepEngine::WaitSnapshot(const StepMachine::S
                                                             const std::atomic<bool>& cancelled) {
   absl::MutexLock lock(&mu_);
   std::optional<absl::StatusOr<Moment>> taken;
-  const uint64_t request = machine_.RequestSnapshot(
-      time, [&taken](absl::StatusOr<Moment> moment) { taken.emplace(std::move(moment)); });
+  const uint64_t request =
+      machine_.RequestSnapshot(time, [&taken](absl::StatusOr<Moment> moment) { taken.emplace(std::move(moment)); });
   const auto over = [&taken, &cancelled] { return taken.has_value() || cancelled; };
   mu_.Await(absl::Condition(&over));
   if (!taken && machine_.CancelSnapshot(request)) return absl::CancelledError("the checkpoint was cancelled");
   const auto is_taken = [&taken] { return taken.has_value(); };
   mu_.Await(absl::Condition(&is_taken));
   return *std::move(taken);
-}
-
-void StepEngine::ForgetNextSnapshot() {
-  absl::MutexLock lock(&mu_);
-  machine_.ForgetNextSnapshot();
-}
-
-std::optional<uint32_t> StepEngine::ClaimSnapshotBucket() {
-  absl::MutexLock lock(&mu_);
-  return machine_.ClaimSnapshotBucket();
-}
-
-void StepEngine::BucketSaved(uint32_t bucket) {
-  absl::MutexLock lock(&mu_);
-  machine_.BucketSaved(bucket);
-}
-
-void StepEngine::EndSnapshot() {
-  absl::MutexLock lock(&mu_);
-  machine_.EndSnapshot();
 }
 
 void StepEngine::WakeSnapshot() {
@@ -185,46 +119,6 @@ absl::Status StepEngine::WaitRestored(const Moment& moment, const std::function<
   machine_.EndRestore(status.ok() ? &moment : nullptr, [&done] { done = true; });
   mu_.Await(absl::Condition(&done));
   return status;
-}
-
-void StepEngine::AwaitFirstFill() {
-  absl::MutexLock lock(&mu_);
-  machine_.AwaitFirstFill();
-}
-
-absl::Status StepEngine::CheckComplete(bool before_push) const {
-  absl::MutexLock lock(&mu_);
-  return machine_.CheckComplete(before_push);
-}
-
-Incompleteness StepEngine::incompleteness() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.incompleteness();
-}
-
-void StepEngine::SetPolicy(SpeculationPolicy policy) {
-  absl::MutexLock lock(&mu_);
-  machine_.SetPolicy(policy);
-}
-
-SpeculationPolicy StepEngine::policy() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.policy();
-}
-
-std::vector<Scalars> StepEngine::groups() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.groups();
-}
-
-std::vector<uint64_t> StepEngine::parameter_steps() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.parameter_steps();
-}
-
-StepStatistics StepEngine::statistics() const {
-  absl::MutexLock lock(&mu_);
-  return machine_.statistics();
 }
 
 }  // namespace superoffload::engine

@@ -124,7 +124,7 @@ HostedOptimizer::HostedOptimizer(OptimizerId id, std::string unique_id, engine::
 HostedOptimizer::~HostedOptimizer() {
   const uint64_t epoch = attachment().epoch;
   if (epoch != 0) RequestDetach(epoch, absl::UnavailableError("the optimizer is being deleted"));
-  std::shared_ptr<transport::DeviceTransport> last;
+  std::shared_ptr<transport::Transport> last;
   {
     absl::MutexLock lock(&mu_);
     last = std::move(transport_);
@@ -150,7 +150,7 @@ absl::Status HostedOptimizer::Attach(const AttachedTrainer& info, Sync sync,
     return ring.status();
   }
   const Process trainer = FindProcess(info.peer.pid);
-  auto transport = std::make_shared<transport::DeviceTransport>(
+  auto transport = std::make_shared<transport::Transport>(
       *std::move(ring), info.epoch, engine_.get(), [this, trainer, on_end = std::move(on_end)](const absl::Status& reason) {
         engine_->Detach();
         AwaitEnd(trainer, kEndLimit);
@@ -206,7 +206,7 @@ absl::Status HostedOptimizer::AbandonPrepared(const AttachedTrainer& info, uint6
 }
 
 absl::Status HostedOptimizer::Claim(const AttachedTrainer& info) {
-  std::shared_ptr<transport::DeviceTransport> last;  // its thread is joined after the lock is released
+  std::shared_ptr<transport::Transport> last;  // its thread is joined after the lock is released
   SUPEROFFLOAD_CHECK(info.epoch != 0, "epoch 0 is of no attachment; optimizer ", id_.name);
   absl::MutexLock lock(&mu_);
   if (expected_ && info.peer.pid == expected_->pid) expected_.reset();  // here it is
@@ -282,7 +282,7 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
 }
 
 void HostedOptimizer::RequestDetach(uint64_t epoch, const absl::Status& reason) {
-  std::shared_ptr<transport::DeviceTransport> transport;
+  std::shared_ptr<transport::Transport> transport;
   {
     absl::MutexLock lock(&mu_);
     if (attachment_.epoch != epoch || epoch == 0) return;
@@ -301,14 +301,14 @@ void HostedOptimizer::WaitDetached(uint64_t epoch) const {
   mu_.Await(absl::Condition(&detached));
 }
 
-absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> HostedOptimizer::TransportOf(uint64_t epoch) const {
+absl::StatusOr<std::shared_ptr<transport::Transport>> HostedOptimizer::TransportOf(uint64_t epoch) const {
   absl::MutexLock lock(&mu_);
   if (attachment_.epoch == epoch && transport_ != nullptr) return transport_;
   return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
 }
 
 absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(uint64_t epoch) const {
-  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> transport = TransportOf(epoch);
+  absl::StatusOr<std::shared_ptr<transport::Transport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
   const memory::SharedMemory& ring = (*transport)->ring_memory();
   absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.parameters),
@@ -324,7 +324,7 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
 
 absl::Status HostedOptimizer::MapDevice(uint64_t epoch, const superoffload_device_request& request,
                                         std::span<const int> descriptors) {
-  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> transport = TransportOf(epoch);
+  absl::StatusOr<std::shared_ptr<transport::Transport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
   return (*transport)->MapDevice(request, descriptors, MovedMemory());
 }

@@ -28,7 +28,7 @@
 #include "server/optimizer/optimizer_observer.h"
 #include "server/optimizer/process.h"
 #include "server/transport/descriptor_server.h"
-#include "server/transport/device_transport.h"
+#include "server/transport/transport.h"
 
 namespace superoffload::optimizer {
 
@@ -94,7 +94,7 @@ class HostedOptimizer final : private engine::StepObserver {
   // NOT_FOUND unless `epoch` is the present attachment.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
 
-  // Maps GPU memory for that attachment; see DeviceTransport::MapDevice. NOT_FOUND as above.
+  // Maps GPU memory for that attachment; see Transport::MapDevice. NOT_FOUND as above.
   absl::Status MapDevice(uint64_t epoch, const superoffload_device_request& request,
                          std::span<const int> descriptors);
 
@@ -161,7 +161,7 @@ class HostedOptimizer final : private engine::StepObserver {
   void OnStep(const engine::StepReport& report) override { observer_->OnStep(id_, report); }
 
   // NOT_FOUND unless `epoch` is the present attachment.
-  absl::StatusOr<std::shared_ptr<transport::DeviceTransport>> TransportOf(uint64_t epoch) const;
+  absl::StatusOr<std::shared_ptr<transport::Transport>> TransportOf(uint64_t epoch) const;
   transport::MovedMemory MovedMemory() const;
   absl::Status Synchronize(Sync sync, const std::vector<uint32_t>& parameter_crc32);
   absl::Status CheckParameters(const std::vector<uint32_t>& parameter_crc32) const;
@@ -190,7 +190,7 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not
   // hold the lock while it wakes the transport.
-  std::shared_ptr<transport::DeviceTransport> transport_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<transport::Transport> transport_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace superoffload::optimizer

@@ -117,7 +117,7 @@ class OptimizerTable {
   // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
 
-  // Maps GPU memory for that attachment; see DeviceTransport::MapDevice.
+  // Maps GPU memory for that attachment; see Transport::MapDevice.
   absl::Status MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
                          std::span<const int> descriptors) const;
   void OnSessionEnd(const transport::Peer& peer);

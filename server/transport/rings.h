@@ -24,15 +24,6 @@ class Rings {
   virtual void Fail(const absl::Status& status) = 0;
 };
 
-// Takes what a trainer submits, in order, from the thread that reads the ring.
-class SubmissionSink {
- public:
-  virtual ~SubmissionSink() = default;
-  virtual void Submit(const superoffload_ring_entry& entry) = 0;
-  // Nothing more comes. What is under way is done when it returns.
-  virtual void End() = 0;
-};
-
 }  // namespace superoffload::transport
 
 #endif  // SUPEROFFLOAD_SERVER_TRANSPORT_RINGS_H_

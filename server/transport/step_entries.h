@@ -27,10 +27,10 @@ class CompletionEntries : public engine::CompletionSink {
   uint64_t attachment_epoch() const { return attachment_epoch_; }
 
   void SlotFree(uint64_t step, uint32_t bucket, uint32_t slot) final;
-  void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) final;
+  void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) override;
   void NormMeasured(uint64_t step, double norm, double sum_of_squares) final;
   void Prepared(uint64_t step, uint64_t attempt, double sum_of_squares) final;
-  void VerdictReached(const engine::VerdictReport& report) final;
+  void VerdictReached(const engine::VerdictReport& report) override;
 
  protected:
   superoffload_ring_entry Completion(superoffload_completion opcode, uint32_t index, uint64_t step,

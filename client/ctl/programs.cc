@@ -1,4 +1,4 @@
-#include "client/ctl/child.h"
+#include "client/ctl/programs.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <system_error>
 
 #include "superoffload/v1/file_descriptor.h"
 
@@ -49,6 +51,30 @@ std::string Exchange(FileDescriptor to, FileDescriptor from, const std::string& 
 }
 
 }  // namespace
+
+std::filesystem::path ThisProgram() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
+std::string InstalledDaemon() {
+  std::error_code error;
+  const std::filesystem::path here = ThisProgram().parent_path();
+  for (const char* place : {"superoffloadd", "../server/superoffloadd"}) {
+    if (std::filesystem::exists(here / place, error)) return (here / place).lexically_normal();
+  }
+  return "/usr/bin/superoffloadd";
+}
+
+std::string DaemonProgram() {
+  const char* const given = std::getenv("SUPEROFFLOAD_DAEMON");
+  return given != nullptr && *given != '\0' ? given : InstalledDaemon();
+}
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::absolute(path, error).lexically_normal();
+}
 
 ChildResult RunChild(std::vector<std::string> words, const std::string& input) {
   Pipe in, out;

@@ -1,11 +1,11 @@
-#include "client/ctl/run.h"
-
+// report, resolve: of a rank of a run what is prepared and waits for its run, and how an operator ends it.
 #include <cstdio>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/ctl/json.h"
+#include "client/ctl/commands.h"
+#include "client/ctl/output.h"
 
 namespace superoffload::ctl {
 namespace {
@@ -23,7 +23,8 @@ std::string ReportText(const std::string& name, const v1::RunReport& report) {
   if (!report.has_prepared()) return absl::StrCat(text, "\nno step is prepared\n");
   return absl::StrCat(text, "\nstep ", report.prepared().step(),
                       " is prepared; where no rank of the run has committed it, all abandon it with\n"
-                      "  superoffloadctl resolve ", name, " abandon\n");
+                      "  superoffloadctl resolve ",
+                      name, " abandon\n");
 }
 
 absl::Status ParseTerms(const Arguments& arguments, v1::RunTerms* terms) {
@@ -43,10 +44,8 @@ absl::Status ParseTerms(const Arguments& arguments, v1::RunTerms* terms) {
 }  // namespace
 
 absl::Status Report(Client& client, const Arguments& arguments) {
-  const absl::StatusOr<v1::RunReport> report = client.ReportRun(arguments.name());
-  if (!report.ok()) return report.status();
-  std::fputs((arguments.json ? JsonText(*report) : ReportText(arguments.name(), *report)).c_str(), stdout);
-  return absl::OkStatus();
+  return PrintAnswer(client.ReportRun(arguments.name()), arguments.json,
+                     [&](const v1::RunReport& report) { return ReportText(arguments.name(), report); });
 }
 
 absl::Status Resolve(Client& client, const Arguments& arguments) {

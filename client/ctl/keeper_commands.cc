@@ -1,5 +1,4 @@
-#include "client/ctl/keeper.h"
-
+// kept, drop-kept: asks the keeper beside the daemon's control socket.
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -13,7 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "superoffload/client.hpp"
+#include "client/ctl/commands.h"
+#include "client/ctl/output.h"
 #include "superoffload/v1/file_descriptor.h"
 #include "superoffload/v1/keeper_socket.h"
 
@@ -57,7 +57,8 @@ absl::StatusOr<std::vector<std::string>> Ask(const std::string& endpoint, const 
   }
   std::vector<std::string> lines = absl::StrSplit(answer, '\n', absl::SkipEmpty());
   if (!lines.empty() && lines.front() == "OK") return std::vector<std::string>(lines.begin() + 1, lines.end());
-  const std::pair<std::string, std::string> error = absl::StrSplit(lines.empty() ? "" : lines.front(), absl::MaxSplits(' ', 1));
+  const std::pair<std::string, std::string> error =
+      absl::StrSplit(lines.empty() ? "" : lines.front(), absl::MaxSplits(' ', 1));
   int code = 0;
   if (!absl::SimpleAtoi(error.first, &code) || code == 0) return absl::UnavailableError("the keeper did not answer");
   return absl::Status(static_cast<absl::StatusCode>(code), error.second);
@@ -67,8 +68,7 @@ std::string EntryOf(const v1::Optimizer& optimizer) {
   return absl::StrCat(SUPEROFFLOAD_KEEPER_ENTRY_PREFIX, optimizer.uid(), "-", optimizer.name());
 }
 
-}  // namespace
-
+// Their name, uid and memory_bytes. UNAVAILABLE: no keeper answers there.
 absl::StatusOr<v1::ListOptimizersResponse> ListKept(const std::string& endpoint) {
   const absl::StatusOr<std::vector<std::string>> lines = Ask(endpoint, "LIST");
   if (!lines.ok()) return lines.status();
@@ -92,7 +92,8 @@ absl::StatusOr<v1::ListOptimizersResponse> ListKept(const std::string& endpoint)
   return response;
 }
 
-absl::Status DropKept(const std::string& endpoint, const std::string& name, std::optional<uint32_t> uid) {
+// Frees one, NAME or UID/NAME. FAILED_PRECONDITION: a daemon runs, or several users have one of that name.
+absl::Status Drop(const std::string& endpoint, const std::string& name, std::optional<uint32_t> uid) {
   const absl::StatusOr<v1::ListOptimizersResponse> kept = ListKept(endpoint);
   if (!kept.ok()) return kept.status();
   std::vector<v1::Optimizer> matches;
@@ -107,6 +108,24 @@ absl::Status DropKept(const std::string& endpoint, const std::string& name, std:
                                                       " have an optimizer \"", name, "\"; say whose with --uid"));
   }
   return Ask(endpoint, absl::StrCat("DROP ", EntryOf(matches.front()))).status();
+}
+
+std::string KeptText(const v1::ListOptimizersResponse& response) {
+  std::vector<Row> rows{{"NAME", "UID", "MEMORY"}};
+  for (const v1::Optimizer& o : response.optimizers()) {
+    rows.push_back({o.name(), absl::StrCat(o.uid()), BytesText(o.memory_bytes())});
+  }
+  return Table(rows);
+}
+
+}  // namespace
+
+int Kept(const Arguments& arguments) {
+  return ExitStatus(PrintAnswer(ListKept(arguments.endpoint), arguments.json, KeptText));
+}
+
+int DropKept(const Arguments& arguments) {
+  return ExitStatus(Drop(arguments.endpoint, arguments.operands[0], arguments.uid));
 }
 
 }  // namespace superoffload::ctl

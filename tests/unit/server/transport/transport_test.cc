@@ -1,5 +1,5 @@
 // The daemon's side of the rings, driven through the shared memory as a trainer would, good and bad.
-#include "server/transport/host_transport.h"
+#include "server/transport/transport.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -68,9 +68,9 @@ class RecordingHandler final : public StepHandler {
 };
 
 // The trainer's half of the protocol, over the same mapping.
-class HostTransportTest : public ::testing::Test {
+class TransportTest : public ::testing::Test {
  protected:
-  HostTransportTest()
+  TransportTest()
       : transport_(*RingMemory::Create(kEpoch, 4, 2), kEpoch, &handler_, [this](const absl::Status& status) {
           end_status_ = status;
           ended_.Notify();
@@ -78,7 +78,7 @@ class HostTransportTest : public ::testing::Test {
     header_ = reinterpret_cast<superoffload_ring_header*>(transport_.ring_memory().data());
     EXPECT_TRUE(transport_.Start().ok());
   }
-  ~HostTransportTest() override { transport_.RequestEnd(absl::CancelledError("the test is over")); }
+  ~TransportTest() override { transport_.RequestEnd(absl::CancelledError("the test is over")); }
 
   void Submit(superoffload_ring_entry entry) {
     auto* entries =
@@ -120,11 +120,11 @@ class HostTransportTest : public ::testing::Test {
   RecordingHandler handler_;
   absl::Status end_status_;
   absl::Notification ended_;
-  HostTransport transport_;
+  Transport transport_;
   superoffload_ring_header* header_;
 };
 
-TEST_F(HostTransportTest, CarriesAStepInOrder) {
+TEST_F(TransportTest, CarriesAStepInOrder) {
   superoffload_ring_entry group = Entry(SUPEROFFLOAD_SUBMIT_GROUP, 1);
   group.payload.group = {.first = 3, .count = 2, .values = {0.5, 2}};
   Submit(group);
@@ -139,7 +139,7 @@ TEST_F(HostTransportTest, CarriesAStepInOrder) {
                                                "end 1", "abandon 1"));
 }
 
-TEST_F(HostTransportTest, WhatNoClientSubmitsIsRejected) {
+TEST_F(TransportTest, WhatNoClientSubmitsIsRejected) {
   superoffload_ring_entry group = Entry(SUPEROFFLOAD_SUBMIT_GROUP, 0);
   for (const uint32_t count : {0u, SUPEROFFLOAD_GROUP_SCALARS + 1, 0xffffffffu}) {
     group.payload.group.count = count;
@@ -150,7 +150,7 @@ TEST_F(HostTransportTest, WhatNoClientSubmitsIsRejected) {
   }
 }
 
-TEST_F(HostTransportTest, CarriesAStepOfSeveralRanks) {
+TEST_F(TransportTest, CarriesAStepOfSeveralRanks) {
   Submit(Entry(SUPEROFFLOAD_SUBMIT_PREPARE, 0));
   superoffload_ring_entry end = Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0);
   end.payload.end = {.gradient_scale = 1, .max_grad_norm = 2, .total_sum_of_squares = 3, .attempt = 9};
@@ -163,7 +163,7 @@ TEST_F(HostTransportTest, CarriesAStepOfSeveralRanks) {
   EXPECT_EQ(entry.payload.prepared.sum_of_squares, 0.5);
 }
 
-TEST_F(HostTransportTest, CarriesCompletions) {
+TEST_F(TransportTest, CarriesCompletions) {
   transport_.SlotFree(4, 1, 1);
   transport_.ParametersReady(4, 2, /*speculative=*/true);
   transport_.VerdictReached({.verdict = engine::Verdict::kClip,
@@ -189,7 +189,7 @@ TEST_F(HostTransportTest, CarriesCompletions) {
   EXPECT_EQ(entry.payload.verdict.next_slot, 1u);
 }
 
-TEST_F(HostTransportTest, ThousandsOfEntriesWrapAround) {
+TEST_F(TransportTest, ThousandsOfEntriesWrapAround) {
   std::thread producer([&] {
     for (int i = 0; i < 5000; ++i) Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 100 + i));
   });
@@ -198,7 +198,7 @@ TEST_F(HostTransportTest, ThousandsOfEntriesWrapAround) {
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(calls[i], "ready " + std::to_string(100 + i));
 }
 
-TEST_F(HostTransportTest, ARejectedEntryIsAnsweredAndTheNextIsServed) {
+TEST_F(TransportTest, ARejectedEntryIsAnsweredAndTheNextIsServed) {
   Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 13));
   const superoffload_ring_entry entry = WaitCompletion();
   EXPECT_EQ(entry.opcode, SUPEROFFLOAD_COMPLETE_ERROR);
@@ -208,14 +208,14 @@ TEST_F(HostTransportTest, ARejectedEntryIsAnsweredAndTheNextIsServed) {
   EXPECT_THAT(handler_.WaitFor(1), ElementsAre("ready 2"));
 }
 
-TEST_F(HostTransportTest, AStaleEpochAndAnUnknownOpcodeAreErrors) {
+TEST_F(TransportTest, AStaleEpochAndAnUnknownOpcodeAreErrors) {
   Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 2, kEpoch - 1));
   EXPECT_EQ(WaitCompletion().index, static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
   Submit(Entry(999, 2));
   EXPECT_EQ(WaitCompletion().index, static_cast<uint32_t>(absl::StatusCode::kUnimplemented));
 }
 
-TEST_F(HostTransportTest, AnImpossibleTailEndsTheAttachment) {
+TEST_F(TransportTest, AnImpossibleTailEndsTheAttachment) {
   PublishTail(header_->submission_tail + header_->submission_entries + 1);
   ended_.WaitForNotification();
   EXPECT_EQ(end_status_.code(), absl::StatusCode::kInvalidArgument);
@@ -223,13 +223,13 @@ TEST_F(HostTransportTest, AnImpossibleTailEndsTheAttachment) {
   EXPECT_THAT(header_->error_text, HasSubstr("corrupted"));
 }
 
-TEST_F(HostTransportTest, ATrainerThatNeverConsumesEndsTheAttachment) {
+TEST_F(TransportTest, ATrainerThatNeverConsumesEndsTheAttachment) {
   for (uint32_t i = 0; i <= header_->completion_entries; ++i) transport_.SlotFree(1, i, 0);
   ended_.WaitForNotification();
   EXPECT_EQ(end_status_.code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(HostTransportTest, GarbageNeverReachesTheHandlerUnchecked) {
+TEST_F(TransportTest, GarbageNeverReachesTheHandlerUnchecked) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -243,7 +243,7 @@ TEST_F(HostTransportTest, GarbageNeverReachesTheHandlerUnchecked) {
   }
 }
 
-TEST_F(HostTransportTest, EndsOnRequestWhileAsleep) {
+TEST_F(TransportTest, EndsOnRequestWhileAsleep) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   transport_.RequestEnd(absl::CancelledError("enough"));
   ended_.WaitForNotification();

@@ -1,5 +1,4 @@
-#include "client/ctl/service.h"
-
+// install-service, uninstall-service.
 #include <pwd.h>
 #include <unistd.h>
 
@@ -14,7 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/ctl/child.h"
+#include "client/ctl/commands.h"
+#include "client/ctl/output.h"
+#include "client/ctl/programs.h"
 #include "client/ctl/service_files.h"
 
 namespace superoffload::ctl {
@@ -27,39 +28,34 @@ using Words = std::vector<std::string>;
 constexpr const char* kPackagesUnits[] = {"/usr/lib/systemd/system/superoffloadd@.service",
                                           "/lib/systemd/system/superoffloadd@.service"};
 
-fs::path Program() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error);
-}
-
 bool Exists(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error);
 }
 
 // OK where a service can be installed or removed.
-absl::Status CheckMachine(const ServiceOptions& options, std::string_view command) {
+absl::Status CheckMachine(const Arguments& arguments, std::string_view command) {
   for (const char* unit : kPackagesUnits) {
-    if (!Exists(options.root + unit)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("the Debian package has installed the service (", unit, "): systemctl enable --now superoffloadd@",
-                     options.superchip, ".socket, and apt remove superoffloadd"));
+    if (!Exists(arguments.root + unit)) continue;
+    return absl::FailedPreconditionError(absl::StrCat("the Debian package has installed the service (", unit,
+                                                      "): systemctl enable --now superoffloadd@", arguments.superchip,
+                                                      ".socket, and apt remove superoffloadd"));
   }
-  if (!Exists(options.root + "/run/systemd/system") && options.root.empty()) {
+  if (!Exists(arguments.root + "/run/systemd/system") && arguments.root.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("no systemd runs here; run the daemon under its keeper, which keeps optimizers over its death: ",
-                     (Program().parent_path() / "superoffloadd").string(), " --keeper"));
+                     (ThisProgram().parent_path() / "superoffloadd").string(), " --keeper"));
   }
-  if (options.root.empty() && ::geteuid() != 0) {
+  if (arguments.root.empty() && ::geteuid() != 0) {
     return absl::PermissionDeniedError(
-        absl::StrCat("services are installed by root: sudo ", Program().string(), " ", std::string(command)));
+        absl::StrCat("services are installed by root: sudo ", ThisProgram().string(), " ", std::string(command)));
   }
   return absl::OkStatus();
 }
 
 // Asked on a terminal only.
-bool Wanted(const ServiceOptions& options) {
-  if (options.yes) return true;
+bool Wanted(const Arguments& arguments) {
+  if (arguments.yes) return true;
   if (::isatty(STDIN_FILENO) == 0) {
     std::printf("nothing is done; --yes does it\n");
     return false;
@@ -95,9 +91,9 @@ absl::Status Run(const std::vector<Words>& commands) {
   return absl::OkStatus();
 }
 
-absl::Status ApplyAll(const ServiceOptions& options, const std::vector<FileChange>& changes) {
+absl::Status ApplyAll(const Arguments& arguments, const std::vector<FileChange>& changes) {
   for (const FileChange& change : changes) {
-    if (absl::Status status = Apply(options.root, change); !status.ok()) return status;
+    if (absl::Status status = Apply(arguments.root, change); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -117,63 +113,70 @@ void RemoveTraces() {
   for (const fs::path& folder : folders) fs::remove(folder, error);  // one that is not empty stays
 }
 
-}  // namespace
-
-absl::Status InstallService(const ServiceOptions& options) {
-  if (absl::Status status = CheckMachine(options, "install-service"); !status.ok()) return status;
+absl::Status Install(const Arguments& arguments) {
+  if (absl::Status status = CheckMachine(arguments, "install-service"); !status.ok()) return status;
   absl::StatusOr<std::vector<FileChange>> changes =
-      ServiceFiles(options.root, Program().parent_path().parent_path(), options.superchip);
+      ServiceFiles(arguments.root, ThisProgram().parent_path().parent_path(), arguments.superchip);
   if (!changes.ok()) return changes.status();
-  const std::string socket = absl::StrCat("superoffloadd@", options.superchip, ".socket");
-  const bool enabled = options.root.empty() && RunChild({"systemctl", "-q", "is-active", socket}, "").status == 0;
+  const std::string socket = absl::StrCat("superoffloadd@", arguments.superchip, ".socket");
+  const bool enabled = arguments.root.empty() && RunChild({"systemctl", "-q", "is-active", socket}, "").status == 0;
   const bool same = std::all_of(changes->begin(), changes->end(),
                                 [](const FileChange& change) { return change.kind == FileChange::Kind::kKeep; });
-  if (same && (enabled || !options.root.empty())) {
+  if (same && (enabled || !arguments.root.empty())) {
     std::printf("the service is installed already, as this superoffloadctl would install it\n");
     return absl::OkStatus();
   }
   std::vector<Words> commands;
-  if (options.root.empty()) {
+  if (arguments.root.empty()) {
     commands = {{"systemd-sysusers", "superoffloadd.conf"},
                 {"systemd-tmpfiles", "--create", "superoffloadd.conf"},
                 {"systemctl", "daemon-reload"},
                 {"systemctl", "enable", "--now", socket}};
   }
   Show(*changes, {}, commands);
-  if (!Wanted(options)) return absl::OkStatus();
-  absl::Status status = ApplyAll(options, *changes);
+  if (!Wanted(arguments)) return absl::OkStatus();
+  absl::Status status = ApplyAll(arguments, *changes);
   if (status.ok()) status = Run(commands);
   if (!status.ok()) return status;
-  std::printf("done: the first connection to /run/superoffloadd-%u/control.sock starts the daemon\n", options.superchip);
+  std::printf("done: the first connection to /run/superoffloadd-%u/control.sock starts the daemon\n",
+              arguments.superchip);
   if (enabled) {
-    std::printf("a daemon that runs already goes on with the old program: superoffloadctl check-upgrade, and then\n"
-                "systemctl restart superoffloadd@%u, over which optimizers stay\n", options.superchip);
+    std::printf(
+        "a daemon that runs already goes on with the old program: superoffloadctl check-upgrade, and then\n"
+        "systemctl restart superoffloadd@%u, over which optimizers stay\n",
+        arguments.superchip);
   }
   return absl::OkStatus();
 }
 
-absl::Status UninstallService(const ServiceOptions& options) {
-  if (absl::Status status = CheckMachine(options, "uninstall-service"); !status.ok()) return status;
-  const std::vector<FileChange> changes = InstalledServiceFiles(options.root);
+absl::Status Uninstall(const Arguments& arguments) {
+  if (absl::Status status = CheckMachine(arguments, "uninstall-service"); !status.ok()) return status;
+  const std::vector<FileChange> changes = InstalledServiceFiles(arguments.root);
   if (changes.empty()) {
     std::printf("no service is installed that install-service could have installed\n");
     return absl::OkStatus();
   }
   std::vector<Words> before, after;
-  if (options.root.empty()) {
+  if (arguments.root.empty()) {
     before = {{"systemctl", "disable", "superoffloadd@.socket", "superoffloadd@.service"},
               {"systemctl", "stop", "superoffloadd@*.socket", "superoffloadd@*.service"}};
     after = {{"systemctl", "daemon-reload"}};
     if (::getpwnam("superoffload") != nullptr) after.push_back({"userdel", "superoffload"});
   }
   Show(changes, before, after);
-  std::printf("the daemon stops, and the memory of its optimizers is freed; checkpoints in /var/lib/superoffloadd stay\n");
-  if (!Wanted(options)) return absl::OkStatus();
+  std::printf(
+      "the daemon stops, and the memory of its optimizers is freed; checkpoints in /var/lib/superoffloadd stay\n");
+  if (!Wanted(arguments)) return absl::OkStatus();
   absl::Status status = Run(before);
-  if (status.ok()) status = ApplyAll(options, changes);
-  if (status.ok() && options.root.empty()) RemoveTraces();
+  if (status.ok()) status = ApplyAll(arguments, changes);
+  if (status.ok() && arguments.root.empty()) RemoveTraces();
   if (status.ok()) status = Run(after);
   return status;
 }
+
+}  // namespace
+
+int InstallService(const Arguments& arguments) { return ExitStatus(Install(arguments)); }
+int UninstallService(const Arguments& arguments) { return ExitStatus(Uninstall(arguments)); }
 
 }  // namespace superoffload::ctl

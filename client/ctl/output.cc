@@ -1,7 +1,10 @@
-#include "client/ctl/table.h"
+#include "client/ctl/output.h"
+
+#include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +14,22 @@
 #include "superoffload/v1/printable.h"
 
 namespace superoffload::ctl {
+namespace {
+
+google::protobuf::util::JsonPrintOptions JsonOptions() {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  return options;
+}
+
+std::string Json(const google::protobuf::Message& message, const google::protobuf::util::JsonPrintOptions& options) {
+  std::string text;
+  (void)google::protobuf::util::MessageToJsonString(message, &text, options);  // fails for Any only
+  return std::string(absl::StripTrailingAsciiWhitespace(text)) + "\n";
+}
+
+}  // namespace
 
 std::string Table(const std::vector<Row>& rows) {
   std::vector<size_t> widths(rows.front().size());
@@ -45,6 +64,28 @@ std::string BytesText(uint64_t bytes) {
 
 std::string TimeText(const google::protobuf::Timestamp& time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixSeconds(time.seconds()), absl::UTCTimeZone());
+}
+
+std::string JsonText(const google::protobuf::Message& message) {
+  auto options = JsonOptions();
+  options.add_whitespace = true;
+  return Json(message, options);
+}
+
+std::string JsonLine(const google::protobuf::Message& message) { return Json(message, JsonOptions()); }
+
+std::string JsonOf(const google::protobuf::Message& value) { return Json(value, {}); }
+
+void Print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+int ExitStatus(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "superoffloadctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
+               Printable(std::string(status.message())).c_str());
+  return 1;
 }
 
 }  // namespace superoffload::ctl
