@@ -244,9 +244,6 @@ def _set_field(request: plan_pb2.PlanRequest, name: str, value: Any) -> None:
     field = _FIELDS[name]
     if field.enum_type is not None:
         value = next(v.number for v in field.enum_type.values[1:] if _word(field.enum_type, v.number) == value)
-    if name == "schedules":
-        request.schedules.extend(word for word in value.split(",") if word)
-        return
     try:
         setattr(request, name, value)
     except ValueError as error:
