@@ -18,6 +18,7 @@ from superoffload._core.error import Error
 from superoffload.v1 import plan_pb2
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+PLANNER = pathlib.Path(os.environ["SUPEROFFLOAD_DAEMON"]).with_name("superoffload-plan")
 DOES_NOT_FIT = 3
 RUN = ("--machine=gh200-96-480", "--batch=4", "--sequence=2048", "--quick")
 
@@ -554,14 +555,65 @@ def test_numbers_of_the_command_line_that_are_none_end_without_a_traceback(word)
     assert word.partition("=")[0].replace("-", "_").strip("_") in run.stderr.replace("-", "_"), run.stderr
 
 
-def test_standard_input_that_is_no_request_is_refused():
-    run = subprocess.run([os.environ["SUPEROFFLOAD_DAEMON"], "--plan"], input=b"\xff\xff", capture_output=True)
-    assert run.returncode == 2 and b"no PlanRequest" in run.stderr
+DDP = b"\xc2\x01\x03ddp"  # field 24, which was called schedules
+LATER = b"\xc2\x3e\x01x"  # field 1000, of a later release
 
 
-def test_a_missing_daemon_is_said(monkeypatch):
-    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", "/nowhere/superoffloadd")
-    assert "/nowhere/superoffloadd --plan gives no answer" in ctl("--model=llama-8b", *RUN, status=1)
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (b"\xff\xff", "no PlanRequest"),
+        (b"", "model, machine, batch, sequence are missing"),
+        (DDP, "take it and the program that asks from one release"),
+        (b"\x12\x06\x12\x04" + LATER, "one release"),  # in the architecture
+    ],
+)
+def test_a_request_that_is_none_or_of_another_release_is_refused(request_, sentence):
+    run = subprocess.run([PLANNER], input=request_, capture_output=True, timeout=60)
+    assert run.returncode == 2 and not run.stdout
+    (line,) = run.stderr.decode().splitlines()
+    assert line.startswith("superoffload-plan: ") and sentence in line
+
+
+def test_the_program_says_its_version_and_takes_no_flags():
+    said = subprocess.run([PLANNER, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert said.returncode == 0 and said.stdout.startswith("superoffload-plan ") and said.stdout.count(".") == 2
+    run = subprocess.run([PLANNER, "--model=llama-8b"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert run.returncode == 2 and 'no argument "--model=llama-8b"; superoffloadctl plan' in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        (None, "superoffloadd of this release, which brings it"),
+        ("exit 0", ""),
+        ("echo 'no answer'", ""),
+        ("echo superoffload-plan: it broke >&2; exit 1", "it broke"),
+        ("kill -SEGV $$", ""),
+    ],
+    ids=["missing", "silent", "garbled", "broken", "killed"],
+)
+def test_a_planner_that_gives_no_answer_is_named_in_a_sentence(tmp_path, monkeypatch, does, sentence):
+    program = tmp_path / "superoffload-plan"
+    if does is not None:
+        program.write_text(f"#!/bin/sh\ncat >/dev/null\n{does}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", str(tmp_path / "superoffloadd"))
+    for command in ([CTL], [sys.executable, "-m", "superoffload"]):
+        run = subprocess.run([*command, "plan", "--model=llama-8b", *RUN], capture_output=True, text=True, timeout=120)
+        assert run.returncode == 1 and not run.stdout, (command, run)
+        assert str(program) in run.stderr or sentence == "it broke", run.stderr
+        assert sentence in run.stderr and "Traceback" not in run.stderr, run.stderr
+
+
+def test_the_planner_of_the_daemon_that_is_named_is_asked(tmp_path, monkeypatch):
+    (tmp_path / "superoffload-plan").symlink_to(PLANNER)
+    for named in (tmp_path / "superoffloadd", "superoffloadd"):  # a file, and a name in $PATH
+        monkeypatch.setenv("SUPEROFFLOAD_DAEMON", str(named))
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert ctl("--model=llama-8b", *RUN).startswith("llama-8b on gh200-96-480")
+        request = plan_pb2.PlanRequest(model_name="gpt2-1b", machine_name="laptop", batch=1, sequence=1, quick=True)
+        assert plan.ask(request).model == "gpt2-1b"
 
 
 def test_known_configurations_are_still_transformers_own():
