@@ -65,7 +65,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
   "Owns optimizer state in the memory of a Superchip's CPU and runs optimizer steps for trainers.\n\
- Daemon, superoffloadctl, client libraries and headers, the Python package as a wheel, systemd units.")
+ Daemon, planner, superoffloadctl, client libraries and headers, the Python package as a wheel, systemd units.")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libgrpc++-dev, libabsl-dev, prometheus")
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA
   ${CMAKE_SOURCE_DIR}/deploy/debian/postinst ${CMAKE_SOURCE_DIR}/deploy/debian/prerm

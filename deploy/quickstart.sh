@@ -28,7 +28,7 @@ if [[ -n "$wheel" ]]; then
 else
   echo "== building a release (about 3 minutes from nothing on 2 cores)"
   quietly cmake -S . -B build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF
-  quietly ninja -C build/release superoffloadd superoffloadctl superoffload_client
+  quietly ninja -C build/release superoffloadd superoffload-plan superoffloadctl superoffload_client
   quietly "$venv/bin/python" -m pip install --no-build-isolation --no-deps ./client/python
   daemon="$PWD/build/release/server/superoffloadd" ctl="$PWD/build/release/client/superoffloadctl"
   export SUPEROFFLOAD_LIBRARY="$PWD/build/release/client/libsuperoffload.so.0"

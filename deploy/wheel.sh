@@ -34,7 +34,7 @@ for arch in "${archs[@]}"; do
   fi
   CXXFLAGS="${CXXFLAGS:-} $flags" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSUPEROFFLOAD_WITH_TESTS=OFF \
     -DSUPEROFFLOAD_XLA_INCLUDE="$PWD/build/xla/include" "${cross[@]}" >/dev/null
-  ninja -C "$build" "${quiet[@]}" superoffloadd superoffloadctl superoffload_client
+  ninja -C "$build" "${quiet[@]}" superoffloadd superoffload-plan superoffloadctl superoffload_client
   "$venv/bin/python" deploy/wheel/make_wheel.py "$build" "$output" --arch "$arch" "${sysroot[@]}"
 done
 "$venv/bin/python" deploy/wheel/make_sdist.py "$output"

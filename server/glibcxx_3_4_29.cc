@@ -1,6 +1,6 @@
-// What GCC 12's libstdc++ has and GCC 11's lacks, so that a daemon that is built with GCC 12 runs with either: RHEL 9 has
-// GCC 11's. std::condition_variable::wait got a new version (GLIBCXX_3.4.30) when it stopped to be a place where a thread
-// is cancelled; this is its whole body.
+// What GCC 12's libstdc++ has and GCC 11's lacks, so that programs that are built with GCC 12 run with either: RHEL 9
+// has GCC 11's. std::condition_variable::wait got a new version (GLIBCXX_3.4.30) when it stopped to be a place where a
+// thread is cancelled; this is its whole body.
 #include <pthread.h>
 
 #include <condition_variable>

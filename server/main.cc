@@ -28,7 +28,6 @@
 #include "server/host/log.h"
 #include "server/host/seat.h"
 #include "server/partition/partition.h"
-#include "server/plan/command.h"
 #include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(std::string, config, "", "path of superoffloadd.textproto; flags override its fields");
@@ -42,9 +41,6 @@ ABSL_FLAG(bool, prepare_partition, false,
 ABSL_FLAG(bool, remove_partition, false, "as root: remove them, and exit");
 ABSL_FLAG(bool, record_versions, false,
           "print the oldest and the newest format of optimizers' memory that this daemon recovers, and exit");
-ABSL_FLAG(bool, plan, false,
-          "read a PlanRequest (plan.proto) from standard input, write a PlanResponse to standard output, and exit; "
-          "superoffloadctl plan asks so");
 ABSL_FLAG(bool, keeper, false,
           "start the daemon as a child, keep its optimizers' memory while it is dead and start it again; for places "
           "without systemd");
@@ -168,7 +164,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (const std::optional<int> status = superoffload::checkpoint::RunCheckpointCommand()) return *status;
-  if (absl::GetFlag(FLAGS_plan)) return superoffload::plan::RunPlan(STDIN_FILENO, STDOUT_FILENO);
   if (absl::GetFlag(FLAGS_prepare_partition)) return superoffload::host::RunPartition(/*prepare=*/true);
   if (absl::GetFlag(FLAGS_remove_partition)) return superoffload::host::RunPartition(/*prepare=*/false);
   superoffload::host::RaiseDescriptorLimit();

@@ -12,10 +12,10 @@ sysroot="$PWD/build/arm64-sysroot" build="$PWD/build/arm64"
 
 deploy/arm64/sysroot.sh "$sysroot"
 cmake --preset arm64 >/dev/null
-ninja -C "$build" --quiet kernels_test superoffloadd superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
+ninja -C "$build" --quiet kernels_test superoffloadd superoffload-plan superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
 
 # Nothing of a release depends on the folder it was built in.
-for file in server/superoffloadd client/superoffloadctl client/libsuperoffload.so.0; do
+for file in server/superoffloadd server/superoffload-plan client/superoffloadctl client/libsuperoffload.so.0; do
   ! grep --text --only-matching "$PWD[^[:cntrl:]]*" "$build/$file" || { echo "$file knows where it was built" >&2 && exit 1; }
 done
 

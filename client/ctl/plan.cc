@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -20,7 +21,8 @@
 namespace superoffload::ctl {
 namespace {
 
-constexpr char kPlanUsage[] = R"(what training a model on a machine would take, and how fast it would be; neither is needed
+constexpr char kPlanUsage[] =
+    R"(what training a model on a machine would take, and how fast it would be; neither is needed
 
   superoffloadctl plan --model=NAME|DIRECTORY|FILE --machine=NAME|FILE --batch=N --sequence=N [FLAG...]
 
@@ -34,9 +36,9 @@ MachineDescription of plan.proto as protobuf text; its name has a "/" or ends wi
   --timeline=FILE    write two simulated steps: a picture (.svg), or a trace that Perfetto opens (.json). Where no step
                      is simulated, as of what does not fit, no file is written
 
-Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request is wrong; 3 when the
-answer is that it does not fit, in HBM or in the daemon's budget. All other flags are fields of PlanRequest in plan.proto,
-which describes them:
+Exit status: 0; 1 when superoffload-plan cannot be asked, or there is no step to draw; 2 when the request is wrong; 3
+when the answer is that it does not fit, in HBM or in the daemon's budget. All other flags are fields of PlanRequest in
+plan.proto, which describes them:
 
 )";
 
@@ -84,14 +86,14 @@ int RunPlan(int argc, char** argv) {
     std::printf("%s", PlanFlags().c_str());
     return 0;
   }
-  const std::string daemon = DaemonProgram();
-  const ChildResult child = RunChild({daemon, "--plan"}, arguments->request.SerializeAsString());
+  const std::string program = std::filesystem::path(DaemonProgram()).replace_filename("superoffload-plan");
+  const ChildResult child = RunChild({program}, arguments->request.SerializeAsString());
   if (child.status == 2) return 2;  // it has said why
   v1::PlanResponse response;
-  if (child.status != 0 || !response.ParseFromString(child.output)) {
-    return Fail(1, absl::StrCat(daemon,
-                                " --plan gives no answer; install superoffloadd beside superoffloadctl, or point "
-                                "$SUPEROFFLOAD_DAEMON at it"));
+  if (child.status != 0 || !response.ParseFromString(child.output) || response.report().empty()) {
+    return Fail(1, absl::StrCat(program,
+                                " gives no answer; install superoffloadd of this release, which brings it, or point "
+                                "$SUPEROFFLOAD_DAEMON at a superoffloadd that lies beside one"));
   }
   return Print(std::move(response), *arguments);
 }

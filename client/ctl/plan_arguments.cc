@@ -18,7 +18,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "client/ctl/model_config.h"
 
 namespace superoffload::ctl {
@@ -84,7 +83,7 @@ std::string Takes(const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_ENUM:
       return EnumeratorNames(*field.enum_type());
     case FieldDescriptor::CPPTYPE_STRING:
-      return field.is_repeated() ? "names, comma-separated" : "a name";
+      return "a name";
     default:
       return "a whole number";
   }
@@ -93,12 +92,6 @@ std::string Takes(const FieldDescriptor& field) {
 // False: `value` is none of the field's.
 bool Set(const FieldDescriptor& field, const std::string& value, v1::PlanRequest* request) {
   const google::protobuf::Reflection& reflection = *request->GetReflection();
-  if (field.is_repeated()) {
-    for (const std::string& word : std::vector<std::string>(absl::StrSplit(value, ',', absl::SkipEmpty()))) {
-      reflection.AddString(request, &field, word);
-    }
-    return true;
-  }
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL: {
       bool parsed = false;

@@ -86,7 +86,7 @@ void WantPrograms(WantedFiles& wanted, const fs::path& package) {
       }
     }
   }
-  for (const char* name : {"superoffloadd", "superoffloadctl"}) {
+  for (const char* name : {"superoffloadd", "superoffload-plan", "superoffloadctl"}) {
     Want(wanted, absl::StrCat("/usr/local/bin/", name), absl::StrCat(kServiceHome, "/superoffload/bin/", name), 0);
   }
 }

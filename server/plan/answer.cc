@@ -102,9 +102,9 @@ std::vector<std::string> Assumptions(const Question& question) {
 
 void SetPrices(double price_per_hour, uint32_t ranks, v1::PlanResponse& response) {
   if (price_per_hour == 0) return;
-  for (v1::Performance& row : *response.mutable_performance()) {
-    if (row.tokens_per_second() == 0) continue;
-    row.set_price_per_million_tokens(1e6 * price_per_hour * ranks / (3600 * row.tokens_per_second()));
+  if (response.has_performance()) {
+    response.mutable_performance()->set_price_per_million_tokens(1e6 * price_per_hour * ranks /
+                                                                 (3600 * response.performance().tokens_per_second()));
   }
   response.add_assumptions(absl::StrCat("Tokens cost what ", ranks, ranks == 1 ? " machine costs" : " machines cost",
                                         " at ", price_per_hour,

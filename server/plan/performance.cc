@@ -1,7 +1,6 @@
 #include "server/plan/performance.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,9 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "server/plan/timeline_file.h"
 #include "server/plan/tuning.h"
-#include "server/simulator/peer_memory.h"
-#include "server/simulator/peers.h"
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 #include "server/simulator/workload.h"
 
 namespace superoffload::plan {
@@ -81,9 +78,8 @@ std::string Obstacle(const Question& question, const engine::Layout& layout, con
   return "";
 }
 
-void Append(std::string_view name, const simulator::Outcome& outcome, v1::PlanResponse& response) {
-  v1::Performance* const out = response.add_performance();
-  out->set_schedule(std::string(name));
+void SetStep(const simulator::Outcome& outcome, v1::PlanResponse& response) {
+  v1::Performance* const out = response.mutable_performance();
   out->set_step_seconds(outcome.step_seconds);
   out->set_tokens_per_second(outcome.tokens_per_second);
   out->set_tflops(outcome.flops_per_second / 1e12);
@@ -120,88 +116,14 @@ void SetTimeline(const Question& question, const simulator::Outcome& outcome, v1
   }
 }
 
-struct PeerSchedule {
-  std::string_view name;
-  simulator::Peer peer;
-  std::unique_ptr<simulator::Schedule> (*make)();
-  // With what the paper's tables leave open as fast as the host's memory; null: they leave nothing open.
-  std::unique_ptr<simulator::Schedule> (*make_fastest)(double host_bandwidth) = nullptr;
-};
-
-constexpr PeerSchedule kPeers[] = {
-    {"ddp", simulator::Peer::kDdp, &simulator::MakeDdp},
-    {"zero-offload", simulator::Peer::kZeroOffload, [] { return simulator::MakeZeroOffload(); }},
-    {"zero-infinity", simulator::Peer::kZeroInfinity, [] { return simulator::MakeZeroInfinity(); }},
-    {"superoffload-published", simulator::Peer::kSuperOffload, [] { return simulator::MakePublishedSuperOffload(); },
-     [](double bandwidth) { return simulator::MakePublishedSuperOffload({}, simulator::FastestCosts(bandwidth)); }}};
-
-absl::StatusOr<const PeerSchedule*> FindPeer(const std::string& name) {
-  std::vector<std::string> names;
-  for (const PeerSchedule& peer : kPeers) {
-    if (peer.name == name) return &peer;
-    names.emplace_back(peer.name);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("there is no schedule \"", name, "\" to compare with; take some of ", absl::StrJoin(names, ", ")));
-}
-
-// Why a peer is not simulated; empty: it is.
-std::string PeerObstacle(const PeerSchedule& peer, const Question& question) {
-  const simulator::Machine& machine = question.machine;
-  if (question.ranks > 1) return "known of one rank only";
-  if (const engine::OptimizerSpec theirs; question.spec.algorithm != theirs.algorithm) {
-    return absl::StrCat("known with ", std::string(theirs.algorithm->name), " only");
-  }
-  const double gpu = simulator::PeerGpuMemory(peer.peer, machine, question.model, question.pass);
-  const double host = simulator::PeerHostMemory(peer.peer, question.model);
-  const bool fits = machine.one_memory ? gpu + host <= machine.host.memory_bytes
-                                       : gpu <= machine.gpu.memory_bytes && host <= machine.host.memory_bytes;
-  return fits ? "" : "does not fit";
-}
-
-void AppendPeer(const PeerSchedule& peer, const Question& question, const simulator::Workload& workload,
-                const simulator::RunOptions& options, v1::PlanResponse& response) {
-  if (std::string obstacle = PeerObstacle(peer, question); !obstacle.empty()) {
-    v1::Performance* const out = response.add_performance();
-    out->set_schedule(std::string(peer.name));
-    out->set_unknown(std::move(obstacle));
-    return;
-  }
-  const simulator::Machine& machine = question.machine;
-  if (peer.make_fastest == nullptr) return Append(peer.name, peer.make()->Run(machine, workload, options), response);
-  Append(absl::StrCat(std::string(peer.name), ", fastest"),
-         peer.make_fastest(machine.host.bandwidth)->Run(machine, workload, options), response);
-  Append(absl::StrCat(std::string(peer.name), ", slowest"), peer.make()->Run(machine, workload, options), response);
-}
-
-// The steps of all schedules, as a sentence: "superoffloadd 0.920 s, superoffload-published 0.870 to 1.680 s".
-std::string StepTimes(const Question& question, const simulator::Workload& workload,
-                      const simulator::RunOptions& options) {
-  std::string text =
-      absl::StrFormat("superoffloadd %.3f s", SimulateOurs(question, workload, options).step_seconds);
-  for (const std::string& name : question.schedules) {
-    const PeerSchedule& peer = **FindPeer(name);
-    if (!PeerObstacle(peer, question).empty()) continue;
-    const auto seconds = [&](const simulator::Schedule& schedule) {
-      return schedule.Run(question.machine, workload, options).step_seconds;
-    };
-    absl::StrAppend(&text, ", ", name, " ");
-    if (peer.make_fastest != nullptr) {
-      absl::StrAppendFormat(&text, "%.3f to ", seconds(*peer.make_fastest(question.machine.host.bandwidth)));
-    }
-    absl::StrAppendFormat(&text, "%.3f s", seconds(*peer.make()));
-  }
-  return text;
-}
-
-// What the steps would be with other numbers that the machine may have.
+// What the step would be with other numbers that the machine may have.
 absl::Status AddAlternatives(const Question& question, const simulator::RunOptions& options,
                              v1::PlanResponse& response) {
   const auto add = [&](const std::string& with, Question changed) -> absl::Status {
     simulator::Workload workload = WorkloadOf(changed);
     if (absl::Status status = ScaleToMeasured(changed, workload).status(); !status.ok()) return status;
     response.add_assumptions(
-        absl::StrCat("With ", with, " a step takes: ", StepTimes(changed, workload, options), "."));
+        absl::StrFormat("With %s a step takes %.3f s.", with, SimulateOurs(changed, workload, options).step_seconds));
     return absl::OkStatus();
   };
   for (const bool most : {false, true}) {
@@ -226,9 +148,6 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
                             v1::PlanResponse& response) {
   Question question = asked;
   question.gpu.resident_buckets = std::min(question.gpu.resident_buckets, static_cast<uint32_t>(layout.buckets.size()));
-  for (const std::string& name : question.schedules) {
-    if (absl::Status status = FindPeer(name).status(); !status.ok()) return status;
-  }
   if (std::string obstacle = Obstacle(question, layout, memory); !obstacle.empty()) {
     response.set_performance_unknown(std::move(obstacle));
     return absl::OkStatus();
@@ -246,19 +165,16 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
                                       .skip_rate = question.skip_rate,
                                       .timeline = question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED};
   const simulator::Outcome outcome = SimulateOurs(question, workload, options);
-  Append("superoffloadd", outcome, response);
+  SetStep(outcome, response);
   SetTimeline(question, outcome, response);
   const bool searches = !question.quick && PassesOf(question) <= kMostSearchedPasses;
   if (searches) {
     RecommendBuckets(question, workload, options, outcome.step_seconds, *response.mutable_recommendation());
   }
-  for (const std::string& name : question.schedules) {
-    AppendPeer(**FindPeer(name), question, workload, {options.clip_rate, options.skip_rate}, response);
-  }
   if (simulator::HidesOffloading(outcome)) {
     response.add_assumptions(
-        "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers: compare schedules where more "
-        "is.");
+        "Less than 5 % of the step is exposed, so its time is that of the GPU's numbers and says next to nothing about "
+        "offloading.");
   }
   if (!searches) return absl::OkStatus();
   return AddAlternatives(question, {options.clip_rate, options.skip_rate}, response);

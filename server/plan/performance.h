@@ -1,4 +1,4 @@
-// How fast it would be: the schedules, simulated.
+// How fast it would be: a step, simulated.
 #ifndef SUPEROFFLOAD_SERVER_PLAN_PERFORMANCE_H_
 #define SUPEROFFLOAD_SERVER_PLAN_PERFORMANCE_H_
 
@@ -10,8 +10,8 @@
 
 namespace superoffload::plan {
 
-// Sets `performance`, or `performance_unknown`, and what the timeline asks for. INVALID_ARGUMENT: no such schedule, or
-// a timeline of what cannot be simulated.
+// Sets `performance`, or `performance_unknown`, and what the timeline asks for. INVALID_ARGUMENT: what was
+// measured is more than the GPU's peak allows.
 absl::Status SetPerformance(const Question& question, const engine::Layout& layout, const MemoryPlan& memory,
                             v1::PlanResponse& response);
 

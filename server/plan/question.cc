@@ -148,7 +148,6 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   question.skip_rate = request.skip_rate();
   question.measured_tokens_per_second = request.measured_tokens_per_second();
   question.clipping = request.clipping() || request.clip_rate() > 0;
-  question.schedules.assign(request.schedules().begin(), request.schedules().end());
   question.quick = request.quick();
   question.timeline = request.timeline();
   return question;

@@ -28,7 +28,6 @@ struct Question {
   double clip_rate = 0;
   double skip_rate = 0;
   double measured_tokens_per_second = 0;  // 0: not measured
-  std::vector<std::string> schedules;  // besides ours
   bool quick = false;
   v1::TimelineFormat timeline = v1::TIMELINE_FORMAT_UNSPECIFIED;
 

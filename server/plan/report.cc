@@ -32,26 +32,19 @@ void AppendLargest(const v1::Largest& largest, std::string& text) {
 }
 
 void AppendPerformance(const v1::PlanResponse& response, std::string& text) {
-  if (response.performance().empty()) {
+  if (!response.has_performance()) {
     absl::StrAppend(&text, "performance: unknown. ", response.performance_unknown(), "\n\n");
     return;
   }
-  const bool priced = response.performance(0).price_per_million_tokens() > 0;
-  absl::StrAppendFormat(&text, "%-32s %10s %12s %8s %6s %12s%s\n", "schedule", "step", "tokens/s", "TFLOPS", "MFU",
-                        "exposed", priced ? "  price of 1M tokens" : "");
-  for (const v1::Performance& p : response.performance()) {
-    if (!p.unknown().empty()) {
-      absl::StrAppendFormat(&text, "%-32s %s\n", p.schedule(), p.unknown());
-      continue;
-    }
-    absl::StrAppendFormat(&text, "%-32s %8.3f s %12.0f %8.0f %5.1f%% %10.3f s", p.schedule(), p.step_seconds(),
-                          p.tokens_per_second(), p.tflops(), 100 * p.mfu(), p.exposed_seconds());
-    if (priced) absl::StrAppendFormat(&text, "%20.4g", p.price_per_million_tokens());
-    absl::StrAppend(&text, "\n");
-    for (const v1::ExposedTime& exposed : p.exposed()) {
-      absl::StrAppendFormat(&text, "  %-65s %10.4f s per step\n", absl::StrCat("exposed: ", exposed.cause()),
-                            exposed.seconds());
-    }
+  const v1::Performance& p = response.performance();
+  absl::StrAppendFormat(&text, "performance: %.3f s per step, %.0f tokens/s, %.0f TFLOPS, MFU %.1f %%",
+                        p.step_seconds(), p.tokens_per_second(), p.tflops(), 100 * p.mfu());
+  if (p.price_per_million_tokens() > 0) {
+    absl::StrAppendFormat(&text, ", price of 1M tokens %.4g", p.price_per_million_tokens());
+  }
+  absl::StrAppendFormat(&text, "\nexposed: %.4f s per step\n", p.exposed_seconds());
+  for (const v1::ExposedTime& exposed : p.exposed()) {
+    absl::StrAppendFormat(&text, "  %-37s %10.4f s\n", exposed.cause(), exposed.seconds());
   }
   absl::StrAppend(&text, "\n");
 }

@@ -3,7 +3,7 @@
 #define SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
 
 #include "server/plan/question.h"
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 #include "superoffload/v1/plan.pb.h"
 
 namespace superoffload::plan {

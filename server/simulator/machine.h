@@ -73,8 +73,8 @@ struct Machine {
   uint32_t worker_cores() const { return host.cores - trainer_cores; }
 };
 
-// The GPU with the four numbers of its software that the paper's rows of training were fitted with (README.md), instead
-// of those of fused and compiled kernels, which the named machines have.
+// The GPU with the four numbers of its software that the paper's rows of training were fitted with
+// (tests/simulation/README.md), instead of those of fused and compiled kernels, which the named machines have.
 GpuModel WithPapersTrainer(GpuModel gpu);
 
 // How a number is known.

@@ -15,16 +15,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "kernels/algorithm.h"
 #include "kernels/gpu/upload_order.h"
 #include "server/engine/speculation.h"
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 
 namespace superoffload::simulator {
 
-class Ours final : public Schedule {
+class Ours {
  public:
   struct Settings {
     // Its passes move their own bytes. What they compute is taken to cost what the first algorithm's does, which has a
@@ -40,11 +39,9 @@ class Ours final : public Schedule {
 
   explicit Ours(const Settings& settings) : settings_(settings) {}
 
-  std::string_view name() const override { return "superoffloadd"; }
-
   // The model must be one that engine::ValidateSpec accepts. Ten steps show rates of whole tenths; between those the
   // outcome is interpolated.
-  Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override;
+  Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const;
 
  private:
   Outcome RunTenths(const Machine& machine, const Workload& workload, const RunOptions& options) const;

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from tests.support.build_directory import BUILD, exclusively
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,10 +41,21 @@ def run(*words, **arguments):
     return done.stdout
 
 
-def test_cmake_and_pkg_config_users_build_against_it(tmp_path, daemon):
-    root = tmp_path / "root"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("root")
     with exclusively():
-        run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(root)})
+        run("cmake", "--install", BUILD, "--prefix", "/usr", env={**os.environ, "DESTDIR": str(folder)})
+    return folder
+
+
+def test_its_planner_is_found_without_variables(root):
+    words = ("plan", "--model=gpt2-1b", "--machine=laptop", "--batch=1", "--sequence=128", "--quick")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("SUPEROFFLOAD")}
+    assert run(root / "usr/bin/superoffloadctl", *words, env=bare).startswith("gpt2-1b on laptop: ")
+
+
+def test_cmake_and_pkg_config_users_build_against_it(root, tmp_path, daemon):
     (readme,) = re.findall(r"```cmake\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
     (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(readme=readme))
     (tmp_path / "plain.c").write_text(PLAIN)

@@ -54,7 +54,7 @@ def test_so_does_everything_that_was_built():
         for path in (BUILD / folder).rglob("*")
         if path.is_file() and os.access(path, os.X_OK) and ".so" not in path.name and "CMakeFiles" not in path.parts
     ]
-    assert {"superoffloadd", "adam_bench", "train_bigram"} <= {path.name for path in programs}
+    assert {"superoffloadd", "superoffload-plan", "adam_bench", "train_bigram"} <= {path.name for path in programs}
     for program in programs:
         done = ask(program, "--help")
         assert done.returncode == 0 and done.stdout and not done.stderr, (program, done)

@@ -18,7 +18,7 @@ def package(tmp_path):
     """The folder of an installed wheel, with the programs of the build."""
     folder = tmp_path / "site-packages/superoffload"
     shutil.copytree(ROOT / "systemd", folder / "share/systemd")
-    for program in ("client/superoffloadctl", "server/superoffloadd"):
+    for program in ("client/superoffloadctl", "server/superoffloadd", "server/superoffload-plan"):
         (folder / "bin").mkdir(exist_ok=True)
         shutil.copy(BUILD / program, folder / "bin")
     (tmp_path / "site-packages/superoffload.libs").mkdir()
@@ -56,6 +56,10 @@ def test_the_units_name_copies_of_the_programs_that_outlive_the_environment(pack
     unit = (machine / UNIT).read_text()
     assert f"ExecStart={program} " in unit and "/usr/bin/superoffloadd" not in unit
     assert (machine / program[1:]).stat().st_mode & 0o111
+    assert (machine / program[1:]).with_name("superoffload-plan").exists()
+    links = {path.name: str(path.readlink()) for path in (machine / "usr/local/bin").iterdir()}
+    names = ("superoffloadd", "superoffload-plan", "superoffloadctl")
+    assert links == {name: f"/{HOME}/superoffload/bin/{name}" for name in names}
     assert (machine / HOME / "superoffload.libs/libx-01234567.so.1").exists()
     assert "/run/superoffloadd-1" in (machine / "etc/tmpfiles.d/superoffloadd.conf").read_text()
 

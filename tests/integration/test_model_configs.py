@@ -206,12 +206,12 @@ def write_config(directory: pathlib.Path, config: dict) -> pathlib.Path:
 
 def asked(tmp_path: pathlib.Path, model: pathlib.Path, *words: str) -> plan_pb2.PlanRequest:
     """What superoffloadctl asks the planner; a program that keeps the question stands for it."""
-    planner, question = tmp_path / "planner", tmp_path / "question"
+    planner, question = tmp_path / "superoffload-plan", tmp_path / "question"
     planner.write_text(f"#!/bin/sh\ncat > '{question}'\nexit 2\n")
     planner.chmod(0o755)
     run = subprocess.run(
         [CTL, "plan", f"--model={model}", *RUN, *words],
-        env={**os.environ, "SUPEROFFLOAD_DAEMON": str(planner)},
+        env={**os.environ, "SUPEROFFLOAD_DAEMON": str(tmp_path / "superoffloadd")},
         capture_output=True,
         text=True,
         timeout=60,

@@ -18,6 +18,7 @@ from superoffload._core.error import Error
 from superoffload.v1 import plan_pb2
 
 CTL = pathlib.Path(os.environ["SUPEROFFLOAD_BUILD"]) / "client" / "superoffloadctl"
+PLANNER = pathlib.Path(os.environ["SUPEROFFLOAD_DAEMON"]).with_name("superoffload-plan")
 DOES_NOT_FIT = 3
 RUN = ("--machine=gh200-96-480", "--batch=4", "--sequence=2048", "--quick")
 
@@ -162,6 +163,7 @@ def test_tied_embeddings_are_counted_once(tmp_path):
 def test_both_commands_print_the_same_report(tmp_path):
     by_name = ctl("--model=llama-8b", *RUN)
     assert "fits" in by_name and "master weights" in by_name and "host.bandwidth" not in by_name
+    assert "\nperformance: " in by_name and "\nexposed: " in by_name
     assert by_name.startswith("llama-8b on gh200-96-480: 8.03 B parameters")
     directory = write_config(tmp_path / "llama-8b", CONFIGS["llama-8b"])
     run = subprocess.run(
@@ -208,7 +210,7 @@ def test_a_reserve_of_zero_is_none():
 
 def test_tokens_have_a_price():
     answer = json.loads(ctl("--model=llama-8b", *RUN, "--json", "--price-per-hour=2.5", "--ranks=2"))
-    ours = answer["performance"][0]
+    ours = answer["performance"]
     assert ours["price_per_million_tokens"] == pytest.approx(2 * 2.5 / 3600 / ours["tokens_per_second"] * 1e6)
     assert "price of 1M tokens" in ctl("--model=llama-8b", *RUN, "--price-per-hour=2.5")
 
@@ -223,7 +225,7 @@ def test_json_has_everything(tmp_path):
 
 def test_a_step_is_simulated():
     answer = json.loads(ctl("--model=llama-8b", "--json", *RUN))
-    ours = answer["performance"][0]
+    ours = answer["performance"]
     assert not answer["performance_unknown"]
     assert ours["tokens_per_second"] == pytest.approx(4 * 2048 / ours["step_seconds"])
     assert sum(part["seconds"] for part in ours["exposed"]) == pytest.approx(ours["exposed_seconds"])
@@ -236,7 +238,7 @@ def test_a_chunked_loss_makes_room_for_a_long_sequence_on_one_chip():
     advice = ctl(*words, status=DOES_NOT_FIT)
     assert "--loss=chunked" in advice and "use_liger_kernel=True" in advice and "--ranks" not in advice
     answer = json.loads(ctl(*words, "--json", "--loss=chunked"))
-    assert answer["memory"][0]["gpu"]["fits"] and answer["performance"][0]["step_seconds"] > 0
+    assert answer["memory"][0]["gpu"]["fits"] and answer["performance"]["step_seconds"] > 0
     assert answer["recommendation"]["loss"] == "LOSS_CHUNKED" and answer["recommendation"]["ranks"] == 1
     assert "whole, chunked" in ctl(*words, "--loss=some", status=2)
 
@@ -251,21 +253,12 @@ def test_a_machine_of_which_there_is_one_is_not_recommended_twice(tmp_path):
     assert "--ranks" not in advice
 
 
-def test_published_schedules_are_compared():
-    words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=zero-offload,superoffload-published")
-    rows = {row["schedule"]: row["step_seconds"] for row in json.loads(ctl(*words))["performance"]}
-    published = ("superoffload-published, fastest", "superoffload-published, slowest")
-    assert rows.keys() == {"superoffloadd", "zero-offload", *published}
-    assert rows["zero-offload"] > rows[published[1]] >= rows[published[0]]
-    assert 'no schedule "fsdp"' in ctl("--model=gpt2-2b", *RUN, "--schedules=fsdp", status=2)
-
-
 def test_a_measured_throughput_sets_the_pace():
-    words = ("--model=gpt2-2b", "--json", *RUN, "--schedules=superoffload-published")
+    words = ("--model=gpt2-2b", "--json", *RUN)
     plain, measured = (json.loads(ctl(*words, *more)) for more in ((), ("--measured_tokens_per_second=10000",)))
-    ours = measured["performance"][0]
+    ours = measured["performance"]
     assert ours["step_seconds"] - ours["exposed_seconds"] == pytest.approx(4 * 2048 / 10000)
-    assert ours["step_seconds"] > plain["performance"][0]["step_seconds"]
+    assert ours["step_seconds"] > plain["performance"]["step_seconds"]
     assert any("the measured 10000 tokens per second" in sentence for sentence in measured["assumptions"])
     assert "at its peak" in ctl("--model=gpt2-2b", *RUN, "--measured-tokens-per-second=1e9", status=2)
 
@@ -274,7 +267,7 @@ def test_a_run_of_several_ranks_is_simulated(tmp_path):
     trace = tmp_path / "step.json"
     words = ("--model=llama-70b", "--ranks=4", *RUN)
     answer = json.loads(ctl(*words, "--json", f"--timeline={trace}"))
-    ours = answer["performance"][0]
+    ours = answer["performance"]
     assert ours["tokens_per_second"] == pytest.approx(4 * 4 * 2048 / ours["step_seconds"])
     assert "gathering parameters from ranks" in {part["cause"] for part in ours["exposed"]}
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -284,7 +277,7 @@ def test_a_run_of_several_ranks_is_simulated(tmp_path):
 
 def test_what_does_not_fit_has_no_speed():
     answer = json.loads(ctl("--model=llama-70b", "--json", *RUN, status=DOES_NOT_FIT))
-    assert not answer["performance"] and "does not fit" in answer["performance_unknown"]
+    assert "performance" not in answer and "does not fit" in answer["performance_unknown"]
 
 
 @pytest.mark.parametrize("command", [[CTL], [sys.executable, "-m", "superoffload"]])
@@ -317,7 +310,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def picture(tmp_path, *words):
     drawn = tmp_path / "step.svg"
     answer = json.loads(ctl(*words, "--json", f"--timeline={drawn}"))
-    return xml.etree.ElementTree.parse(drawn).getroot(), answer["performance"][0]
+    return xml.etree.ElementTree.parse(drawn).getroot(), answer["performance"]
 
 
 def bars(root, lane):
@@ -435,6 +428,7 @@ def test_bench_measures_a_machine_that_plan_reads(tmp_path):
         (("--model=llama-8b", "--machine=laptop", "--batch=-1", "--sequence=1"), "--batch"),
         (("--model=llama-8b", *RUN, "--checkpointing=some"), "none, selective, full"),
         (("--model=llama-8b", *RUN, "--colour=red"), '"--colour=red"'),
+        (("--model=llama-8b", *RUN, "--schedules=ddp"), 'no flag "--schedules=ddp"; see superoffloadctl plan --help'),
         (("--model=llama-8b", *RUN, "--ranks"), "--ranks needs a value"),
         (("--model=./none.textproto", *RUN), "cannot read ./none.textproto"),
         (("--model=llama-8b", *RUN, "--timeline=step.png"), ".svg or .json"),
@@ -481,7 +475,7 @@ def test_a_machine_that_nobody_can_build_is_refused(tmp_path, text):
     assert EXTREME_MACHINES[text] in run.stderr and " must be " in run.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--ranks=4"], ["--clip_rate=0.3"], ["--schedules=ddp,zero-offload"]])
+@pytest.mark.parametrize("words", [[], ["--ranks=4"], ["--clip_rate=0.3"]])
 def test_an_accumulation_beyond_what_is_simulated_is_planned_without_speed(words):
     run = planned_in_little_memory("--machine=gh200-96-480", "--accumulation=1048576", *words)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -493,7 +487,7 @@ def test_a_slow_machine_comes_to_the_end_of_its_step(tmp_path):
     machine = tmp_path / "machine.textproto"
     machine.write_text('like: "gh200-96-480" gpu { peak_flops: 1e6 }')
     run = planned_in_little_memory(f"--machine={machine}", "--quick")
-    assert run.returncode == 0 and "superoffloadd" in run.stdout, run.stdout + run.stderr
+    assert run.returncode == 0 and "\nperformance: " in run.stdout, run.stdout + run.stderr
 
 
 def test_more_shards_than_can_be_laid_out_are_refused(tmp_path):
@@ -561,14 +555,65 @@ def test_numbers_of_the_command_line_that_are_none_end_without_a_traceback(word)
     assert word.partition("=")[0].replace("-", "_").strip("_") in run.stderr.replace("-", "_"), run.stderr
 
 
-def test_standard_input_that_is_no_request_is_refused():
-    run = subprocess.run([os.environ["SUPEROFFLOAD_DAEMON"], "--plan"], input=b"\xff\xff", capture_output=True)
-    assert run.returncode == 2 and b"no PlanRequest" in run.stderr
+DDP = b"\xc2\x01\x03ddp"  # field 24, which was called schedules
+LATER = b"\xc2\x3e\x01x"  # field 1000, of a later release
 
 
-def test_a_missing_daemon_is_said(monkeypatch):
-    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", "/nowhere/superoffloadd")
-    assert "/nowhere/superoffloadd --plan gives no answer" in ctl("--model=llama-8b", *RUN, status=1)
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (b"\xff\xff", "no PlanRequest"),
+        (b"", "model, machine, batch, sequence are missing"),
+        (DDP, "take it and the program that asks from one release"),
+        (b"\x12\x06\x12\x04" + LATER, "one release"),  # in the architecture
+    ],
+)
+def test_a_request_that_is_none_or_of_another_release_is_refused(request_, sentence):
+    run = subprocess.run([PLANNER], input=request_, capture_output=True, timeout=60)
+    assert run.returncode == 2 and not run.stdout
+    (line,) = run.stderr.decode().splitlines()
+    assert line.startswith("superoffload-plan: ") and sentence in line
+
+
+def test_the_program_says_its_version_and_takes_no_flags():
+    said = subprocess.run([PLANNER, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert said.returncode == 0 and said.stdout.startswith("superoffload-plan ") and said.stdout.count(".") == 2
+    run = subprocess.run([PLANNER, "--model=llama-8b"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert run.returncode == 2 and 'no argument "--model=llama-8b"; superoffloadctl plan' in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        (None, "superoffloadd of this release, which brings it"),
+        ("exit 0", ""),
+        ("echo 'no answer'", ""),
+        ("echo superoffload-plan: it broke >&2; exit 1", "it broke"),
+        ("kill -SEGV $$", ""),
+    ],
+    ids=["missing", "silent", "garbled", "broken", "killed"],
+)
+def test_a_planner_that_gives_no_answer_is_named_in_a_sentence(tmp_path, monkeypatch, does, sentence):
+    program = tmp_path / "superoffload-plan"
+    if does is not None:
+        program.write_text(f"#!/bin/sh\ncat >/dev/null\n{does}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("SUPEROFFLOAD_DAEMON", str(tmp_path / "superoffloadd"))
+    for command in ([CTL], [sys.executable, "-m", "superoffload"]):
+        run = subprocess.run([*command, "plan", "--model=llama-8b", *RUN], capture_output=True, text=True, timeout=120)
+        assert run.returncode == 1 and not run.stdout, (command, run)
+        assert str(program) in run.stderr or sentence == "it broke", run.stderr
+        assert sentence in run.stderr and "Traceback" not in run.stderr, run.stderr
+
+
+def test_the_planner_of_the_daemon_that_is_named_is_asked(tmp_path, monkeypatch):
+    (tmp_path / "superoffload-plan").symlink_to(PLANNER)
+    for named in (tmp_path / "superoffloadd", "superoffloadd"):  # a file, and a name in $PATH
+        monkeypatch.setenv("SUPEROFFLOAD_DAEMON", str(named))
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert ctl("--model=llama-8b", *RUN).startswith("llama-8b on gh200-96-480")
+        request = plan_pb2.PlanRequest(model_name="gpt2-1b", machine_name="laptop", batch=1, sequence=1, quick=True)
+        assert plan.ask(request).model == "gpt2-1b"
 
 
 def test_known_configurations_are_still_transformers_own():

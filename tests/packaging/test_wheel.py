@@ -17,6 +17,7 @@ from tests.support.build_directory import BUILD
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT_BYTES = 20_000_000
+PROGRAMS = ("superoffloadd", "superoffload-plan", "superoffloadctl")
 SVG = "{http://www.w3.org/2000/svg}"
 
 TRAINS = """
@@ -82,7 +83,7 @@ def test_one_wheel_is_for_every_python_and_for_glibc_2_34_and_small(wheel):
     assert wheel.stat().st_size < LIMIT_BYTES
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if re.search(r"\.(cpython|abi3)[^/]*\.so$", name)]
-    for name in ("bin/superoffloadd", "bin/superoffloadctl", "lib/libsuperoffload.so.0", "py.typed"):
+    for name in (*(f"bin/{program}" for program in PROGRAMS), "lib/libsuperoffload.so.0", "py.typed"):
         assert f"superoffload/{name}" in names
     assert "superoffload/share/systemd/superoffloadd@.service" in names
 
@@ -116,8 +117,15 @@ def test_its_metadata_say_what_it_is_and_whose_licences_it_carries(wheel):
 def test_it_trains_without_variables_and_with_its_own_daemon(environment, tmp_path):
     trained = run(environment / "bin/python", "-c", TRAINS, cwd=tmp_path, env=clean())
     assert pathlib.Path(trained.strip()).is_relative_to(environment)
-    for program in ("superoffloadd", "superoffloadctl"):
+    for program in PROGRAMS:
         assert run(environment / "bin" / program, "--version", env=clean()).startswith(f"{program} ")
+
+
+def test_it_plans(environment, tmp_path):
+    words = ("plan", "--model=gpt2-1b", "--machine=laptop", "--batch=1", "--sequence=128", "--quick")
+    for program in ("superoffloadctl", "superoffload"):
+        planned = run(environment / "bin" / program, *words, cwd=tmp_path, env=clean())
+        assert planned.startswith("gpt2-1b on laptop: ")
 
 
 def test_it_trains_inside_of_jit(environment, tmp_path):

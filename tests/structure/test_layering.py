@@ -116,6 +116,22 @@ def test_the_table_has_no_cycle_and_keeps_client_and_server_apart():
     graphlib.TopologicalSorter(rows).prepare()  # raises CycleError
 
 
+def known_below(layer: str, rows: dict[str, list[str]]) -> set[str]:
+    """All that a layer may know, directly or through what it knows."""
+    found, left = set(), [layer]
+    while left:
+        fresh = set(rows[left.pop()]) - found
+        found |= fresh
+        left += fresh
+    return found
+
+
+def test_the_daemon_knows_no_planner_and_no_simulator():
+    rows = TABLE["includes"]
+    assert "server/simulator" in known_below("server/plan", rows)
+    assert not {"server/plan", "server/simulator"} & known_below("server/main.cc", rows)
+
+
 def plant(root: pathlib.Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +150,8 @@ def test_planted_includes_are_found(tmp_path):
             "kernels/adam/adam.cc": "#include <thread>\n#include <vector>\n",
             "server/engine/spec.cc": '#include "superoffload/v1/optimizer.pb.h"\n#include "absl/time/time.h"\n',
             "server/optimizer/table.cc": "#include <grpcpp/grpcpp.h>\n",
+            "server/main.cc": '#include "server/plan/answer.h"\n',
+            "server/host/daemon.cc": '#include "server/simulator/machine.h"\n',
         },
     )
     assert {row[:2] for row in include_faults(tmp_path, TABLE)} == {
@@ -144,6 +162,8 @@ def test_planted_includes_are_found(tmp_path):
         ("kernels/adam/adam.cc", "thread"),
         ("server/engine/spec.cc", "superoffload/v1/optimizer.pb.h"),
         ("server/optimizer/table.cc", "grpcpp/grpcpp.h"),
+        ("server/main.cc", "server/plan/answer.h"),
+        ("server/host/daemon.cc", "server/simulator/machine.h"),
     }
 
 

@@ -1,11 +1,12 @@
 """What training a model on a machine would take, and how fast it would be, without either.
 
 ``superoffload plan --model=config.json --machine=gh200-96-480 --batch=4 --sequence=4096`` makes the model that a
-Hugging Face configuration describes, without memory (torch's "meta" device), and asks ``superoffloadd --plan``. Neither
+Hugging Face configuration describes, without memory (torch's "meta" device), and asks ``superoffload-plan``. Neither
 a daemon nor a GPU is needed, nor a network.
 """
 
 import argparse
+import contextlib
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError
 
 from superoffload._core import programs
 from superoffload._core.error import Error
@@ -33,21 +35,32 @@ _FEED_FORWARD = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
 def ask(request: plan_pb2.PlanRequest) -> plan_pb2.PlanResponse:
     """Answers a request; raises Error: INVALID_ARGUMENT with a sentence when it is wrong, UNAVAILABLE."""
-    program = programs.daemon()
+    program = programs.planner()
     if program is None:
         raise Error(
             grpc.StatusCode.UNAVAILABLE,
-            "no superoffloadd is installed: install it, or point $SUPEROFFLOAD_DAEMON at the binary",
+            "no superoffloadd is installed, which brings superoffload-plan: install it, or point $SUPEROFFLOAD_DAEMON "
+            "at the binary",
         )
     try:
-        run = subprocess.run([program, "--plan"], input=request.SerializeToString(), capture_output=True)
+        run = subprocess.run([program], input=request.SerializeToString(), capture_output=True)
     except OSError as error:
-        raise Error(grpc.StatusCode.UNAVAILABLE, f"cannot run {program}: {error}; is it superoffloadd?") from error
+        raise Error(
+            grpc.StatusCode.UNAVAILABLE,
+            f"cannot run {program}: {error.strerror}; install superoffloadd of this release, which brings it, or point "
+            "$SUPEROFFLOAD_DAEMON at a superoffloadd that lies beside one",
+        ) from error
     if run.returncode != 0:
         code = grpc.StatusCode.INVALID_ARGUMENT if run.returncode == 2 else grpc.StatusCode.UNAVAILABLE
-        message = run.stderr.decode(errors="replace").strip().removeprefix("superoffloadd: ")
-        raise Error(code, message or f"{program} --plan ended with status {run.returncode}; is it superoffloadd?")
-    return plan_pb2.PlanResponse.FromString(run.stdout)
+        message = run.stderr.decode(errors="replace").strip().removeprefix("superoffload-plan: ")
+        raise Error(code, message or f"{program} ended with status {run.returncode}; is it superoffload-plan?")
+    response = plan_pb2.PlanResponse()
+    with contextlib.suppress(DecodeError):
+        response.ParseFromString(run.stdout)
+    if not response.report:
+        message = f"{program} gives no PlanResponse; is it superoffload-plan of this release?"
+        raise Error(grpc.StatusCode.UNAVAILABLE, message)
+    return response
 
 
 def describe(model: Any, config: Any, name: str = "") -> plan_pb2.ModelDescription:
@@ -212,8 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="superoffload plan",
         description="What training a model on a machine would take, and how fast it would be; neither is needed. Flags "
         "are the fields of PlanRequest in plan.proto, which describes them.",
-        epilog="Exit status: 0; 1 when superoffloadd cannot be asked, or there is no step to draw; 2 when the request "
-        "is wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
+        epilog="Exit status: 0; 1 when superoffload-plan cannot be asked, or there is no step to draw; 2 when the "
+        "request is wrong; 3 when the answer is that it does not fit, in HBM or in the daemon's budget.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -244,9 +257,6 @@ def _set_field(request: plan_pb2.PlanRequest, name: str, value: Any) -> None:
     field = _FIELDS[name]
     if field.enum_type is not None:
         value = next(v.number for v in field.enum_type.values[1:] if _word(field.enum_type, v.number) == value)
-    if name == "schedules":
-        request.schedules.extend(word for word in value.split(",") if word)
-        return
     try:
         setattr(request, name, value)
     except ValueError as error:
@@ -301,8 +311,8 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 when superoffloadd cannot be asked or has no step to draw, 2 when the request is wrong, 3 when
-    what is planned does not fit.
+    """The exit status: 1 when superoffload-plan cannot be asked or has no step to draw, 2 when the request is wrong, 3
+    when what is planned does not fit.
     """
     arguments = _parser().parse_args(words)
     try:

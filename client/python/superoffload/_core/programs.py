@@ -23,6 +23,12 @@ def daemon() -> str | None:
     return os.environ.get(DAEMON_ENVIRONMENT) or installed("bin", "superoffloadd") or shutil.which("superoffloadd")
 
 
+def planner() -> str | None:
+    """The path of superoffload-plan, which lies beside superoffloadd; None when there is no daemon."""
+    found = daemon()
+    return found and str(pathlib.Path(found).with_name("superoffload-plan"))
+
+
 def _run(name: str) -> None:
     path = str(_PACKAGE / "bin" / name)
     os.execv(path, [path, *sys.argv[1:]])
@@ -36,3 +42,8 @@ def superoffloadd() -> None:
 def superoffloadctl() -> None:
     """The console script."""
     _run("superoffloadctl")
+
+
+def superoffload_plan() -> None:
+    """The console script."""
+    _run("superoffload-plan")

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "server/simulator/catalogue.h"
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 
 namespace superoffload::simulator {
 namespace {

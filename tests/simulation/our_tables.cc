@@ -1,4 +1,4 @@
-#include "server/simulator/our_tables.h"
+#include "tests/simulation/our_tables.h"
 
 #include <algorithm>
 #include <map>
@@ -13,8 +13,8 @@
 #include "server/simulator/fit.h"
 #include "server/simulator/model_layout.h"
 #include "server/simulator/ours.h"
-#include "server/simulator/paper_tables.h"
-#include "server/simulator/peers.h"
+#include "tests/simulation/paper_tables.h"
+#include "tests/simulation/peers.h"
 
 namespace superoffload::simulator {
 namespace {

@@ -1,8 +1,8 @@
 // Everything in HBM: forward, backward, and a fused step on the GPU.
 #include <string>
 
-#include "server/simulator/peers.h"
-#include "server/simulator/rig.h"
+#include "tests/simulation/peers.h"
+#include "tests/simulation/rig.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -11,8 +11,6 @@ constexpr double kStepBytes = 28;  // three fp32 arrays read and written, a 2-by
 
 class Ddp : public Schedule {
  public:
-  std::string_view name() const override { return "ddp"; }
-
   Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override {
     Rig rig(machine);
     for (uint64_t i = 0; i < workload.accumulation; ++i) {

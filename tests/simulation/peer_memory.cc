@@ -1,4 +1,4 @@
-#include "server/simulator/peer_memory.h"
+#include "tests/simulation/peer_memory.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // A process whose CPU work uses all of its cores at once, one task after the other, as the published optimizers do.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_CPU_QUEUE_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_CPU_QUEUE_H_
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_CPU_QUEUE_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_CPU_QUEUE_H_
 
 #include <deque>
 #include <functional>
@@ -48,4 +48,4 @@ class CpuQueue {
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_CPU_QUEUE_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_CPU_QUEUE_H_

@@ -1,7 +1,7 @@
 // What the software of published systems costs on Grace, as seconds per element with all cores. Where a number is
-// calibrated, server/simulator/README.md says on which rows of the paper.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_PEER_COSTS_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_PEER_COSTS_H_
+// calibrated, README.md says on which rows of the paper.
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_PEER_COSTS_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_PEER_COSTS_H_
 
 namespace superoffload::simulator {
 
@@ -36,4 +36,4 @@ inline PeerCosts FastestCosts(double host_bandwidth) {
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_PEER_COSTS_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_PEER_COSTS_H_

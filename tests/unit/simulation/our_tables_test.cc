@@ -1,4 +1,4 @@
-#include "server/simulator/our_tables.h"
+#include "tests/simulation/our_tables.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace superoffload::simulator {
 namespace {
 
 TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
-  std::ifstream file(SUPEROFFLOAD_SIMULATOR_README);
+  std::ifstream file(SUPEROFFLOAD_SIMULATION_README);
   std::ostringstream text;
   text << file.rdbuf();
   EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));

@@ -1,4 +1,4 @@
-#include "server/simulator/peers.h"
+#include "tests/simulation/peers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/simulator/catalogue.h"
-#include "server/simulator/peer_memory.h"
+#include "tests/simulation/peer_memory.h"
 
 namespace superoffload::simulator {
 namespace {

@@ -7,8 +7,8 @@
 //     superoffload        2: parameter; and two sub-groups' casts    16
 //
 // Beside it activations (activations.h), the context and the reserve of fit.h.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_PEER_MEMORY_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_PEER_MEMORY_H_
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_PEER_MEMORY_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_PEER_MEMORY_H_
 
 #include <cstdint>
 #include <optional>
@@ -39,4 +39,4 @@ std::optional<MicroBatch> LargestMicroBatch(Peer peer, const Machine& machine, c
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_PEER_MEMORY_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_PEER_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "server/simulator/paper_tables.h"
+#include "tests/simulation/paper_tables.h"
 
 #include <algorithm>
 #include <iterator>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
 #include "server/simulator/catalogue.h"
-#include "server/simulator/peers.h"
+#include "tests/simulation/peers.h"
 
 namespace superoffload::simulator {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 
 #include <algorithm>
 #include <cmath>

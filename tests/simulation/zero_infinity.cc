@@ -3,17 +3,17 @@
 #include <string>
 #include <vector>
 
-#include "server/simulator/peers.h"
-#include "server/simulator/rig.h"
+#include "tests/simulation/peers.h"
+#include "tests/simulation/rig.h"
 
 namespace superoffload::simulator {
 namespace {
 
 constexpr double kParameterBytes = 2, kGradientBytes = 2;
 
-class Run {
+class StreamedStep {
  public:
-  Run(const Machine& machine, const Workload& workload, const PeerCosts& costs)
+  StreamedStep(const Machine& machine, const Workload& workload, const PeerCosts& costs)
       : machine_(machine), workload_(workload), costs_(costs), elements_(UnitElements(workload.model)), rig_(machine) {}
 
   double Simulate() {
@@ -80,10 +80,8 @@ class ZeroInfinity : public Schedule {
  public:
   explicit ZeroInfinity(const PeerCosts& costs) : costs_(costs) {}
 
-  std::string_view name() const override { return "zero-infinity"; }
-
   Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override {
-    simulator::Run run(machine, workload, costs_);
+    StreamedStep run(machine, workload, costs_);
     const double seconds = run.Simulate();
     const double waited = run.streamed_seconds() - workload.compute_seconds();
     Outcome outcome = MakeOutcome(machine, workload, seconds,

@@ -1,13 +1,13 @@
 // What a step of ours costs on a Superchip, simulated: README.md shows what OurTables prints.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_OUR_TABLES_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_OUR_TABLES_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
 
 namespace superoffload::simulator {
 
@@ -48,4 +48,4 @@ std::string RanksTable();
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_OUR_TABLES_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_OUR_TABLES_H_

@@ -1,4 +1,4 @@
-#include "server/simulator/cpu_queue.h"
+#include "tests/simulation/cpu_queue.h"
 
 #include <utility>
 

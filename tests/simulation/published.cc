@@ -12,9 +12,9 @@
 
 #include "kernels/check.h"
 #include "server/simulator/fit.h"
-#include "server/simulator/peer_memory.h"
-#include "server/simulator/peers.h"
-#include "server/simulator/rig.h"
+#include "tests/simulation/peer_memory.h"
+#include "tests/simulation/peers.h"
+#include "tests/simulation/rig.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -180,10 +180,8 @@ class Run {
 
 class Published : public Schedule {
  public:
-  Published(std::string_view name, Peer peer, const PublishedFeatures& features, const PeerCosts& costs)
-      : name_(name), peer_(peer), features_(features), costs_(costs) {}
-
-  std::string_view name() const override { return name_; }
+  Published(Peer peer, const PublishedFeatures& features, const PeerCosts& costs)
+      : peer_(peer), features_(features), costs_(costs) {}
 
   Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const override {
     double room = machine.gpu.memory_bytes - PeerGpuMemory(peer_, machine, workload.model, workload.pass);
@@ -261,7 +259,6 @@ class Published : public Schedule {
     return options.clip_rate * (thrown_away + 2 * step) + options.skip_rate * (thrown_away + step);
   }
 
-  const std::string_view name_;
   const Peer peer_;
   const PublishedFeatures features_;
   const PeerCosts costs_;
@@ -271,11 +268,11 @@ class Published : public Schedule {
 
 std::unique_ptr<Schedule> MakeZeroOffload(const PeerCosts& costs) {
   const PublishedFeatures none{.vector_step = false, .gpu_cast = false, .speculation = false, .repartition = false};
-  return std::make_unique<Published>("zero-offload", Peer::kZeroOffload, none, costs);
+  return std::make_unique<Published>(Peer::kZeroOffload, none, costs);
 }
 
 std::unique_ptr<Schedule> MakePublishedSuperOffload(const PublishedFeatures& features, const PeerCosts& costs) {
-  return std::make_unique<Published>("superoffload-published", Peer::kSuperOffload, features, costs);
+  return std::make_unique<Published>(Peer::kSuperOffload, features, costs);
 }
 
 }  // namespace superoffload::simulator

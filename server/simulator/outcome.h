@@ -1,10 +1,8 @@
-// A schedule is a policy that trains a workload on a machine: ours, or one that was published. All of them run over the
-// same parts (virtual_time, shared_bandwidth, copy_engine, gpu_stream), so that a comparison is of like with like.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_
+// What a simulated step came to: how long it takes, and what the GPU waits for in it.
+#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OUTCOME_H_
+#define SUPEROFFLOAD_SERVER_SIMULATOR_OUTCOME_H_
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "server/simulator/machine.h"
@@ -44,16 +42,6 @@ struct RunOptions {
   bool timeline = false;
 };
 
-class Schedule {
- public:
-  virtual ~Schedule() = default;
-
-  // As in PlanRequest.schedules.
-  virtual std::string_view name() const = 0;
-
-  virtual Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const = 0;
-};
-
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_SCHEDULE_H_
+#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_OUTCOME_H_

@@ -1,16 +1,16 @@
-// The tables of the SuperOffload paper (arXiv, version 1) for one Superchip, simulated: what the model of this folder
-// gives for the published schedules, beside what their authors measured. README.md shows what PaperTables prints and
-// explains every larger deviation.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_PAPER_TABLES_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_PAPER_TABLES_H_
+// The tables of the SuperOffload paper (arXiv, version 1) for one Superchip: what the simulator gives for the published
+// schedules, beside what their authors measured. README.md shows what PaperTables prints and explains every larger
+// deviation.
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_PAPER_TABLES_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_PAPER_TABLES_H_
 
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "server/simulator/machine.h"
-#include "server/simulator/peer_memory.h"
 #include "server/simulator/workload.h"
+#include "tests/simulation/peer_memory.h"
 
 namespace superoffload::simulator {
 
@@ -60,4 +60,4 @@ std::string PaperTables();
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_PAPER_TABLES_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_PAPER_TABLES_H_

@@ -1,14 +1,14 @@
 // The parts of one machine, put together for one simulation.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_RIG_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_RIG_H_
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_RIG_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_RIG_H_
 
 #include "server/simulator/copy_engine.h"
-#include "server/simulator/cpu_queue.h"
 #include "server/simulator/gpu_stream.h"
 #include "server/simulator/machine.h"
 #include "server/simulator/shared_bandwidth.h"
 #include "server/simulator/timeline.h"
 #include "server/simulator/virtual_time.h"
+#include "tests/simulation/cpu_queue.h"
 
 namespace superoffload::simulator {
 
@@ -31,4 +31,4 @@ struct Rig {
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_RIG_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_RIG_H_

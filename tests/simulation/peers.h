@@ -1,16 +1,23 @@
-// The published schedules. Each is a small policy over the parts of a Rig.
+// The published schedules. Each is a small policy over the parts of a Rig, which are those that our own schedule runs
+// over, so that a comparison is of like with like.
 //
 // All of them are simulated for one step: each step ends with the new parameters in place, so the next begins as this
 // one did. Micro-batches but the last keep their gradients in HBM where the system has room for them.
-#ifndef SUPEROFFLOAD_SERVER_SIMULATOR_PEERS_H_
-#define SUPEROFFLOAD_SERVER_SIMULATOR_PEERS_H_
+#ifndef SUPEROFFLOAD_TESTS_SIMULATION_PEERS_H_
+#define SUPEROFFLOAD_TESTS_SIMULATION_PEERS_H_
 
 #include <memory>
 
-#include "server/simulator/peer_costs.h"
-#include "server/simulator/schedule.h"
+#include "server/simulator/outcome.h"
+#include "tests/simulation/peer_costs.h"
 
 namespace superoffload::simulator {
+
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  virtual Outcome Run(const Machine& machine, const Workload& workload, const RunOptions& options) const = 0;
+};
 
 // What the published SuperOffload added to ZeRO-Offload, one by one (the paper's ablation).
 struct PublishedFeatures {
@@ -33,4 +40,4 @@ std::unique_ptr<Schedule> MakePublishedSuperOffload(const PublishedFeatures& fea
 
 }  // namespace superoffload::simulator
 
-#endif  // SUPEROFFLOAD_SERVER_SIMULATOR_PEERS_H_
+#endif  // SUPEROFFLOAD_TESTS_SIMULATION_PEERS_H_

@@ -1,4 +1,4 @@
-#include "server/simulator/paper_tables.h"
+#include "tests/simulation/paper_tables.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "server/simulator/catalogue.h"
-#include "server/simulator/peers.h"
+#include "tests/simulation/peers.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string Readme() {
-  std::ifstream file(SUPEROFFLOAD_SIMULATOR_README);
+  std::ifstream file(SUPEROFFLOAD_SIMULATION_README);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
