@@ -1,8 +1,9 @@
 // What an optimizer algorithm is: data. Its name, its state arrays, its scalars and its passes; everything outside an
 // algorithm's own folder loops over these and names none of them.
 //
-// An algorithm turns (state, gradient) into the next state, element by element. Array 0 of the state is the fp32 master
-// weight p. A pass over a chunk does one of
+// An algorithm turns (state, gradient) into the next state, element by element or block by block: a block is what it
+// updates at once, because its elements share a scale. Blocks count from the beginning of each parameter. Array 0 of the
+// state is the fp32 master weight p. A pass over a chunk does one of
 //
 //   absorb               state = next(state, pending)                                     written
 //   publish              theta = next(state, gradient).p, in the parameter dtype          state is only read
@@ -10,7 +11,7 @@
 //   plain                state = next(state, pending); theta = state.p                    the classic one-pass step
 //
 // Passes cover elements [first, n) of a chunk of at most kChunkElements, whose arrays begin at the views' pointers;
-// `first` is a multiple of kRangeAlignment. `norm` gets the squares of the published gradient (unscaled); it is null
+// `first` is a multiple of kRangeAlignment and of the block. `norm` gets the squares of the published gradient (unscaled); it is null
 // where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside the call can be repaired.
 // Every pass is bit-identical on every instruction set and to the scalar one. Nothing here allocates, locks or fails.
 #ifndef SUPEROFFLOAD_KERNELS_ALGORITHM_H_
@@ -29,16 +30,32 @@
 
 namespace superoffload::kernels {
 
-inline constexpr size_t kMaxStateArrays = 4;
+inline constexpr size_t kMaxStateArrays = 6;
 inline constexpr size_t kMaxScalars = 16;
 
 // Where a range of a chunk may begin: every parameter does, and the norm's lanes and the vectors of every machine fit.
 inline constexpr size_t kRangeAlignment = 64;
 
-// A state array, with one element per element of the parameters.
+// How the codes of one block, and its scale, stand for numbers: for whoever has to cut blocks elsewhere. Code 0 is the
+// number 0 under every scale, as the gaps of a layout have it.
+struct BlockCodec {
+  size_t scales;  // the array that has them, an entry per block
+  void (*decode)(size_t n, const void* codes, const void* scale, float* values);
+  void (*encode)(size_t n, const float* values, void* codes, void* scale);
+};
+
+// A state array. An entry stands for `elements_per_entry` elements of the parameters, from each parameter's first on: one,
+// or a block where the entry is its scale.
 struct StateArray {
   std::string_view name;  // in checkpoints, the wire and state dicts
   DType dtype = DType::kFloat32;
+  uint32_t elements_per_entry = 1;
+  const BlockCodec* codec = nullptr;  // of entries that are worth nothing without their block's scale
+
+  constexpr uint64_t Entries(uint64_t elements) const {
+    return (elements + elements_per_entry - 1) / elements_per_entry;
+  }
+  constexpr uint64_t Bytes(uint64_t elements) const { return Entries(elements) * DTypeBytes(dtype); }
 };
 
 // A hyper-parameter of a parameter group.
@@ -109,6 +126,8 @@ struct Algorithm {
 
   const char* resident_kernel;  // kernels/cuda: `plain` on the GPU
 
+  uint32_t block_elements = 1;  // that are updated at once; a power of two, and that of the scales in `arrays`
+
   const AlgorithmKernels& best() const { return *supported().front(); }
   const AlgorithmKernels& scalar() const { return *supported().back(); }
 
@@ -122,6 +141,9 @@ struct Algorithm {
 // Every algorithm, and the one of a name; null when there is none.
 std::span<const Algorithm* const> Algorithms();
 const Algorithm* FindAlgorithm(std::string_view name);
+
+// One more, for the rest of the process. To be called before anybody asks for them.
+void AddAlgorithm(const Algorithm& algorithm);
 
 }  // namespace superoffload::kernels
 

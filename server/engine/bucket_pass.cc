@@ -85,8 +85,6 @@ void BucketPass::Done() {
 JobWork BucketPass::work() const {
   const uint64_t gradient = kernels::DTypeBytes(bucket_layout_.gradient_dtype);
   const uint64_t theta = kernels::DTypeBytes(bucket_layout_.dtype);
-  uint64_t state = 0;
-  for (const ArrayLayout& array : layout_.state_arrays) state += kernels::DTypeBytes(array.dtype);
   JobWork work;
   if (arguments_.kind == PassKind::kPublishMasters || arguments_.kind == PassKind::kPush) {
     work.bytes = (sizeof(float) + theta) * bucket_layout_.elements;
@@ -99,8 +97,9 @@ JobWork BucketPass::work() const {
       continue;
     }
     // What is absorbed and published is read once.
-    if (segment.absorb) work.bytes += (2 * state + gradient) * elements;
-    if (segment.publish) work.bytes += (gradient + theta + (segment.absorb ? 0 : state)) * elements;
+    const uint64_t state = layout_.StateBytes(elements);
+    if (segment.absorb) work.bytes += 2 * state + gradient * elements;
+    if (segment.publish) work.bytes += (gradient + theta) * elements + (segment.absorb ? 0 : state);
     if (segment.absorb) work.absorbed += elements;
     if (segment.publish) work.published += elements;
   }

@@ -44,7 +44,8 @@ class Planner {
       : spec_(spec),
         bucket_bytes_(spec.bucket_bytes == 0 ? kDefaultBucketBytes : spec.bucket_bytes),
         tapers_(spec.layout_version >= 4),
-        alignment_(spec.layout_version >= 4 ? kAlignmentElements : kernels::kRangeAlignment) {
+        alignment_(std::max<uint64_t>(spec.algorithm->block_elements,
+                                      spec.layout_version >= 4 ? kAlignmentElements : kernels::kRangeAlignment)) {
     layout_.version = spec.layout_version;
     layout_.algorithm = spec.algorithm;
     layout_.groups = static_cast<uint32_t>(spec.groups.size());
@@ -84,9 +85,8 @@ class Planner {
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
     uint64_t offset = 0;
     for (const kernels::StateArray& array : layout_.algorithm->arrays) {
-      layout_.state_arrays.push_back({offset, array.dtype});
-      const uint64_t bytes = layout_.state_elements * kernels::DTypeBytes(array.dtype);
-      offset = RoundUp(offset + bytes, kRegionAlignmentBytes) + kArrayStaggerBytes;
+      layout_.state_arrays.push_back({offset, array});
+      offset = RoundUp(offset + array.Bytes(layout_.state_elements), kRegionAlignmentBytes) + kArrayStaggerBytes;
     }
     layout_.state_bytes = offset;
     return std::move(layout_);

@@ -55,7 +55,7 @@ struct Offsets {
       : steps(kHeaderBytes + RoundUp(2 * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
         absorbed(steps + RoundUp(2 * layout.placements.size() * sizeof(uint64_t))),
         slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
-        end(slots + kMaxWorkers * sizeof(kernels::UndoSlot)) {}
+        end(slots + kMaxWorkers * kernels::UndoSlotBytes(*layout.algorithm)) {}
   size_t scalars = kHeaderBytes;
   size_t steps, absorbed, slots, end;
 };
@@ -71,6 +71,8 @@ T* At(std::byte* memory, size_t offset) {
 
 size_t Record::Bytes(const Layout& layout) { return Offsets(layout).end; }
 
+size_t Record::UndoBytes(const Layout& layout) { return Offsets(layout).end - Offsets(layout).slots; }
+
 Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
     : deaths_(deaths),
       header_(At<Header>(memory, 0)),
@@ -82,7 +84,7 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       scalars_(At<double>(memory, Offsets(layout).scalars)),
       steps_(At<uint64_t>(memory, Offsets(layout).steps)),
       absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
-      slots_(At<kernels::UndoSlot>(memory, Offsets(layout).slots)) {
+      slots_(memory + Offsets(layout).slots) {
   static_assert(sizeof(Header) == kHeaderBytes);
   SUPEROFFLOAD_CHECK(algorithm_->name.size() < sizeof(Header::algorithm), algorithm_->name);
   if (header_->magic != 0) return;
@@ -285,8 +287,8 @@ StepValues Record::Values(uint64_t t) const {
 
 kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t chunk, uint64_t t) {
   SUPEROFFLOAD_CHECK(worker < kMaxWorkers && chunk < chunks_, worker, chunk);
-  kernels::BeginUndo(slots_[worker], t << 32 | (chunk + 1));
-  return &slots_[worker];
+  kernels::BeginUndo(slot(worker), t << 32 | (chunk + 1));
+  return &slot(worker);
 }
 
 void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
@@ -294,7 +296,7 @@ void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
   Order();
   absorbed_[chunk] = t;
   Order();
-  kernels::EndUndo(slots_[worker]);
+  kernels::EndUndo(slot(worker));
 }
 
 }  // namespace superoffload::engine

@@ -34,7 +34,7 @@ void RecoveryPass::Repair(const Record::Torn& torn) {
   const BucketLayout& bucket = BucketOf(torn.chunk);
   const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
   kernels::UndoSlot& slot = record_.slot(torn.worker);
-  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, layout_.algorithm->arrays, chunk.state);
+  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, *layout_.algorithm, chunk.state);
   if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
   // Another instruction set may have cut it where no granule of this one begins.
   Absorb(torn.chunk, torn.step, done, layout_.algorithm->scalar(), &slot);

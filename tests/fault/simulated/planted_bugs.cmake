@@ -22,8 +22,8 @@ plant_bug(committed_before_its_values server/engine/record.cc 500
   "  header_->gradient_scale[t % 2] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  header_->gradient_scale[t % 2] = values.gradient_scale;")
 plant_bug(undo_released_before_absorbed server/engine/record.cc 500
-  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slots_[worker]);"
-  "  kernels::EndUndo(slots_[worker]);\n  Order();\n  absorbed_[chunk] = t;")
+  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slot(worker));"
+  "  kernels::EndUndo(slot(worker));\n  Order();\n  absorbed_[chunk] = t;")
 plant_bug(one_slot_free_lost server/engine/step_passes.cc 500
   "if (absorbed != 0 && sink_ != nullptr) sink_->SlotFree"
   "if (absorbed != 0 && sink_ != nullptr && (index != 0 || statistics_.step % 3 != 0)) sink_->SlotFree")
