@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import superoffload.torch
-from superoffload.torch import GpuOptions, fsdp, shards
+from superoffload.torch import GpuOptions
+from superoffload.torch.ranks import fsdp, shards
 
 FP32 = {"dtype": "float32", "clip": "call"}
 

@@ -29,7 +29,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import superoffload.torch
-from superoffload.torch import ddp, replicas
+from superoffload.torch import ddp
+from superoffload.torch.ranks import replicas
 
 _GROUP_SECONDS = 60
 

@@ -14,13 +14,15 @@ from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, measure_casts
 from superoffload._core.run import Member
-from superoffload.torch import cuda, gpu_move, groups, meta, parameters
+from superoffload.torch import groups, parameters
 from superoffload.torch.algorithm import Algorithm, name_of
-from superoffload.torch.gpu_live import GpuParameters
-from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.gpu import cuda, meta
+from superoffload.torch.gpu import move as gpu_move
+from superoffload.torch.gpu.live import GpuParameters
+from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.live import HostParameters, LiveParameters
 from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
+from superoffload.torch.ranks.replicas import Replicas
 from superoffload.v1 import optimizer_pb2
 
 _T = TypeVar("_T")

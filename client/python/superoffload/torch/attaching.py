@@ -16,16 +16,19 @@ from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.hosting import Directories, checkpoints
-from superoffload.torch import clip, cuda, groups, options, parameters, sharding
+from superoffload.torch import groups, options, parameters
 from superoffload.torch.attach import Attached, Subject, attach
-from superoffload.torch.forward import ForwardWaits
-from superoffload.torch.gpu_options import GpuOptions
-from superoffload.torch.gpu_submitter import GpuSubmitter
+from superoffload.torch.gpu import cuda
+from superoffload.torch.gpu.forward import ForwardWaits
+from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.report import GpuReporter
+from superoffload.torch.gpu.residents import Residents
+from superoffload.torch.gpu.submitter import GpuSubmitter
 from superoffload.torch.growing import Growing
+from superoffload.torch.guards import clip
 from superoffload.torch.host_submitter import HostSubmitter
-from superoffload.torch.replicas import Replicas
-from superoffload.torch.report import GpuReporter
-from superoffload.torch.residents import Residents
+from superoffload.torch.ranks import sharding
+from superoffload.torch.ranks.replicas import Replicas
 from superoffload.torch.stepping import Stepping
 from superoffload.torch.submitter import Submitter
 

@@ -14,9 +14,10 @@ from superoffload._core import names
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.hosting import checkpoints
-from superoffload.torch import clip, options, parameters, tensor_file
+from superoffload.torch import options, parameters, tensor_file
 from superoffload.torch.algorithm import MASTER, STEP
 from superoffload.torch.attach import attach
+from superoffload.torch.guards import clip
 from superoffload.torch.parameters import HostedParameter
 from superoffload.torch.state import StateOwner
 from superoffload.v1 import optimizer_pb2

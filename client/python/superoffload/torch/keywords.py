@@ -5,8 +5,8 @@ from typing import Any, TypedDict
 
 from superoffload._core import policies
 from superoffload._core.hosting import Directories
-from superoffload.torch.gpu_options import GpuOptions
-from superoffload.torch.overlap import Overlap
+from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.guards.overlap import Overlap
 
 
 class Keywords(TypedDict, total=False):

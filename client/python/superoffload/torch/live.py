@@ -1,6 +1,6 @@
 """A model's parameters: they change in step() and nowhere else, and what others write to them is found.
 
-Those on a GPU: gpu_live.py.
+Those on a GPU: gpu/live.py.
 """
 
 import abc
@@ -13,7 +13,7 @@ from superoffload._core import memory
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
+from superoffload.torch.ranks.replicas import Replicas
 from superoffload.v1 import optimizer_pb2
 
 

@@ -19,11 +19,11 @@ from superoffload.torch import groups, options, parameters
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attaching import Attaching
 from superoffload.torch.eager import eager
-from superoffload.torch.forward import ForwardWaits
-from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.gpu.forward import ForwardWaits
+from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.residents import Residents
 from superoffload.torch.grad_scale import GradScale
-from superoffload.torch.overlap import Overlap
-from superoffload.torch.residents import Residents
+from superoffload.torch.guards.overlap import Overlap
 from superoffload.torch.submitter import Submitter
 
 _MEASURED = GpuOptions()

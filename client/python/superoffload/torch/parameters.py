@@ -12,8 +12,8 @@ import torch
 from superoffload._core import hosting
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload.torch import shards
-from superoffload.torch.sharding import Sharding, named
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.sharding import Sharding, named
 from superoffload.v1 import optimizer_pb2
 
 DATA_TYPES = {

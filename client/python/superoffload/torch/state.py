@@ -12,13 +12,14 @@ import torch
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.layout import array_offsets
-from superoffload.torch import options, replicas, shards, tensor_file
+from superoffload.torch import options, tensor_file
 from superoffload.torch.algorithm import STEP, array_name
 from superoffload.torch.checkpoints import drop_others
 from superoffload.torch.fingerprint import digests
 from superoffload.torch.moment import FORMAT, Moment, callers, find_directory, module_of
 from superoffload.torch.parameter_state import ParameterState
-from superoffload.torch.sharding import TorchGroup
+from superoffload.torch.ranks import replicas, shards
+from superoffload.torch.ranks.sharding import TorchGroup
 from superoffload.torch.written_state import WrittenState
 from superoffload.v1 import optimizer_pb2
 

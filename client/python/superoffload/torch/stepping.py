@@ -11,7 +11,7 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import interrupt, options
-from superoffload.torch.forward import ForwardWaits
+from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.submitter import Submitter
 

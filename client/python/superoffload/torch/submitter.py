@@ -1,4 +1,4 @@
-"""Submits gradients, while backward still runs where that is known to do no harm (overlap.py).
+"""Submits gradients, while backward still runs where that is known to do no harm (guards/overlap.py).
 
 A gradient belongs to the training loop until ``step()``: what was submitted early is checked there, before anything
 is committed, and submitted again if the loop has changed it. The library counts what a bucket of the daemon's lacks.
@@ -17,14 +17,14 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
 from superoffload._core.step_result import StepResult
-from superoffload.torch import shards
-from superoffload.torch.clip_calls import ClipCalls
 from superoffload.torch.eager import eager
+from superoffload.torch.guards.clip_calls import ClipCalls
+from superoffload.torch.guards.overlap import Overlap, OverlapPolicy
 from superoffload.torch.interrupt import CutOff
-from superoffload.torch.overlap import Overlap, OverlapPolicy
 from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
-from superoffload.torch.sharding import Sharding
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.replicas import Replicas
+from superoffload.torch.ranks.sharding import Sharding
 
 
 def _make_hook(submitter: "weakref.ref[Submitter]", index: int) -> Callable[[torch.Tensor], None]:

@@ -7,10 +7,10 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
 from superoffload.torch.algorithm import MASTER, STEP, Algorithm
 from superoffload.torch.checkpoints import CheckpointOwner
 from superoffload.torch.parameter_state import ParameterState
+from superoffload.torch.ranks import shards
 from superoffload.torch.state_copies import StateCopies
 
 

@@ -13,10 +13,11 @@ import torch
 
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch import cuda, shards
+from superoffload.torch.gpu import cuda
 from superoffload.torch.live import LiveParameters, alike
 from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.replicas import Replicas
 
 _CANARY_BYTES = 2  # no parameter's element is shorter
 _CANARY_EVERY = (16 << 10) // _CANARY_BYTES
@@ -146,7 +147,7 @@ class GpuParameters(LiveParameters):
 
     def move_in(self) -> None:
         self._share()
-        self.keep()  # gpu_move.py
+        self.keep()  # move.py
 
     def bind(self) -> None:
         self._share()

@@ -14,9 +14,9 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
 from superoffload.torch.eager import eager
-from superoffload.torch.gradient_watch import GradientWatch
+from superoffload.torch.guards.gradient_watch import GradientWatch
+from superoffload.torch.ranks import shards
 
 _EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
 

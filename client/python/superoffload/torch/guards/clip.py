@@ -16,8 +16,8 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
 from superoffload.torch.eager import eager
+from superoffload.torch.ranks import shards
 
 # id of a parameter -> the optimizer that hosts it.
 _owners: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()

@@ -14,8 +14,8 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
-from superoffload.torch.gathering import Gatherings
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.gathering import Gatherings
 
 
 @dataclasses.dataclass

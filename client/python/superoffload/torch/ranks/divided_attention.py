@@ -11,7 +11,7 @@ import torch.distributed
 import torch.distributed.nn.functional
 
 from superoffload._core.error import Error
-from superoffload.torch.attention import Attention
+from superoffload.torch.ranks.attention import Attention
 
 _REFUSED = -1  # the positions that a rank sends when it refuses its arguments, so that all ranks refuse them
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # other ways than position_ids to tell where sequences begin

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from superoffload.torch import cuda
-from superoffload.torch.tombstone import Tombstones
+from superoffload.torch.gpu import cuda
+from superoffload.torch.guards.tombstone import Tombstones
 
 # Of the GPU's memory, what backward needs beside gradients and activations.
 _FREE_SHARE = 0.1

@@ -9,18 +9,20 @@ import torch
 from superoffload._core.attachment import Stays
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.step_result import StepResult
-from superoffload.torch import cuda, shards, tombstone
 from superoffload.torch.eager import eager
 from superoffload.torch.fingerprint import fingerprint, first_difference
-from superoffload.torch.forward import ForwardWaits, unwaited
-from superoffload.torch.gradient_room import GradientRoom
-from superoffload.torch.overlap import Overlap
+from superoffload.torch.gpu import cuda
+from superoffload.torch.gpu.forward import ForwardWaits, unwaited
+from superoffload.torch.gpu.gradient_room import GradientRoom
+from superoffload.torch.guards import tombstone
+from superoffload.torch.guards.overlap import Overlap
+from superoffload.torch.guards.tombstone import Tombstones
+from superoffload.torch.guards.versions import Versions
 from superoffload.torch.parameters import DATA_TYPES, HostedParameter
-from superoffload.torch.replicas import Replicas
-from superoffload.torch.sharding import Sharding
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.replicas import Replicas
+from superoffload.torch.ranks.sharding import Sharding
 from superoffload.torch.submitter import Submitter
-from superoffload.torch.tombstone import Tombstones
-from superoffload.torch.versions import Versions
 
 
 def _make_hook_of_others(submitter: "weakref.ref[GpuSubmitter]") -> Callable[[torch.Tensor], None]:

@@ -8,7 +8,7 @@ import grpc
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions
 from superoffload.v1 import optimizer_pb2
 
 _PATIENCE = 3  # steps with a stall before another bucket becomes resident

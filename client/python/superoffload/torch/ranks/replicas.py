@@ -8,9 +8,9 @@ import torch
 from superoffload._core import run_step
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
-from superoffload.torch import shards
 from superoffload.torch.fingerprint import digests
-from superoffload.torch.sharding import Sharding, Share
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.sharding import Sharding, Share
 
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 _BATCH_BYTES = 64 << 20

@@ -15,7 +15,7 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
+from superoffload.torch.ranks import shards
 
 
 class Reader(Protocol):

@@ -19,8 +19,10 @@ import torch
 
 from superoffload._core.gpu_attachment import GpuAttachment, Moved
 from superoffload._core.gpu_memory import GpuMemory
-from superoffload.torch import aliases, cuda, fsdp, meta, shards
+from superoffload.torch.gpu import cuda, meta
+from superoffload.torch.guards import aliases
 from superoffload.torch.parameters import HostedParameter
+from superoffload.torch.ranks import fsdp, shards
 
 
 @dataclasses.dataclass

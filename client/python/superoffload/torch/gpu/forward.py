@@ -21,9 +21,10 @@ import torch
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch import calling, cuda, fsdp
+from superoffload.torch.gpu import calling, cuda
+from superoffload.torch.guards.reads import ReadWatch
 from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.reads import ReadWatch
+from superoffload.torch.ranks import fsdp
 
 _READS_WATCHED = 3  # steps
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.divided_attention import REMEDY, DividedAttention, divides, layers, refused
+from superoffload.torch.ranks.divided_attention import REMEDY, DividedAttention, divides, layers, refused
 
 _ROWS = 2
 _PART = 12  # tokens of a row on a rank

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from superoffload.torch import gathering
+from superoffload.torch.ranks import gathering
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
