@@ -200,11 +200,11 @@ def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeyp
     model, optimizer = sharded
     waits = []
 
-    def await_parameters(bucket, stream, call=optimizer._attachment.await_parameters):
+    def await_parameters(bucket, stream, call=optimizer._hosting.attachment.await_parameters):
         waits.append(bucket)
         call(bucket, stream)
 
-    monkeypatch.setattr(optimizer._attachment, "await_parameters", await_parameters)
+    monkeypatch.setattr(optimizer._hosting.attachment, "await_parameters", await_parameters)
     for _ in range(2):
         model(torch.ones(1, 64)).sum().backward()
         optimizer.step()
@@ -214,7 +214,7 @@ def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeyp
             layer.unshard()  # before anything that our own hooks see
             layer.reshard()
             parameters = {id(parameter) for parameter in layer.parameters()}
-            own = {bucket for p in optimizer._hosted if id(p.tensor) in parameters for bucket in p.buckets}
+            own = {bucket for p in optimizer._hosting.hosted if id(p.tensor) in parameters for bucket in p.buckets}
             assert own and set(waits) == own - seen
             seen |= own
             waits.clear()

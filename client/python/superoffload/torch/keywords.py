@@ -10,6 +10,8 @@ from superoffload.torch.guards.overlap import Overlap
 
 
 class Keywords(TypedDict, total=False):
+    """The arguments of `Optimizer` that have a default."""
+
     maximize: bool
     foreach: bool | None
     capturable: bool

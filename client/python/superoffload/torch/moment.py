@@ -16,9 +16,10 @@ import os
 import sys
 import threading
 import types
+import uuid
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -28,6 +29,63 @@ FORMAT = 1  # of a pickled moment
 _DIRECTORY_SAVERS = ("transformers.trainer", "accelerate.checkpointing")  # their checkpoints are directories
 _PASSED_THROUGH = ("torch.serialization", "accelerate.utils.other")  # between a saver and the pickler
 
+# (endpoint, name) -> lineage and committed steps of an optimizer that this process has closed.
+_closed: dict[tuple[str, str], tuple[str, int]] = {}
+
+
+class Named(Protocol):
+    """An optimizer in a daemon; see hosting.py."""
+
+    name: str
+    anonymous: bool
+
+    @property
+    def endpoint(self) -> str: ...
+    def committed_steps(self) -> int: ...
+
+
+class Lineage:
+    """Which state an optimizer has: moments of the same identity have the same masters, moments and steps."""
+
+    def __init__(self, hosting: Named) -> None:
+        self._hosting = hosting
+        self._made = uuid.uuid4().hex
+
+    def begin(self, continues: bool) -> None:
+        """The optimizer is attached to. ``continues``: it has the state that it had in the daemon."""
+        self.replace()
+        key = self._hosting.endpoint, self._hosting.name
+        made, committed_steps = _closed.pop(key, (None, None))
+        if continues and made is not None and committed_steps == self._hosting.committed_steps():
+            self._made = made
+
+    def end(self) -> None:
+        """The optimizer is detached; this process may attach to it again."""
+        if not self._hosting.anonymous:
+            _closed[self._hosting.endpoint, self._hosting.name] = self._made, self._hosting.committed_steps()
+
+    def replace(self) -> None:
+        """The state is another than so many steps have made it."""
+        self._made = uuid.uuid4().hex
+
+    def moment(self) -> dict[str, Any]:
+        """The identity of the present moment."""
+        return {
+            "name": self._hosting.name,
+            "lineage": self._made,
+            "committed_steps": self._hosting.committed_steps(),
+        }
+
+
+class Saver(Protocol):
+    """The state that a `Moment` is of."""
+
+    def is_present(self, identity: dict[str, Any]) -> bool:
+        """Whether the optimizer is attached, and at the moment of this identity."""
+
+    def save(self, beside: str | None) -> dict[str, Any]:
+        """See `State.save`."""
+
 
 class Moment:
     """The state of an optimizer between two steps. Free to make; pickled or deeply copied it becomes a plain dict.
@@ -35,10 +93,10 @@ class Moment:
     Pickle only with the state at hand: raises Error once training has gone on, or in another thread.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, saver: Saver, identity: dict[str, Any]) -> None:
+        self._saver = weakref.ref(saver)
         self._thread = threading.get_ident()
-        self.identity = optimizer.moment_identity()
+        self.identity = identity
 
     def __repr__(self) -> str:
         return f"Moment(name={self.identity['name']!r}, committed_steps={self.identity['committed_steps']})"
@@ -48,8 +106,8 @@ class Moment:
         return collections.OrderedDict, (), None, None, iter(self._portable().items())
 
     def _portable(self) -> dict[str, Any]:
-        optimizer = self._optimizer()
-        if optimizer is None or not optimizer.is_attached() or optimizer.moment_identity() != self.identity:
+        saver = self._saver()
+        if saver is None or not saver.is_present(self.identity):
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this state_dict is of optimizer {self.identity['name']} after {self.identity['committed_steps']} "
@@ -62,7 +120,7 @@ class Moment:
                 "this state_dict is saved by another thread than the one that made it, while training may go on; save "
                 "in the training thread, or save copy.deepcopy(state_dict)",
             )
-        return {"format": FORMAT, **self.identity, **optimizer.save_state(_directory_of_saver())}
+        return {"format": FORMAT, **self.identity, **saver.save(_directory_of_saver())}
 
 
 def module_of(frame: types.FrameType) -> str:

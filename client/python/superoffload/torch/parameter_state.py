@@ -2,11 +2,21 @@
 
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
+import torch
 
 from superoffload._core.error import Error
+
+
+class Values(Protocol):
+    """The daemon's values of all parameters, by index; see written_state.py."""
+
+    def torch_keys(self) -> tuple[str, ...]: ...
+    def state_keys(self) -> tuple[str, ...]: ...
+    def copy_of_state(self, index: int, key: str) -> torch.Tensor: ...
+    def set_state(self, index: int, key: str, value: Any) -> None: ...
 
 
 class ParameterState:
@@ -21,10 +31,10 @@ class ParameterState:
     get = Mapping.get
     update, setdefault = MutableMapping.update, MutableMapping.setdefault
 
-    def __init__(self, optimizer: Any, index: int) -> None:
-        self._optimizer = weakref.proxy(optimizer)
+    def __init__(self, values: Values, index: int) -> None:
+        self._values: Values = weakref.proxy(values)
         self._index = index
-        self._keys = optimizer.state_keys()
+        self._keys = values.state_keys()
         self.others: dict[Any, Any] = {}  # than the daemon's
         self.is_cleared = False
 
@@ -33,7 +43,7 @@ class ParameterState:
             return self.others[key]
         if key not in self:
             raise KeyError(key)
-        return self._optimizer.copy_of_state(self._index, key)
+        return self._values.copy_of_state(self._index, key)
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._keys:
@@ -43,9 +53,9 @@ class ParameterState:
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the state of this parameter was cleared, and {key} is set in it; assign all of it as one: "
-                f"optimizer.state[parameter] = {{{', '.join(map(repr, self._optimizer.torch_keys()))}: ...}}",
+                f"optimizer.state[parameter] = {{{', '.join(map(repr, self._values.torch_keys()))}: ...}}",
             )
-        self._optimizer.set_state(self._index, key, value)
+        self._values.set_state(self._index, key, value)
 
     def __delitem__(self, key: str) -> None:
         if key in self._keys:

@@ -33,7 +33,7 @@ class StateCopies:
         self._past: list[_Copy] = []  # of moments before, which somebody still has
 
     def get(self, index: int, key: str, copy: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The same tensor as long as the moment lasts."""
+        """Returns the same tensor as long as the moment lasts."""
         if (index, key) not in self._present:
             self._present = {
                 place: kept for place, kept in self._present.items() if _is_held(kept) or kept.is_written()
@@ -46,7 +46,7 @@ class StateCopies:
         self._present[index, key] = _Copy(tensor, None)
 
     def written(self) -> dict[int, dict[str, torch.Tensor]]:
-        """By index and key. Raises Error for what was written to a copy of another moment."""
+        """Returns what was written, by index and key. Raises Error for what was written to a copy of another moment."""
         if any(copy.is_written() for copy in self._past):
             self._past = []
             raise Error(
@@ -60,6 +60,10 @@ class StateCopies:
                 result.setdefault(index, {})[key] = copy.tensor
         return result
 
+    def clear(self) -> None:
+        """Nothing was handed out."""
+        self._present, self._past = {}, []
+
     def on_another_moment(self) -> None:
         """What was written is in the optimizer's state, or that is another one."""
         given = [*self._past, *self._present.values()]
@@ -70,7 +74,7 @@ class StateCopies:
 
 
 def _uses(copy: _Copy) -> tuple[int, int]:
-    """Of the tensor by Python, and of its memory by whatever there is."""
+    """Counts who uses the tensor in Python, and its memory anywhere."""
     return sys.getrefcount(copy.tensor), torch._C._storage_Use_Count(copy.tensor.untyped_storage()._cdata)
 
 

@@ -1,68 +1,88 @@
 """What training loops write to ``optimizer.state``, and how the daemon takes it over."""
 
 import operator
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.algorithm import MASTER, STEP, Algorithm
-from superoffload.torch.checkpoints import CheckpointOwner
+from superoffload.torch.algorithm import MASTER, STEP
+from superoffload.torch.hosting import Hosting
 from superoffload.torch.parameter_state import ParameterState
 from superoffload.torch.ranks import shards
 from superoffload.torch.state_copies import StateCopies
+from superoffload.torch.state_views import StateViews
 
 
-class WrittenState(CheckpointOwner):
-    """The part of the optimizers that fills ``optimizer.state``, and sends what the loop has written there."""
+class WrittenState:
+    """Fills ``optimizer.state``, and sends what the loop has written there.
 
-    algorithm: ClassVar[Algorithm]
+    ``restore``: has the daemon take over arrays by parameter name, and the number of committed steps.
+    """
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        views: StateViews,
+        copies: StateCopies,
+        restore: Callable[[dict[str, dict[str, torch.Tensor]], int], None],
+    ) -> None:
+        self._hosting = hosting
+        self._views = views
+        self._copies = copies
+        self._restore = restore
+        self._states: list[ParameterState] = []
 
     def torch_keys(self) -> tuple[str, ...]:
-        """Of ``optimizer.state[parameter]`` in torch."""
-        return (STEP, *self.algorithm.moments)
+        """The keys of ``optimizer.state[parameter]`` in torch."""
+        return (STEP, *self._hosting.algorithm.moments)
 
     def state_keys(self) -> tuple[str, ...]:
+        """The keys of ``optimizer.state[parameter]`` here."""
         return (*self.torch_keys(), MASTER)
 
-    def _fill_state(self) -> None:
-        """torch.distributed.checkpoint makes a step of its own where it finds no state."""
-        self._copies = StateCopies()
-        self._states = [ParameterState(self, index) for index in range(len(self._hosted))]
-        self.state.update(
-            {parameter.tensor: state for parameter, state in zip(self._hosted, self._states, strict=True)}
+    def fill(self) -> None:
+        """Fills ``optimizer.state``: torch.distributed.checkpoint makes a step of its own where it finds none."""
+        hosted = self._hosting.hosted
+        self._copies.clear()
+        self._states = [ParameterState(self, index) for index in range(len(hosted))]
+        self._hosting.loop.state.update(
+            {parameter.tensor: state for parameter, state in zip(hosted, self._states, strict=True)}
         )
 
     def copy_of_state(self, index: int, key: str) -> torch.Tensor:
-        """For `ParameterState`: what the loop has written already, or a copy."""
-        return self._copies.get(index, key, lambda: self._views([index], [key])[index][key].clone())
+        """Returns, for `ParameterState`, what the loop has written already, or a copy."""
+        return self._copies.get(index, key, lambda: self._views.of([index], [key])[index][key].clone())
 
     def set_state(self, index: int, key: str, value: Any) -> None:
-        shape = torch.Size() if key == STEP else self._hosted[index].local.shape
+        """Notes, for `ParameterState`, what the loop writes."""
+        shape = torch.Size() if key == STEP else self._hosting.hosted[index].local.shape
         given = torch.as_tensor(
             shards.local(value) if torch.is_tensor(value) else value, dtype=torch.float32, device="cpu"
         )
         if given.shape != shape and given.numel() != 1:
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{key} of {self._hosted[index].name} is given as {list(given.shape)} but is {list(shape)}",
+                f"{key} of {self._hosting.hosted[index].name} is given as {list(given.shape)} but is {list(shape)}",
             )
         self._copies.set(index, key, given.expand(shape) if given.dim() <= len(shape) else given.reshape(shape))
 
-    def _written_state(self) -> dict[int, dict[str, torch.Tensor]]:
+    def _written(self) -> dict[int, dict[str, torch.Tensor]]:
         """What the loop has written to ``optimizer.state`` since the last step, by index of the parameter."""
         if self._states_are_in_place():
             return self._copies.written()
-        for index, parameter in enumerate(self._hosted):
-            state = self.state.get(parameter.tensor)
+        all_states = self._hosting.loop.state
+        for index, parameter in enumerate(self._hosting.hosted):
+            state = all_states.get(parameter.tensor)
             if state is self._states[index] and not state.is_cleared:
                 continue
             given = dict(state or {})
-            ours = self.state[parameter.tensor] = self._states[index] = ParameterState(self, index)
+            ours = all_states[parameter.tensor] = self._states[index] = ParameterState(self, index)
             if not given.keys() & set(self.state_keys()):  # torch makes it anew
-                zeros = torch.zeros(self._hosted[index].local.shape, dtype=torch.float32, device="cpu")
-                given |= dict.fromkeys(self.algorithm.moments, zeros) | {STEP: 0.0}
+                zeros = torch.zeros(self._hosting.hosted[index].local.shape, dtype=torch.float32, device="cpu")
+                given |= dict.fromkeys(self._hosting.algorithm.moments, zeros) | {STEP: 0.0}
             missing = [key for key in self.torch_keys() if key not in given]
             if missing:
                 raise Error(
@@ -74,26 +94,28 @@ class WrittenState(CheckpointOwner):
         return self._copies.written()
 
     def _states_are_in_place(self) -> bool:
-        """In the order in which they were filled in, as they are unless the loop has replaced some: fast."""
-        in_place = len(self.state) >= len(self._states) and all(map(operator.is_, self._states, self.state.values()))
+        """Whether they are as they were filled in, in the same order, which is fast. The loop may replace some."""
+        present = self._hosting.loop.state
+        in_place = len(present) >= len(self._states) and all(map(operator.is_, self._states, present.values()))
         return in_place and not any(state.is_cleared for state in self._states)
 
-    def _send_written_state(self) -> None:
+    def send(self) -> None:
         """Has the daemon take over what the loop has written. Raises Error in several ranks."""
-        written = self._written_state()
+        written = self._written()
         if not written:
             return
-        if self._ranks() > 1:
+        hosted = self._hosting.hosted
+        if self._hosting.ranks() > 1:
             self._copies.on_another_moment()
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"optimizer.state of {self._hosted[min(written)].name} was written, which reaches no other rank, and "
+                f"optimizer.state of {hosted[min(written)].name} was written, which reaches no other rank, and "
                 "is left out; have all ranks call torch_state_dict(), then load_torch_state_dict() with the new one",
             )
-        self._stepping.check_parameters()
+        self._hosting.check_parameters()
         tensors = {
-            self._hosted[index].name: tensors | {key: given.clone() for key, given in written.get(index, {}).items()}
-            for index, tensors in self._views(range(len(self._hosted)), self.state_keys()).items()
+            hosted[index].name: tensors | {key: given.clone() for key, given in written.get(index, {}).items()}
+            for index, tensors in self._views.of(range(len(hosted)), self.state_keys()).items()
         }
-        steps = [self._committed_steps(), *(int(state[STEP]) for state in written.values() if STEP in state)]
-        self._restore_tensors(tensors, max(steps))
+        steps = [self._hosting.committed_steps(), *(int(state[STEP]) for state in written.values() if STEP in state)]
+        self._restore(tensors, max(steps))

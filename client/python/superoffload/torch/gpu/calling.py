@@ -11,7 +11,7 @@ _CAPTURING = "make_graphed_callables"
 
 
 def modules_called_eagerly() -> list[torch.nn.Module]:
-    """Those being called by this thread, from the outside up to where a compiled region is entered."""
+    """Returns the modules that this thread is calling, from the outside up to where a compiled region is entered."""
     modules: list[torch.nn.Module] = []
     entered = False
     frame: types.FrameType | None = sys._getframe()

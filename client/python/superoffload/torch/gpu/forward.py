@@ -23,8 +23,9 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch.gpu import calling, cuda
 from superoffload.torch.guards.reads import ReadWatch
-from superoffload.torch.parameters import HostedParameter
+from superoffload.torch.hooks import weakly, weakly_passing
 from superoffload.torch.ranks import fsdp
+from superoffload.torch.ranks.shards import HostedParameter
 
 _READS_WATCHED = 3  # steps
 
@@ -41,35 +42,21 @@ def _on_traced() -> None:
 _on_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _make_hooks(waits: "weakref.ref[ForwardWaits]") -> tuple[Callable[..., None], Callable[..., None]]:
-    """Before a module's forward, and before its state_dict(). A model must not keep its optimizer alive."""
+def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
+    call = weakly_passing(waits.before_forward)
 
     def before_forward(module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
             _on_traced()
             return
-        alive = waits()
-        if alive is not None:
-            alive.before_forward(module)
+        call(module)
 
-    def before_state_dict(*_: object) -> None:
-        alive = waits()
-        if alive is not None:
-            alive.wait_all()
-
-    return before_forward, before_state_dict
-
-
-def _make_on_read(waits: "weakref.ref[ForwardWaits]") -> Callable[[int], None]:
-    def on_read(index: int) -> None:
-        alive = waits()
-        if alive is not None:
-            alive.on_read(index)
-
-    return on_read
+    return before_forward
 
 
 class ForwardWaits:
+    """The hooks of one attachment, which hold it weakly, and what each stream has waited for."""
+
     def __init__(self, attachment: GpuAttachment, hosted: list[HostedParameter]) -> None:
         self._attachment = attachment
         self._hosted = hosted
@@ -85,10 +72,10 @@ class ForwardWaits:
         self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
         self._unseen = False  # some reader of parameters calls no hook: step() waits for them
         self._steps = 0
-        self._reads = ReadWatch(hosted, _make_on_read(weakref.ref(self)))
+        self._reads = ReadWatch(hosted, weakly_passing(self.on_read))
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
-        before_forward, self._before_state_dict = _make_hooks(weakref.ref(self))
-        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
+        self._before_state_dict = weakly(self.wait_all)
+        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(self))
         _alive.add(self)
 
     def close(self) -> None:
@@ -240,13 +227,3 @@ class ForwardWaits:
     def wait_all(self) -> None:
         """Has the current stream wait for all parameters."""
         self._wait(None)
-
-
-def unwaited(name: str) -> Error:
-    return Error(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f"the gradient of parameter {name} was computed by code that calls no module's hooks, such as functions of "
-        "parameters and CUDA graphs, and that did not wait for the parameter's new value. Nothing was committed: call "
-        "the optimizer's zero_grad() and compute the gradients of this step again. From now on step() waits for all "
-        "parameters",
-    )

@@ -1,20 +1,21 @@
 """Whether a GPU can keep a gradient of each parameter until step()."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from superoffload.torch.gpu import cuda
-from superoffload.torch.guards.tombstone import Tombstones
 
 # Of the GPU's memory, what backward needs beside gradients and activations.
 _FREE_SHARE = 0.1
 
 
 class GradientRoom:
-    def __init__(self, tensors: Sequence[torch.Tensor], tombstones: Tombstones) -> None:
+    """Compares what gradients of ``tensors`` need with what is free. ``is_tombstone``: whether a gradient has gone."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], is_tombstone: Callable[[torch.Tensor], bool]) -> None:
         self._tensors = tensors
-        self._tombstones = tombstones
+        self._is_tombstone = is_tombstone
         self.between_steps()
 
     def between_steps(self) -> None:
@@ -22,7 +23,7 @@ class GradientRoom:
         self._before_forward = self._allocated()
 
     def holds_gradients(self) -> bool:
-        """To be asked when backward begins.
+        """Whether they fit; it is asked when backward begins.
 
         Backward frees activations while gradients come. Its peak is at one of its ends, and the first one has fitted.
         """
@@ -33,7 +34,7 @@ class GradientRoom:
         return needed + reserve <= cuda.free_bytes(device) + activations
 
     def _has_gradient(self, tensor: torch.Tensor) -> bool:
-        return tensor.grad is not None and not self._tombstones.is_one(tensor.grad)
+        return tensor.grad is not None and not self._is_tombstone(tensor.grad)
 
     def _allocated(self) -> int:
         """Bytes on the GPU that torch's tensors are in, but for gradients."""

@@ -21,8 +21,8 @@ from superoffload._core.gpu_attachment import GpuAttachment, Moved
 from superoffload._core.gpu_memory import GpuMemory
 from superoffload.torch.gpu import cuda, meta
 from superoffload.torch.guards import aliases
-from superoffload.torch.parameters import HostedParameter
 from superoffload.torch.ranks import fsdp, shards
+from superoffload.torch.ranks.shards import HostedParameter
 
 
 @dataclasses.dataclass
@@ -80,7 +80,7 @@ class _Mover:
         self._on_meta = fsdp.OnMeta() if any(map(shards.is_sharded, from_meta)) else None
 
     def _elements(self, tensor: torch.Tensor) -> int:
-        """Of this rank, with padding."""
+        """Returns how many elements this rank needs memory for, padding included."""
         if tensor.device.type == "meta" and self._on_meta is not None:
             return self._on_meta.padded(tensor)
         mine = shards.local(tensor)
@@ -109,7 +109,10 @@ class _Mover:
             self.move_whole(parameter.name, parameter.tensor)
 
     def move_whole(self, name: str, tensor: torch.Tensor) -> None:
-        """To memory of torch's allocator, where it is not on the GPU. Frozen on meta and without weights it stays."""
+        """Moves a tensor to memory of torch's allocator, where it is not on the GPU.
+
+        A frozen one that is on meta, and of which there are no weights, stays there.
+        """
         value = meta.mine(name, tensor, self._weights)
         if shards.local(tensor).device == self._device or (value is None and not tensor.requires_grad):
             return

@@ -83,7 +83,7 @@ class Residents:
             self._apply(quiesce)
 
     def keep(self, count: int, quiesce: Callable[[], None]) -> None:
-        """So many from now on."""
+        """Keeps ``count`` buckets resident from now on; nothing is tuned."""
         self._tuner, self._count = None, count
         self._apply(quiesce)
 

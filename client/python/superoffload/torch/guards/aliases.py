@@ -80,7 +80,7 @@ def _sharers(
     devices: set[torch.device],
     padded: Container[int],
 ) -> dict[int, list[tuple[torch.Tensor, int]]]:
-    """By the index of a tensor that moves: living ones that share its memory, and at which of its bytes they begin.
+    """Returns living tensors that share the memory of each that moves, by its index, and at which byte they begin.
 
     ``places``: by storage, first address, last address and index of those that move; ``own``: their ids.
     """

@@ -16,7 +16,7 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.eager import eager
+from superoffload.torch.hooks import eager
 from superoffload.torch.ranks import shards
 
 # id of a parameter -> the optimizer that hosts it.
@@ -37,7 +37,7 @@ def check_free(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def _owner(parameters: Iterable[torch.Tensor]) -> Any:
-    """One that hosts one of them."""
+    """Returns an optimizer that hosts one of them."""
     return next((owner for parameter in parameters if (owner := _owners.get(id(parameter))) is not None), None)
 
 

@@ -14,8 +14,8 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.eager import eager
 from superoffload.torch.guards.gradient_watch import GradientWatch
+from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.ranks import shards
 
 _EPSILON = 1e-6  # torch adds it to the norm, and so does the daemon
@@ -31,7 +31,7 @@ class ClipCalls:
     def __init__(self, tensors: Sequence[torch.Tensor], scale: Callable[[float], bool], *, alone: bool) -> None:
         self._tensors = tensors
         self._scale = weakref.WeakMethod(scale)
-        self._watch = GradientWatch(tensors, self._on_use, sees_memory=alone)
+        self._watch = GradientWatch(tensors, weakly(self._on_use), sees_memory=alone)
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self.drop()
 
@@ -55,7 +55,7 @@ class ClipCalls:
         return self._coefficient != self._scaled_by
 
     def add(self, max_norm: float, norm: float) -> float:
-        """One more; ``norm``: of what was submitted. Returns the norm that the call before has left."""
+        """Adds a call; ``norm``: of what was submitted. Returns the norm that the call before has left."""
         max_norm = float(max_norm)
         if math.isnan(max_norm) or max_norm < 0:
             raise ValueError(f"max_norm is {max_norm} but must be at least 0; math.inf does not clip")
@@ -121,14 +121,13 @@ class ClipCalls:
 
     def _hook(self) -> None:
         """Has backward passes that add to the gradients use them."""
-        calls = weakref.ref(self)
         for index, tensor in enumerate(self._tensors):
             if index in self._hooks or not tensor.requires_grad:
                 continue
             if shards.is_sharded(tensor):  # FSDP adds to .grad itself
-                self._hooks[index] = tensor.register_post_accumulate_grad_hook(_after(calls))
+                self._hooks[index] = tensor.register_post_accumulate_grad_hook(eager(weakly(self.on_edited)))
             else:
-                self._hooks[index] = tensor.register_hook(_before(calls))
+                self._hooks[index] = tensor.register_hook(eager(weakly(self._on_use)))
 
 
 def _changed() -> Error:
@@ -139,23 +138,3 @@ def _changed() -> Error:
         "optimizer's zero_grad(), compute the gradients again, and clip after the last change (overlap=False has "
         "clip_grad_norm_ scale .grad at once, where no rank has only a part of the model)",
     )
-
-
-def _before(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(_: torch.Tensor) -> None:
-        alive = calls()
-        if alive is not None:
-            alive._on_use()
-
-    return hook
-
-
-def _after(calls: "weakref.ref[ClipCalls]") -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(_: torch.Tensor) -> None:
-        alive = calls()
-        if alive is not None:
-            alive.on_edited()
-
-    return hook

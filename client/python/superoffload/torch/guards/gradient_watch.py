@@ -17,9 +17,7 @@ def _before_access(tensor: torch.Tensor) -> None:
     watch = _watches.get(id(tensor))
     if watch is not None and not sys._getframe(2).f_globals.get("__name__", "").startswith("superoffload."):
         watch.end()
-        on_use = watch.on_use()
-        if on_use is not None:
-            on_use()
+        watch.on_use()
 
 
 def _get(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -42,7 +40,7 @@ def _delete(tensor: torch.Tensor) -> None:
 
 @functools.cache
 def _install() -> None:
-    """For good: each change of a class makes Python forget what it has learned of it."""
+    """Replaces the attribute for good: each change of a class makes Python forget what it has learned of it."""
     torch.Tensor.grad = property(_get, _set, _delete, _grad.__doc__)
     # A subclass of Tensor gets the gradient as it is.
     torch.overrides.get_default_nowrap_functions().add(torch.Tensor.grad.__get__)
@@ -57,7 +55,7 @@ class GradientWatch:
     def __init__(self, tensors: Sequence[torch.Tensor], on_use: Callable[[], None], sees_memory: bool) -> None:
         self._tensors = tensors
         self._sees_memory = sees_memory
-        self.on_use = weakref.WeakMethod(on_use)
+        self.on_use = on_use
 
     def begin(self) -> None:
         _install()
@@ -87,7 +85,7 @@ def _references_of_nobody() -> int:
 
 
 def _uses(gradient: torch.Tensor) -> tuple[int, int]:
-    """Of its memory by tensors, arrays of numpy among them, and of the storage as Python has it."""
+    """Counts the tensors that use its memory, arrays of numpy among them, and the storage's users in Python."""
     storage = gradient.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 

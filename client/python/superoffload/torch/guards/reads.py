@@ -15,8 +15,8 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
-from superoffload.torch.parameters import HostedParameter
 from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
 
 
 class _Mode(_python_dispatch.TorchDispatchMode):

@@ -14,7 +14,7 @@ _ALIGNED = 8  # elements of a head that kernels read at once
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Of one layer.
+    """The attention of one layer.
 
     ``window``: a token sees so many, itself and those before it. ``sinks``: [heads], the logit of what each head
     attends to beside all tokens, and that has no value.

@@ -19,6 +19,8 @@ from superoffload.torch.ranks import shards
 
 
 class Reader(Protocol):
+    """Who has something to do before FSDP reads shards."""
+
     def before_all_gather(self, parameters: Iterable[torch.Tensor], streams: Iterable[Any]) -> None:
         """The streams are about to read these sharded parameters."""
 

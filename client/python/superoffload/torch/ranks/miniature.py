@@ -49,7 +49,7 @@ class _Module:
 
 @dataclasses.dataclass
 class _Run:
-    """Of whole sequences, or of their parts put together."""
+    """What a model computes of whole sequences, or of their parts put together."""
 
     output: torch.Tensor
     gradients: list[torch.Tensor]

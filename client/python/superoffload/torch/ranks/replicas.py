@@ -168,7 +168,7 @@ def _batches(shares: list[Share]) -> Iterator[list[Share]]:
 
 
 def _padded_bytes(share: Share) -> int:
-    """Of the most rows that a rank hosts."""
+    """Returns the bytes of the most rows that a rank hosts."""
     mine = shards.local(share.parameter)
     rows = mine.shape[0] if mine.dim() > 0 else 1
     size = -(-rows // len(share.ranks)) * (mine.nbytes // max(rows, 1))
@@ -176,7 +176,7 @@ def _padded_bytes(share: Share) -> int:
 
 
 def _local_rows(share: Share, rank: int) -> torch.Tensor:
-    """In the parameter's memory, with its version counter."""
+    """Returns the rows in the parameter's memory, with its version counter."""
     mine = shards.local(share.parameter).detach()
     rows = share.rows(rank)
     return mine.view(1).narrow(0, 0, len(rows)) if mine.dim() == 0 else mine.narrow(0, rows.start, len(rows))

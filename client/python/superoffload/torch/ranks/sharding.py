@@ -7,7 +7,7 @@ once in the norm, and its state exists once. replicas.py brings the published ro
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -42,7 +42,7 @@ class TorchGroup:
 
 @dataclasses.dataclass
 class Share:
-    """This rank's of a parameter that others have as well."""
+    """This rank's share of a parameter that others have as well."""
 
     parameter: torch.nn.Parameter
     name: str
@@ -55,14 +55,14 @@ class Share:
 
 @dataclasses.dataclass
 class Sharding:
-    """Of an optimizer's parameters over the ranks that train together."""
+    """How an optimizer's parameters are divided among the ranks that train together."""
 
     group: TorchGroup
     trained: list[torch.nn.Parameter]  # the same on all ranks, in order
     shares: dict[int, Share]  # by id; those that only this rank has are not in it
 
     def rows(self, tensor: torch.Tensor) -> range | None:
-        """Of the local ones, those that this rank's daemon hosts; None: all."""
+        """Returns which of the local rows this rank's daemon hosts; None: all."""
         share = self.shares.get(id(tensor))
         return None if share is None else share.rows(self.group.rank)
 
@@ -72,18 +72,10 @@ class Sharding:
             shards.reduce(parameter)
 
 
-def named(param_groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, int, torch.nn.Parameter]]:
-    """Their names and groups, in order; tied ones more than once."""
-    for group_index, group in enumerate(param_groups):
-        names = group.get("param_names") or [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
-        for name, tensor in zip(names, group["params"], strict=True):
-            yield name, group_index, tensor
-
-
 def _trained(param_groups: Iterable[dict[str, Any]]) -> list[tuple[str, torch.nn.Parameter]]:
     """Tied ones once."""
     result: dict[int, tuple[str, torch.nn.Parameter]] = {}
-    for name, _, tensor in named(param_groups):
+    for name, _, tensor in shards.named(param_groups):
         if tensor.requires_grad:
             result.setdefault(id(tensor), (name, tensor))
     return list(result.values())
@@ -159,7 +151,7 @@ def _check_placements(name: str, tensor: torch.Tensor) -> None:
 
 
 def _group(sharded: Sequence[Any], replicas: Any) -> TorchGroup:
-    """In which all ranks that train the parameters agree."""
+    """Returns the group in which all ranks that train the parameters agree."""
     if _ranks() == 1 and not torch.distributed.is_initialized():
         raise _refused("replicas=, but torch.distributed is not initialized: call init_process_group() first")
     meshes = {tensor.device_mesh for tensor in sharded}
@@ -184,7 +176,7 @@ def _root(mesh: Any) -> Any:
 
 
 def _check_alike(places: list[list[Any]]) -> None:
-    """Of the parameters of all ranks; raises Error on all."""
+    """Raises Error on all ranks where one has parameters of other shapes."""
     for rank, theirs in enumerate(places):
         if [whole for whole, _, _ in theirs] != [whole for whole, _, _ in places[0]]:
             raise Error(

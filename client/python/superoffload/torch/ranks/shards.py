@@ -1,12 +1,19 @@
 """What of each parameter this process has: all of it, or the shard of a DTensor (fully_shard, tensor parallelism)."""
 
-import operator
+import dataclasses
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from superoffload.torch.ranks import gathering
+from superoffload.v1 import optimizer_pb2
+
+DATA_TYPES = {
+    torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
+    torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
+    torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
+}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,7 +42,7 @@ def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def make_gradient_row_major(parameter: torch.Tensor) -> None:
-    """Of the part that this rank has."""
+    """Has autograd's gradient of the part that this rank has lie row by row."""
     mine = gradient(parameter)
     if mine is not None and not mine.is_contiguous():
         parameter.grad = like(parameter, mine.contiguous())
@@ -64,15 +71,11 @@ def like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     """The elements ``mine`` of this rank as what the parameter is, a DTensor where it is one."""
     if not is_sharded(parameter):
         return mine
-    return _distributed(parameter, mine, parameter.device_mesh)
+    return distributed(parameter, mine, parameter.device_mesh)
 
 
-def like_on_host(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-    """The same in the CPU's memory, where ``mine`` is. All ranks of the parameter's mesh call it."""
-    return _distributed(parameter, mine, _on_host(parameter.device_mesh)) if is_sharded(parameter) else mine
-
-
-def _distributed(parameter: Any, mine: torch.Tensor, mesh: Any) -> torch.Tensor:
+def distributed(parameter: Any, mine: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The elements ``mine`` of this rank as a DTensor on the mesh, with the parameter's shape and placements."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -83,27 +86,6 @@ def _distributed(parameter: Any, mine: torch.Tensor, mesh: Any) -> torch.Tensor:
         shape=parameter.shape,
         stride=torch.empty(parameter.shape, dtype=parameter.dtype, device="meta").stride(),
     )
-
-
-_meshes_on_host: list[tuple[list[Any], Any]] = []  # process groups of a mesh, and the mesh of the same ranks' CPUs
-
-
-def _on_host(mesh: Any) -> Any:
-    """The mesh of the same ranks that has tensors in the CPU's memory; from_local() would move them to a GPU's."""
-    if mesh.device_type == "cpu":
-        return mesh
-    groups = mesh.get_all_groups()
-    for known, on_host in _meshes_on_host:
-        if len(known) == len(groups) and all(map(operator.is_, known, groups)):
-            return on_host
-    from torch.distributed.device_mesh import DeviceMesh
-
-    hosts = [gathering.host_group(group) for group in groups]
-    on_host = DeviceMesh.from_group(
-        hosts[0] if mesh.ndim == 1 else hosts, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names
-    )
-    _meshes_on_host.append((groups, on_host))
-    return on_host
 
 
 def local_place(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -135,3 +117,41 @@ def place(tensor: torch.Tensor, rows: range | None) -> tuple[list[int], list[int
         return [], []
     first = rows.start if rows is not None and offset else 0
     return list(whole), [start + (first if dim == 0 else 0) for dim, start in enumerate(offset)]
+
+
+def named(param_groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, int, torch.nn.Parameter]]:
+    """The parameters of the groups with their names and groups, in order; tied ones more than once."""
+    for group_index, group in enumerate(param_groups):
+        names = group.get("param_names") or [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
+        for name, tensor in zip(names, group["params"], strict=True):
+            yield name, group_index, tensor
+
+
+@dataclasses.dataclass
+class HostedParameter:
+    """One trainable parameter, or this rank's shard of it, and its views of the daemon's memory."""
+
+    tensor: torch.nn.Parameter
+    name: str
+    group: int
+    rows: range | None = None  # of what this rank has, the hosted ones; None: all
+    buckets: range = range(0)
+    theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
+    slots: tuple[torch.Tensor, ...] = ()  # where gradients are handed over, step by step in turn; on the CPU only
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The elements that are hosted."""
+        return rows_of(local(self.tensor), self.rows)
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """The dtype in which autograd leaves its gradients: ``grad_dtype``, where the loop has set it."""
+        given = getattr(self.tensor, "grad_dtype", None)
+        return given if given in DATA_TYPES else self.local.dtype
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """The gradients of these elements."""
+        found = gradient(self.tensor)
+        return None if found is None else rows_of(found, self.rows)

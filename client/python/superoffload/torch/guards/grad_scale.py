@@ -16,11 +16,13 @@ _ATTRIBUTES = ("grad_scale", "found_inf")
 
 
 class GradScale:
+    """What a GradScaler has left at one optimizer."""
+
     def __init__(self) -> None:
         self._scaled: list[weakref.ref[torch.Tensor]] = []  # gradients of a step that raised
 
     def take(self, optimizer: Any, tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
-        """Of a step that begins; None of gradients that are not scaled. Raises Error where that is not known."""
+        """Returns the scale of a step that begins, or None. Raises Error for gradients that are still scaled."""
         if hasattr(optimizer, "grad_scale"):
             return optimizer.grad_scale
         if not self._scaled:
