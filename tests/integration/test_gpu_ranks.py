@@ -14,7 +14,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import superoffload.torch
 from superoffload.torch import GpuOptions
-from superoffload.torch.ranks import fsdp, shards
+from superoffload.torch.ranks import fsdp, host_mesh
 
 FP32 = {"dtype": "float32", "clip": "call"}
 
@@ -190,10 +190,10 @@ def test_state_that_torch_saves_stays_in_the_memory_of_the_cpu(alone):
     value = torch.ones(4, 2)
     spec = DTensorSpec(mesh, (Replicate(), Shard(0)), TensorMeta(value.shape, value.stride(), value.dtype))
     parameter = DTensor(torch.zeros(4, 2), spec, requires_grad=False)
-    state = shards.like_on_host(parameter, value)
+    state = host_mesh.like_on_host(parameter, value)
     assert (state.device.type, state.device_mesh.device_type) == ("cpu", "cpu")
     assert state.placements == parameter.placements and torch.equal(state.full_tensor(), value)
-    assert shards.like_on_host(parameter, value).device_mesh is state.device_mesh
+    assert host_mesh.like_on_host(parameter, value).device_mesh is state.device_mesh
 
 
 def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeypatch):
