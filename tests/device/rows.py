@@ -22,7 +22,7 @@ from superoffload.torch import GpuOptions, VerdictKind
 from superoffload.v1 import optimizer_pb2
 
 BATCH = 2 if machine.DRY_RUN else 16  # sequences per step: 32 k tokens
-WARM_UP = 5  # of which three are watched, without overlap (superoffload/torch/guards/overlap.py)
+WARM_UP = 5  # of which three are watched, without overlap (superoffload/torch/overlap.py)
 STEPS = 2 if machine.DRY_RUN else 7
 MAX_GRAD_NORM = 1e-4
 LEARNING_RATE = 1e-5

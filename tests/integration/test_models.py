@@ -6,7 +6,7 @@ import transformers
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon  # noqa: F401
 
 import superoffload.torch
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 SHAPE = {
     "vocab_size": 61,

@@ -12,8 +12,7 @@ from tests.integration.test_torch_gpu import same as same_weights
 from tests.support.fake_torch_gpu import DRIVER, TorchAllocator, driver_count, fake_gpu, gpu_daemon  # noqa: F401
 
 import superoffload.torch
-from superoffload.torch import GpuOptions
-from superoffload.torch.gpu import cuda
+from superoffload.torch import GpuOptions, cuda
 
 MIB = 1 << 20
 PIECE = 8 * MIB

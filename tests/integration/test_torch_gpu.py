@@ -18,8 +18,7 @@ from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon  # noqa: F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
-from superoffload.torch import GpuOptions, VerdictKind
-from superoffload.torch.gpu import cuda
+from superoffload.torch import GpuOptions, VerdictKind, cuda
 from superoffload.torch.gpu.residents import ResidentTuner
 from superoffload.torch.submitter import Submitter
 
@@ -295,7 +294,7 @@ def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):
 
     on_gpu = run(overlap=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("superoffload.torch.gpu.cuda.is_on_gpu", lambda tensor: False)
+        patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         on_host = run()
     assert on_gpu[1:] == on_host[1:] and VerdictKind.SKIP_NON_FINITE in on_gpu[1]
     assert same(on_gpu[0], on_host[0])

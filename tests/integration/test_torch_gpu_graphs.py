@@ -260,7 +260,7 @@ def test_gradients_of_parameters_that_are_there_are_taken(gpu_daemon, compute):
     for on_gpu in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not on_gpu:
-                patch.setattr("superoffload.torch.gpu.cuda.is_on_gpu", lambda tensor: False)
+                patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
             model = build()
             optimizer = optimizer_of(model, gpu_daemon)
             model.__dict__["optimizer"] = optimizer

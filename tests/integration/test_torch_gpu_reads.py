@@ -41,7 +41,7 @@ def train(daemon, make_read, on_gpu=True, **options):
     model, seen = build(), []
     with pytest.MonkeyPatch.context() as patch:
         if not on_gpu:
-            patch.setattr("superoffload.torch.gpu.cuda.is_on_gpu", lambda tensor: False)
+            patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         optimizer = optimizer_of(model, daemon, **options)
         read = make_read(model)
         for step in range(STEPS):
@@ -81,7 +81,7 @@ def test_two_optimizers_are_watched(late_copies, gpu_daemon):
         return seen
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("superoffload.torch.gpu.cuda.is_on_gpu", lambda tensor: False)
+        patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         expected = loop(lambda model: optimizer_of(model, gpu_daemon))
     with recorded() as caught:
         seen = loop(lambda model: optimizer_of(model, gpu_daemon))

@@ -17,8 +17,7 @@ from tests.integration.test_torch_gpu import (  # noqa: F401
 )
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon, late_gpu  # noqa: F401
 
-from superoffload.torch import GpuOptions
-from superoffload.torch.gpu import cuda
+from superoffload.torch import GpuOptions, cuda
 
 
 @pytest.mark.parametrize("mover", ["daemon", "trainer", "direct"])

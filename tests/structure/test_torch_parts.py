@@ -9,7 +9,9 @@ import dataclasses
 import graphlib
 import pathlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = "client/python/superoffload"
@@ -37,10 +39,17 @@ def imported(tree: ast.Module, names: set[str]) -> set[str]:
     return paths & names
 
 
-def floors(trees: dict[str, ast.Module]) -> dict[str, int]:
-    """How many files are below each, itself included; raises CycleError."""
+def itself(name: str) -> str:
+    return name
+
+
+def floors(trees: dict[str, ast.Module], room: Callable[[str], str] = itself) -> dict[str, int]:
+    """How many files are below each, itself included; raises CycleError. ``room``: what counts as one, by file."""
     names = {name for name in trees if not name.endswith(FACE)}
-    below = {name: imported(trees[name], names) for name in names}
+    below: dict[str, set[str]] = {}
+    for name in names:
+        below.setdefault(room(name), set()).update(map(room, imported(trees[name], names)))
+    below = {name: others - {name} for name, others in below.items()}
     result: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(below).static_order():
         result[name] = 1 + max((result[other] for other in below[name]), default=0)
@@ -187,8 +196,9 @@ def test_no_file_uses_a_private_name_of_another():
     assert not found, "\n".join(f"{use.name}:{use.line}: {use.attribute}" for use in found)
 
 
-def test_imports_have_few_floors_and_no_circle():
-    found = floors(read(ROOT))
+@pytest.mark.parametrize("room", [itself, lambda name: name.split("/")[0]], ids=["files", "folders"])
+def test_imports_have_few_floors_and_no_circle(room):
+    found = floors(read(ROOT), room)
     assert max(found.values()) <= FLOORS, {name: floor for name, floor in found.items() if floor > FLOORS}
 
 
@@ -244,11 +254,12 @@ def test_planted_imports_are_found(tmp_path):
         {
             "__init__.py": "from superoffload.torch import a\n",
             "a.py": "def late():\n    from superoffload.torch.gpu import live\n",
-            "gpu/live.py": "from superoffload.torch.ranks.shards import local\nimport superoffload.torch.gpu.cuda\n",
-            "gpu/cuda.py": "",
-            "ranks/shards.py": "from superoffload.torch.gpu import cuda\n",
+            "gpu/live.py": "from superoffload.torch.ranks.shards import local\nimport superoffload.torch.gpu.memory\n",
+            "gpu/memory.py": "",
+            "ranks/shards.py": "from superoffload.torch.gpu import memory\n",
         },
     )
-    assert floors(trees) == {"gpu/cuda.py": 1, "ranks/shards.py": 2, "gpu/live.py": 3, "a.py": 4}
-    table = {".": ["gpu"], "gpu": ["ranks", "gpu/cuda.py"], "gpu/cuda.py": [], "ranks": []}
-    assert folder_faults(trees, table) == [("ranks/shards.py", "gpu/cuda.py")]
+    assert floors(trees) == {"gpu/memory.py": 1, "ranks/shards.py": 2, "gpu/live.py": 3, "a.py": 4}
+    assert folder_faults(trees, {".": ["gpu"], "gpu": ["ranks"], "ranks": []}) == [("ranks/shards.py", "gpu/memory.py")]
+    with pytest.raises(graphlib.CycleError):
+        floors(trees, lambda name: name.split("/")[0])

@@ -13,7 +13,7 @@ from tests.support.fake_torch_gpu import DRIVER
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 

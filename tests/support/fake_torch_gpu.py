@@ -16,7 +16,7 @@ from tests.support import late_torch
 from tests.support.late_torch import DRIVER
 
 import superoffload.torch
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 _STREAMS = {name: getattr(cuda, name) for name in ("stream_of", "current_stream", "beside", "keep_for_stream")}
 

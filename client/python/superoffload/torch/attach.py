@@ -13,9 +13,8 @@ from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.run import Member
-from superoffload.torch import groups, parameters
+from superoffload.torch import groups, meta, parameters
 from superoffload.torch.algorithm import Algorithm, name_of
-from superoffload.torch.gpu import meta
 from superoffload.torch.live import LiveParameters, Replicas
 from superoffload.torch.ranks.shards import HostedParameter
 from superoffload.torch.submitter import Given, Submitter

@@ -18,16 +18,16 @@ from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
 from superoffload._core.hosting import Directories, checkpoints
-from superoffload.torch import groups, parameters
+from superoffload.torch import cuda, groups, parameters
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attach import Attached, Gpu, Place, Subject, attach
-from superoffload.torch.gpu import cuda
+from superoffload.torch.fingerprint import digests
 from superoffload.torch.guards import clip
 from superoffload.torch.guards.clip_calls import ClipCalls
-from superoffload.torch.guards.overlap import Overlap
 from superoffload.torch.hooks import weakly
 from superoffload.torch.hosting import Loop, tensors_of
 from superoffload.torch.live import LiveParameters
+from superoffload.torch.overlap import Overlap
 from superoffload.torch.ranks import sharding
 from superoffload.torch.ranks.replicas import Replicas, gather_state
 from superoffload.torch.ranks.shards import HostedParameter
@@ -128,7 +128,7 @@ class Attaching:
         on_gpu = device if wanted.device is not None or cuda.is_on_gpu(first) else None
         self._place = self._place_on(on_gpu)
         self._is_on_gpu = on_gpu is not None
-        self._replicas = None if self.sharding is None else Replicas(self.sharding, on_gpu=self._is_on_gpu)
+        self._replicas = None if self.sharding is None else Replicas(self.sharding, self._is_on_gpu, digests)
         clip.check_free(self.trained())
         self.connection = run.together(
             self.group, lambda: Connection(resolve_endpoint(wanted.endpoint, lambda: cuda.pci_address(on_gpu)))

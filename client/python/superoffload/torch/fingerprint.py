@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from superoffload._core import memory
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 _CHUNK = 1 << 22
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

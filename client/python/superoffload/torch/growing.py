@@ -14,12 +14,13 @@ from superoffload._core import names
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.hosting import checkpoints
-from superoffload.torch import groups, parameters, tensor_file
+from superoffload.torch import groups, parameters
 from superoffload.torch.algorithm import MASTER, STEP
 from superoffload.torch.attach import Attached, Subject, attach
 from superoffload.torch.guards import clip
 from superoffload.torch.hosting import Hosting
 from superoffload.torch.ranks.shards import HostedParameter
+from superoffload.torch.state import tensor_file
 from superoffload.v1 import optimizer_pb2
 
 

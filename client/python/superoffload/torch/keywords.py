@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from superoffload._core import policies
 from superoffload._core.hosting import Directories
 from superoffload.torch.gpu.options import GpuOptions
-from superoffload.torch.guards.overlap import Overlap
+from superoffload.torch.overlap import Overlap
 
 
 class Keywords(TypedDict, total=False):

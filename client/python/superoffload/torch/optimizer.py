@@ -18,20 +18,20 @@ from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attach import Place
 from superoffload.torch.attaching import Attaching, Wanted
-from superoffload.torch.checkpoints import Checkpoints
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.gpu.place import OnGpu
 from superoffload.torch.growing import Growing
 from superoffload.torch.guards.grad_scale import GradScale
-from superoffload.torch.guards.overlap import Overlap
 from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.host import OnHost
-from superoffload.torch.moment import Lineage
-from superoffload.torch.state import State
-from superoffload.torch.state_copies import StateCopies
-from superoffload.torch.state_views import StateViews
+from superoffload.torch.overlap import Overlap
+from superoffload.torch.state.checkpoints import Checkpoints
+from superoffload.torch.state.copies import StateCopies
+from superoffload.torch.state.moment import Lineage
+from superoffload.torch.state.saving import State
+from superoffload.torch.state.views import StateViews
+from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
-from superoffload.torch.written_state import WrittenState
 
 _MEASURED = GpuOptions()
 

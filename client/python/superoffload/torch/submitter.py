@@ -1,4 +1,4 @@
-"""Submits gradients, while backward still runs where that is known to do no harm (guards/overlap.py).
+"""Submits gradients, while backward still runs where that is known to do no harm (overlap.py).
 
 A gradient belongs to the training loop until ``step()``: what was submitted early is checked there, before anything
 is committed, and submitted again if the loop has changed it. The library counts what a bucket of the daemon's lacks.
@@ -19,9 +19,9 @@ from superoffload._core.error import Error
 from superoffload._core.run import Group
 from superoffload._core.run_step import For
 from superoffload._core.step_result import StepResult
-from superoffload.torch.guards.overlap import Overlap, OverlapPolicy
 from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.interrupt import CutOff
+from superoffload.torch.overlap import Overlap, OverlapPolicy
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
 

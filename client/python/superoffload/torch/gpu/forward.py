@@ -21,7 +21,8 @@ import torch
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch.gpu import calling, cuda
+from superoffload.torch import cuda
+from superoffload.torch.gpu import calling
 from superoffload.torch.guards.reads import ReadWatch
 from superoffload.torch.hooks import weakly, weakly_passing
 from superoffload.torch.ranks import fsdp

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 # Of the GPU's memory, what backward needs beside gradients and activations.
 _FREE_SHARE = 0.1

@@ -11,7 +11,7 @@ import torch
 
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 from superoffload.torch.guards.canaries import Canaries
 from superoffload.torch.live import LiveParameters, Replicas, alike
 from superoffload.torch.ranks import shards

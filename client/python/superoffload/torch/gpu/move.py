@@ -19,7 +19,7 @@ import torch
 
 from superoffload._core.gpu_attachment import GpuAttachment, Moved
 from superoffload._core.gpu_memory import GpuMemory
-from superoffload.torch.gpu import cuda, meta
+from superoffload.torch import cuda, meta
 from superoffload.torch.guards import aliases
 from superoffload.torch.ranks import fsdp, shards
 from superoffload.torch.ranks.shards import HostedParameter

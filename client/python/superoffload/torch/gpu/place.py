@@ -9,9 +9,9 @@ import torch
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, GpuReport, measure_casts
-from superoffload.torch import parameters
+from superoffload.torch import cuda, parameters
 from superoffload.torch.attach import Subject
-from superoffload.torch.gpu import cuda, move
+from superoffload.torch.gpu import move
 from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
 from superoffload.torch.gpu.options import GpuOptions

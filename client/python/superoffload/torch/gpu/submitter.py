@@ -11,8 +11,8 @@ from superoffload._core.attachment import Stays
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.step_result import StepResult
+from superoffload.torch import cuda
 from superoffload.torch.fingerprint import fingerprint, first_difference
-from superoffload.torch.gpu import cuda
 from superoffload.torch.gpu.gradient_room import GradientRoom
 from superoffload.torch.guards import tombstone
 from superoffload.torch.guards.tombstone import Tombstones

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 from superoffload.torch.ranks.shards import HostedParameter
 
 _CANARY_BYTES = 2  # no parameter's element is shorter

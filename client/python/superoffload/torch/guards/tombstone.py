@@ -7,7 +7,7 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.gpu import cuda
+from superoffload.torch import cuda
 
 
 class Tombstones:

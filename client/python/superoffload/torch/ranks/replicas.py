@@ -1,6 +1,6 @@
 """Brings the rows that other ranks' daemons host to the parameters of this one, and finds replicas that differ."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import torch
@@ -8,7 +8,6 @@ import torch
 from superoffload._core import run_step
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
-from superoffload.torch.fingerprint import digests
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.sharding import Sharding, Share
 
@@ -18,9 +17,15 @@ _ALIGNMENT = 64
 
 
 class Replicas:
-    """All ranks make one, and call the same methods in the same order."""
+    """All ranks make one, and call the same methods in the same order.
 
-    def __init__(self, sharding: Sharding, on_gpu: bool) -> None:
+    ``digests``: one int64 of the bits of each tensor, and 0 of None.
+    """
+
+    def __init__(
+        self, sharding: Sharding, on_gpu: bool, digests: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]
+    ) -> None:
+        self._digests_of = digests
         self._sharding = sharding
         self._group = sharding.group
         shares = sharding.shares.values()
@@ -73,7 +78,7 @@ class Replicas:
         return list(dict.fromkeys(self._rows[index][0].name for index in different))
 
     def _digests_now(self) -> torch.Tensor:
-        return digests([_local_rows(share, rank) for share, rank in self._rows])
+        return self._digests_of([_local_rows(share, rank) for share, rank in self._rows])
 
     def _gather(self, group: object, batch: list[Share]) -> None:
         sizes = [_padded_bytes(share) for share in batch]
@@ -92,7 +97,7 @@ class Replicas:
     def check_values(self) -> None:
         """Raises Error on all ranks where replicas of a parameter differ."""
         shares = list(self._sharding.shares.values())
-        own = digests([shards.local(share.parameter).detach() for share in shares]).tolist()
+        own = self._digests_of([shards.local(share.parameter).detach() for share in shares]).tolist()
         everybodys = self._group.gather_objects(
             {(share.ranks, share.name): digest for share, digest in zip(shares, own, strict=True)}
         )
@@ -113,7 +118,7 @@ class Replicas:
         if not whole:
             return
         total = 0
-        for digest, parameter in zip(digests([p.grad for p in whole]).tolist(), whole, strict=True):
+        for digest, parameter in zip(self._digests_of([p.grad for p in whole]).tolist(), whole, strict=True):
             total = (total * 6364136223846793005 + digest + (parameter.grad is not None)) % 2**64
         own = [float(total >> 32), float(total % 2**32)]
         for rank, theirs in enumerate(run_step.gather(self._group, For.GRADIENTS, own)):

@@ -10,15 +10,16 @@ import torch
 
 from superoffload._core import warn
 from superoffload._core.error import Error
-from superoffload.torch import groups, tensor_file
+from superoffload.torch import groups
 from superoffload.torch.algorithm import STEP
-from superoffload.torch.checkpoints import Checkpoints, drop_others
 from superoffload.torch.fingerprint import digests
 from superoffload.torch.hosting import Hosting, Ranks, tensors_of
-from superoffload.torch.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
-from superoffload.torch.parameter_state import ParameterState
 from superoffload.torch.ranks import host_mesh, shards
-from superoffload.torch.state_views import StateViews
+from superoffload.torch.state import tensor_file
+from superoffload.torch.state.checkpoints import Checkpoints, drop_others
+from superoffload.torch.state.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
+from superoffload.torch.state.parameter import ParameterState
+from superoffload.torch.state.views import StateViews
 
 _KEY = "superoffload"  # of the moment in a state_dict
 # In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
@@ -31,7 +32,7 @@ _SLOW_SECONDS = 10  # until a rank that waits for others says so
 
 
 class Written(Protocol):
-    """What the loop writes to ``optimizer.state``; see written_state.py."""
+    """What the loop writes to ``optimizer.state``; see written.py."""
 
     def torch_keys(self) -> tuple[str, ...]: ...
     def state_keys(self) -> tuple[str, ...]: ...

@@ -11,7 +11,7 @@ from superoffload._core.error import Error
 
 
 class Values(Protocol):
-    """The daemon's values of all parameters, by index; see written_state.py."""
+    """The daemon's values of all parameters, by index; see written.py."""
 
     def torch_keys(self) -> tuple[str, ...]: ...
     def state_keys(self) -> tuple[str, ...]: ...

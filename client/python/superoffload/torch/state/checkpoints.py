@@ -15,9 +15,9 @@ import torch
 from superoffload._core import run_checkpoint
 from superoffload._core.error import Error
 from superoffload._core.hosting import Directories, checkpoints
-from superoffload.torch import tensor_file
 from superoffload.torch.hosting import Hosting
-from superoffload.torch.moment import Lineage
+from superoffload.torch.state import tensor_file
+from superoffload.torch.state.moment import Lineage
 from superoffload.v1 import optimizer_pb2
 
 

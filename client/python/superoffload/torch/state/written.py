@@ -10,10 +10,10 @@ import torch
 from superoffload._core.error import Error
 from superoffload.torch.algorithm import MASTER, STEP
 from superoffload.torch.hosting import Hosting
-from superoffload.torch.parameter_state import ParameterState
 from superoffload.torch.ranks import shards
-from superoffload.torch.state_copies import StateCopies
-from superoffload.torch.state_views import StateViews
+from superoffload.torch.state.copies import StateCopies
+from superoffload.torch.state.parameter import ParameterState
+from superoffload.torch.state.views import StateViews
 
 
 class WrittenState:
