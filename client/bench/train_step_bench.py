@@ -70,8 +70,8 @@ class Guards:
     def __init__(self, optimizer: superoffload.torch.AdamW) -> None:
         self.on = True
         self.seconds: list[float] = []
-        self._wrap(optimizer._live, "changed", [])
-        self._wrap(optimizer._submitter, "_find_edited", None)
+        self._wrap(optimizer._hosting.live, "changed", [])
+        self._wrap(optimizer.submitter(), "find_edited", None)
 
     def _wrap(self, owner: object, name: str, nothing_found: object) -> None:
         guard = getattr(owner, name)

@@ -23,7 +23,7 @@ from superoffload._core import hosting, run_step
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
-from superoffload.torch.sharding import TorchGroup
+from superoffload.torch.ranks.sharding import TorchGroup
 from superoffload.v1 import optimizer_pb2
 
 _WARM_UP = 50

@@ -160,9 +160,9 @@ def test_a_loop_goes_on_at_the_committed_steps(daemon, tmp_path):
 def test_state_dict_and_loading_the_present_moment_are_free(daemon, monkeypatch):
     model, optimizer, _ = run(0, 3, endpoint=daemon.endpoint)
     calls = []
-    call, stream = optimizer._connection.call, optimizer._connection.stream
-    monkeypatch.setattr(optimizer._connection, "call", lambda *a: calls.append(a) or call(*a))
-    monkeypatch.setattr(optimizer._connection, "stream", lambda *a: calls.append(a) or stream(*a))
+    call, stream = optimizer._hosting.connection.call, optimizer._hosting.connection.stream
+    monkeypatch.setattr(optimizer._hosting.connection, "call", lambda *a: calls.append(a) or call(*a))
+    monkeypatch.setattr(optimizer._hosting.connection, "stream", lambda *a: calls.append(a) or stream(*a))
     optimizer.load_state_dict(optimizer.state_dict())
     assert not calls
     pickled = pickle.dumps(optimizer.state_dict())

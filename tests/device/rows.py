@@ -128,7 +128,7 @@ def measure_attached(model: torch.nn.Module, optimizer: superoffload.torch.AdamW
     kinds, early = [], []
 
     def step() -> None:
-        early.append(optimizer._submitter._policy.early)
+        early.append(optimizer.submitter().policy.early)
         optimizer.step()
         if not overlaps:
             optimizer.synchronize()
@@ -162,10 +162,10 @@ def superoffload_rows(mover: str, settings: list[tuple[str, int]]) -> Iterator[d
 
 def _set(optimizer: superoffload.torch.AdamW, speculation: str, residents: int) -> None:
     """As an operator and the resident tuner do it."""
-    optimizer._residents.keep(residents, optimizer._quiesce)
+    optimizer._hosting.gpu.residents.keep(residents, optimizer._hosting.quiesce)
     policies = optimizer_pb2.Policies(speculation=f"SPECULATION_{speculation.upper()}")
     request = optimizer_pb2.UpdatePoliciesRequest(name=optimizer.name, policies=policies)
-    optimizer._connection.call("UpdatePolicies", request)
+    optimizer._hosting.connection.call("UpdatePolicies", request)
 
 
 def deepspeeds_schedule() -> dict[str, object]:

@@ -105,7 +105,7 @@ def test_a_bundle_is_imported_by_a_python_that_has_nothing(modules):
     ("lost", "words"),
     [
         ("python/superoffload/v1/optimizer_pb2.py", "superoffload.v1.optimizer_pb2"),
-        ("python/superoffload/torch/forward.py", "needs superoffload.torch.forward"),
+        ("python/superoffload/torch/gpu/forward.py", "needs superoffload.torch.gpu.forward"),
         ("python/typing_extensions.py", "needs typing_extensions"),
         ("tests/support/late_torch.py", "tests.support.fake_torch_gpu needs tests.support.late_torch"),
         ("lib/libsuperoffload.so.0", "libsuperoffload"),

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import superoffload.torch
-from superoffload.torch import GpuOptions, fsdp, shards
+from superoffload.torch import GpuOptions
+from superoffload.torch.ranks import fsdp, host_mesh
 
 FP32 = {"dtype": "float32", "clip": "call"}
 
@@ -189,21 +190,21 @@ def test_state_that_torch_saves_stays_in_the_memory_of_the_cpu(alone):
     value = torch.ones(4, 2)
     spec = DTensorSpec(mesh, (Replicate(), Shard(0)), TensorMeta(value.shape, value.stride(), value.dtype))
     parameter = DTensor(torch.zeros(4, 2), spec, requires_grad=False)
-    state = shards.like_on_host(parameter, value)
+    state = host_mesh.like_on_host(parameter, value)
     assert (state.device.type, state.device_mesh.device_type) == ("cpu", "cpu")
     assert state.placements == parameter.placements and torch.equal(state.full_tensor(), value)
-    assert shards.like_on_host(parameter, value).device_mesh is state.device_mesh
+    assert host_mesh.like_on_host(parameter, value).device_mesh is state.device_mesh
 
 
 def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeypatch):
     model, optimizer = sharded
     waits = []
 
-    def await_parameters(bucket, stream, call=optimizer._attachment.await_parameters):
+    def await_parameters(bucket, stream, call=optimizer._hosting.attachment.await_parameters):
         waits.append(bucket)
         call(bucket, stream)
 
-    monkeypatch.setattr(optimizer._attachment, "await_parameters", await_parameters)
+    monkeypatch.setattr(optimizer._hosting.attachment, "await_parameters", await_parameters)
     for _ in range(2):
         model(torch.ones(1, 64)).sum().backward()
         optimizer.step()
@@ -213,7 +214,7 @@ def test_an_all_gather_waits_for_the_parameters_of_its_own_unit(sharded, monkeyp
             layer.unshard()  # before anything that our own hooks see
             layer.reshard()
             parameters = {id(parameter) for parameter in layer.parameters()}
-            own = {bucket for p in optimizer._hosted if id(p.tensor) in parameters for bucket in p.buckets}
+            own = {bucket for p in optimizer._hosting.hosted if id(p.tensor) in parameters for bucket in p.buckets}
             assert own and set(waits) == own - seen
             seen |= own
             waits.clear()

@@ -180,7 +180,7 @@ def test_in_zero_grad_and_clipping(loop, call):
 def test_any_other_exception_in_a_step_leaves_it_usable(loop, monkeypatch):
     loop.backward()
     with monkeypatch.context() as context:
-        context.setattr(loop.optimizer._attachment, "_wait_result", lambda function: 1 / 0)
+        context.setattr(loop.optimizer._hosting.attachment, "_wait_result", lambda function: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             loop.optimizer.step()
     assert loop.optimizer.state_dict()["superoffload"].identity["committed_steps"] == 1

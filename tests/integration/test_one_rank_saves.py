@@ -9,7 +9,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).parents[2]
 BEGIN = """
 import os, sys, warnings, torch, superoffload.torch
-from superoffload.torch import state
+from superoffload.torch.state import saving as state
 from tests.support import process_group
 rank = int(os.environ["RANK"])
 folder = sys.argv[1]

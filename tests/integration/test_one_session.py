@@ -150,7 +150,7 @@ def test_all_come_back_to_a_daemons_successor_in_one_session(monkeypatch, late):
     for parameter, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=1e-7)
     assert [optimizer.committed_steps for optimizer in optimizers] == [4] * 6
-    assert len({id(optimizer._connection._session) for optimizer in optimizers}) == 1
+    assert len({id(optimizer._hosting.connection._session) for optimizer in optimizers}) == 1
     for optimizer in optimizers:
         optimizer.close()
     assert kept.stop() == 0, kept.log

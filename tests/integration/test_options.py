@@ -213,7 +213,7 @@ def test_gradients_of_tiles_leave_with_the_last_tile():
         for parameter in model.parameters():
             parameter.ds_grad_is_ready = ready
         model(torch.ones(2, 8)).square().mean().backward()
-        assert bool(optimizer._attachment.look().begun) == ready
+        assert bool(optimizer._hosting.attachment.look().begun) == ready
     optimizer.step()
     assert optimizer.last_result.committed_steps == 3
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind, cuda
-from superoffload.torch.residents import ResidentTuner
+from superoffload.torch.gpu.residents import ResidentTuner
 from superoffload.torch.submitter import Submitter
 
 STEPS = 8
@@ -104,8 +104,10 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon
     beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
     monkeypatch.setattr(cuda, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
     waited = []
-    pack_after = optimizer._attachment.pack_after
-    monkeypatch.setattr(optimizer._attachment, "pack_after", lambda stream: (waited.append(stream), pack_after(stream)))
+    pack_after = optimizer._hosting.attachment.pack_after
+    monkeypatch.setattr(
+        optimizer._hosting.attachment, "pack_after", lambda stream: (waited.append(stream), pack_after(stream))
+    )
     train(model, optimizer)
     assert waited and set(waited) <= {0, stream.value}
     optimizer.synchronize()
@@ -220,7 +222,7 @@ def test_a_gpu_with_little_memory_has_fewer_slots(gpu_daemon, monkeypatch, machi
     parameter_bytes = layer.weight.nbytes
     gpu = GpuOptions(mover="trainer", cast="fused")
     optimizer = optimizer_of(layer, gpu_daemon, gpu=gpu, bucket_bytes=parameter_bytes)
-    bucket_bytes = 2 * max(bucket.elements for bucket in optimizer._gpu_attachment.optimizer.layout.buckets)
+    bucket_bytes = 2 * max(bucket.elements for bucket in optimizer._hosting.attachment.optimizer.layout.buckets)
     # Beside the slots there are sums of squares, and the memory is of whole pieces.
     assert (optimizer.gpu_report.gpu_bytes - parameter_bytes) // bucket_bytes == slots
     optimizer.close()
@@ -338,8 +340,8 @@ def test_step_goes_through_its_lists_while_the_gpu_compares(gpu_daemon, monkeypa
         return lambda: (log.append("answered"), read())[1]
 
     note(Submitter, "finish", "submitted the rest")
-    note(optimizer._stepping, "_send_groups", "sent groups")
-    note(optimizer._attachment, "end_step", "ended")
+    note(optimizer._hosting.stepping, "_send_groups", "sent groups")
+    note(optimizer._hosting.attachment, "end_step", "ended")
     monkeypatch.setattr(cuda, "begin_read", begin_read)
     loss_of(model, 0).backward()
     loss_of(model, 1).backward()

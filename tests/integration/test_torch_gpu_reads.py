@@ -94,7 +94,7 @@ class Waits:
 
     def __init__(self, optimizer):
         self.in_step, self.steps = False, []
-        attachment, step = optimizer._attachment, optimizer.step
+        attachment, step = optimizer._hosting.attachment, optimizer.step
         await_parameters = attachment.await_parameters
 
         def awaits(*arguments):

@@ -88,6 +88,13 @@ def test_one_wheel_is_for_every_python_and_for_glibc_2_34_and_small(wheel):
     assert "superoffload/share/systemd/superoffloadd@.service" in names
 
 
+def test_it_holds_every_module_of_the_package(wheel):
+    package = ROOT / "client/python"
+    modules = {path.relative_to(package).as_posix() for path in (package / "superoffload").rglob("*.py")}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert "superoffload/torch/ranks/shards.py" in held and held >= modules
+
+
 def test_every_library_that_it_carries_is_listed_with_its_licence(wheel):
     archive = zipfile.ZipFile(wheel)
     (listed,) = [name for name in archive.namelist() if name.endswith("/licenses/licenses.json")]

@@ -23,7 +23,7 @@ def unnamed(source):
     ]
 
 
-@pytest.mark.parametrize("path", sorted(ADAPTER.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ADAPTER.rglob("*.py")), ids=lambda path: str(path.relative_to(ADAPTER)))
 def test_tensors_name_their_dtype_and_device(path):
     assert unnamed(path.read_text()) == []
 

@@ -29,7 +29,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import superoffload.torch
-from superoffload.torch import ddp, replicas
+from superoffload.torch import ddp
+from superoffload.torch.ranks import replicas
 
 _GROUP_SECONDS = 60
 
@@ -282,15 +283,15 @@ def train(
                     parameter.grad *= 0.5
         if die_at is not None and list(die_at[:2]) == [rank, step]:
             _die(die_at[2], optimizer, *keepers[rank : rank + 1])
-        early += not plain and bool(optimizer._attachment.look().begun)
+        early += not plain and bool(optimizer._hosting.attachment.look().begun)
         if clip == "call" or (plain and clip is not None):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             norms.append(float(whole(norm)))
         if writes:
-            for share in optimizer._sharding.shares.values():
+            for share in optimizer._hosting.sharding.shares.values():
                 replicas._local_rows(share, 1 - rank).data.zero_()
         if spoils_at == step and rank == 1:
-            optimizer._hosted[0].local.data.mul_(2)
+            optimizer._hosting.hosted[0].local.data.mul_(2)
         if writes_state_at == step and rank == 1:
             for state in optimizer.state.values():
                 state["exp_avg"].zero_()
@@ -331,12 +332,12 @@ def _die(where: str, optimizer: superoffload.torch.AdamW, keeper: int = 0) -> No
         return
     if where == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    attachment = optimizer._attachment
+    attachment = optimizer._hosting.attachment
     kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     if where == "hangs":
-        optimizer._sharding.group.gather_doubles = lambda *_: signal.pause()
+        optimizer._hosting.sharding.group.gather_doubles = lambda *_: signal.pause()
     elif where == "prepared":  # and has not contributed
-        optimizer._sharding.group.gather_doubles = kill
+        optimizer._hosting.sharding.group.gather_doubles = kill
     elif where == "gathered":
         attachment.end_prepared_step = kill
     elif where == "ended":

@@ -167,7 +167,7 @@ void SimulatedGpu::Submit(const superoffload_ring_entry& entry) {
   Check(moves_->Submit(entry));
 }
 
-// As client/python/superoffload/torch/residents.py does it.
+// As client/python/superoffload/torch/gpu/residents.py does it.
 uint32_t SimulatedGpu::SetResident(uint32_t count) {
   constexpr auto kNoRoom = client::Code::kResourceExhausted;
   const kernels::CurrentDevice current(*cuda_.device());

@@ -32,7 +32,7 @@ from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch.adam import Adam, AdamW
-from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.lion import Lion
 
 __all__ = ["Adam", "AdamW", "CheckpointSchedule", "GpuOptions", "GpuReport", "Lion", "StepResult", "VerdictKind"]

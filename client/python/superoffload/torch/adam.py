@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from superoffload.torch import options
+from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.keywords import Keywords
 from superoffload.torch.optimizer import Optimizer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
     beta1, beta2 = group["betas"]
     values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
-    scalars = options.numbers({**values, "weight_decay": group["weight_decay"]})
+    scalars = groups.numbers({**values, "weight_decay": group["weight_decay"]})
     if not math.isfinite(scalars["lr"]):
         raise ValueError(f"lr is {scalars['lr']} but must be finite")
     return scalars

@@ -44,5 +44,5 @@ def name_of(daemon_name: str) -> str:
 
 
 def array_name(key: str) -> str:
-    """Of a state array in the daemon and in its checkpoints."""
+    """Returns the name of a state array in the daemon and in its checkpoints."""
     return "model" if key == MASTER else key

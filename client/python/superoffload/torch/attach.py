@@ -1,9 +1,8 @@
 """How an optimizer of this process becomes one in the daemon: created or found, filled, attached to."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import torch
@@ -12,19 +11,61 @@ from superoffload._core import hosting, policies, run, run_checkpoint
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
-from superoffload._core.gpu_attachment import GpuAttachment, measure_casts
+from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.run import Member
-from superoffload.torch import cuda, gpu_move, groups, meta, parameters
+from superoffload.torch import groups, meta, parameters
 from superoffload.torch.algorithm import Algorithm, name_of
-from superoffload.torch.gpu_live import GpuParameters
-from superoffload.torch.gpu_options import GpuOptions
-from superoffload.torch.live import HostParameters, LiveParameters
-from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
+from superoffload.torch.live import LiveParameters, Replicas
+from superoffload.torch.ranks.shards import HostedParameter
+from superoffload.torch.submitter import Given, Submitter
 from superoffload.v1 import optimizer_pb2
 
 _T = TypeVar("_T")
-_DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
+
+
+class Gpu(Protocol):
+    """What an attachment has of a GPU beside parameters and gradients; see gpu/place.py."""
+
+    @property
+    def report(self) -> GpuReport: ...
+    def before_step_end(self) -> None: ...
+    def on_step_end(self, changed: bool, watched: bool) -> None: ...
+    def wait_over(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def stall_seconds(self) -> float: ...
+    def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """Where the model's parameters are while they are trained: the CPU's memory (host.py), a GPU's (gpu/place.py)."""
+
+    @property
+    def casts_gradients(self) -> bool:
+        """Whether gradients of any dtype can be handed over."""
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor] | None:
+        """Values of parameters that are on meta."""
+
+    def check(self, hosted: list[HostedParameter]) -> None:
+        """Raises Error for parameters that cannot be there."""
+
+    def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
+        """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
+
+    def serve(
+        self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
+    ) -> "tuple[Submitter, Gpu | None]":
+        """Makes what submits gradients to ``attachment``, which `map` has made.
+
+        ``send_written_state`` is called before the first gradient of a step leaves a GPU.
+        """
+
+    def map(
+        self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
+    ) -> tuple[Attachment, LiveParameters]:
+        """Attaches. ``synchronize`` has the GPU's current stream wait for the parameters of the last step."""
 
 
 @dataclasses.dataclass
@@ -37,8 +78,7 @@ class Subject:
     algorithm: Algorithm
     param_groups: list[dict[str, Any]]
     hosted: list[HostedParameter]
-    gpu: GpuOptions | None  # None: the parameters are on the CPU
-    device: torch.device | None  # the GPU
+    place: Place
     member: Member | None = None  # None: it trains alone
     replicas: Replicas | None = None
     group: run.Group | None = None  # of the ranks that it trains with
@@ -57,7 +97,7 @@ class Subject:
 
 @dataclasses.dataclass
 class _Found:
-    """In the daemon, before it is attached to."""
+    """What the daemon has of the optimizer before that is attached to."""
 
     made: bool  # by this call
     restored: bool
@@ -67,10 +107,11 @@ class _Found:
 
 @dataclasses.dataclass
 class Attached:
+    """What an attach has made."""
+
     created: bool  # False: with the state that it had before
     attachment: Attachment
     live: LiveParameters
-    cast_timings: list[tuple[int, float, float]]
 
 
 def attach(
@@ -81,10 +122,9 @@ def attach(
     bucket_bytes: int,
     synchronize: Callable[[], None],
 ) -> Attached:
-    """Creates the optimizer where the daemon has none of its name; ``synchronize``: as for `GpuParameters`."""
-    if subject.gpu is not None:
-        parameters.check_row_major(subject.hosted)
-    casts_on_gpu, cast_timings = _choose_cast(subject, bucket_bytes)
+    """Creates the optimizer where the daemon has none of its name; ``synchronize``: as for `Place.map`."""
+    subject.place.check(subject.hosted)
+    casts_on_gpu = subject.place.choose_cast(subject.hosted, bucket_bytes)
 
     def drop(found: _Found) -> None:
         if found.made:
@@ -93,14 +133,14 @@ def attach(
     found = subject.together(
         "have its optimizer", lambda: _find(subject, sync, given, restore, bucket_bytes, casts_on_gpu), drop
     )
-    attachment, live = subject.together("attach", lambda: _map(subject, found.request, synchronize))
+    attachment, live = subject.together("attach", lambda: subject.place.map(subject, found.request, synchronize))
     if found.existing is not None:
         hosting.update_policies(subject.connection, subject.name, found.existing.policies, given)
     if found.request.sync == optimizer_pb2.SYNC_PUSH:
         live.push_first()
     live.move_in()
     created = found.made or found.restored  # nothing of what was there before goes on
-    return Attached(created, attachment, live, cast_timings)
+    return Attached(created, attachment, live)
 
 
 def _find(
@@ -119,7 +159,7 @@ def _find(
     if not created:
         existing = subject.connection.get_whole(subject.name)
         hosting.check_algorithm(existing, subject.algorithm.daemon_name, name_of)
-        parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.gpu is not None)
+        parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.place.casts_gradients)
     if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
         try:
             subject.restore(restore)
@@ -141,14 +181,10 @@ def _find(
     return _Found(made, created and not made, existing, request)
 
 
-def _weights(subject: Subject) -> Mapping[str, torch.Tensor] | None:
-    return None if subject.gpu is None else subject.gpu.weights
-
-
 def _check_values(subject: Subject) -> None:
     """Raises Error for a parameter on meta without weights."""
     for parameter in subject.hosted:
-        if parameter.tensor.device.type == "meta" and parameter.name not in (_weights(subject) or {}):
+        if parameter.tensor.device.type == "meta" and parameter.name not in (subject.place.weights or {}):
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"parameter {parameter.name} is on meta and has no value; pass model.named_parameters() and a state "
@@ -158,10 +194,10 @@ def _check_values(subject: Subject) -> None:
 
 
 def _values(subject: Subject) -> Iterator[torch.Tensor]:
-    """Of the parameters, in order."""
+    """The values of the parameters, in order."""
     _check_values(subject)
     for parameter in subject.hosted:
-        value = meta.value_of(parameter, _weights(subject))
+        value = meta.value_of(parameter, subject.place.weights)
         assert value is not None, "that is checked"
         yield value
 
@@ -180,51 +216,3 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     if subject.member is not None:
         subject.member.mark(request)
     return hosting.create(subject.connection, request)
-
-
-def _choose_cast(subject: Subject, bucket_bytes: int) -> tuple[bool, list[tuple[int, float, float]]]:
-    """Whether gradients of an optimizer to be created leave the GPU as fp32, and what was measured to find out."""
-    if subject.gpu is None or subject.gpu.cast != "auto":
-        return subject.gpu is not None and subject.gpu.cast == "gpu_fp32", []
-    total = sum(parameter.local.numel() for parameter in subject.hosted)
-    tensor = max((p.local for p in subject.hosted), key=torch.Tensor.numel)
-    elements = min(total, (bucket_bytes or _DEFAULT_BUCKET_BYTES) // tensor.element_size())
-    try:
-        timings = measure_casts(cuda.ordinal(subject.device), parameters.DATA_TYPES[tensor.dtype], elements)
-    except Error as error:
-        if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise
-        return False, []  # what a full GPU has no room to measure needs the least of it
-    _, fused_seconds, gpu_fp32_seconds = timings[-1]
-    return gpu_fp32_seconds < fused_seconds, timings
-
-
-def _moving(subject: Subject) -> gpu_move.Moving:
-    assert subject.gpu is not None and subject.device is not None, "it has a GPU"
-    moving = gpu_move.Moving(subject.hosted, subject.device, subject.gpu.weights)
-    if subject.group is not None and subject.gpu.device is not None:
-        moving.beside = parameters.not_hosted(subject.param_groups, subject.hosted)
-    return moving
-
-
-def _map(
-    subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
-) -> tuple[Attachment, LiveParameters]:
-    hosted = subject.hosted
-    if subject.gpu is None:
-        attachment = Attachment(subject.connection, request, torch.get_num_threads())
-        parameters.map_views(hosted, attachment)
-        return attachment, HostParameters(hosted, attachment, subject.replicas)
-    attachment = GpuAttachment(
-        subject.connection,
-        request,
-        cuda.ordinal(subject.device),
-        subject.gpu.mover,
-        0 if subject.gpu.device_slots == "auto" else subject.gpu.device_slots,
-        functools.partial(gpu_move.move_in, _moving(subject)),
-        functools.partial(cuda.stream_of, subject.device),
-        "call zero_grad() and compute the gradients of this step again",
-    )
-    for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
-        parameter.buckets = parameters.buckets_of(placement)
-    return attachment, GpuParameters(hosted, attachment, synchronize, subject.replicas)

@@ -2,166 +2,302 @@
 
 import atexit
 import contextlib
+import dataclasses
 import functools
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+import torch
 
-from superoffload._core import names, policies, run
+from superoffload._core import names, owner, policies, run, run_checkpoint
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
-from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.hosting import Directories, checkpoints
-from superoffload.torch import clip, cuda, groups, options, parameters, sharding
-from superoffload.torch.attach import Attached, Subject, attach
-from superoffload.torch.forward import ForwardWaits
-from superoffload.torch.gpu_options import GpuOptions
-from superoffload.torch.gpu_submitter import GpuSubmitter
-from superoffload.torch.growing import Growing
-from superoffload.torch.host_submitter import HostSubmitter
-from superoffload.torch.replicas import Replicas
-from superoffload.torch.report import GpuReporter
-from superoffload.torch.residents import Residents
+from superoffload.torch import cuda, groups, parameters
+from superoffload.torch.algorithm import Algorithm
+from superoffload.torch.attach import Attached, Gpu, Place, Subject, attach
+from superoffload.torch.fingerprint import digests
+from superoffload.torch.guards import clip
+from superoffload.torch.guards.clip_calls import ClipCalls
+from superoffload.torch.hooks import weakly
+from superoffload.torch.hosting import Loop, tensors_of
+from superoffload.torch.live import LiveParameters
+from superoffload.torch.overlap import Overlap
+from superoffload.torch.ranks import sharding
+from superoffload.torch.ranks.replicas import Replicas, gather_state
+from superoffload.torch.ranks.shards import HostedParameter
 from superoffload.torch.stepping import Stepping
-from superoffload.torch.submitter import Submitter
+from superoffload.torch.submitter import Given, Submitter
+from superoffload.v1 import optimizer_pb2
 
 
-class Attaching(Growing):
-    """The part of the optimizers that begins and ends attachments."""
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the user asks for; the optimizers' documentation explains it."""
 
-    _forward_waits: ForwardWaits | None
-    _residents: Residents | None
+    name: str | None
+    endpoint: str | None
+    sync: policies.Sync
+    restore: Directories | None
+    policies: optimizer_pb2.Policies
+    bucket_bytes: int
+    overlap: Overlap
+    replicas: Any
+    device: str | int | torch.device | None  # the GPU that parameters move to; None: they stay where they are
 
-    def _begin_hosting(
+
+class Attaching:
+    """One optimizer in the daemon after another, as `hosting.Hosting` describes it.
+
+    It holds ``loop``, the optimizer, weakly. ``place_on``: makes the `Place` of a GPU, or of the CPU. The state's two
+    callables are called as long as their parts live: one sends what the loop has written to ``optimizer.state``, the
+    other one fills that when another optimizer of the daemon has taken the place of the one before.
+    """
+
+    connection: Connection
+    attachment: Attachment
+    hosted: list[HostedParameter]
+    live: LiveParameters
+    submitter: Submitter
+    stepping: Stepping
+
+    def __init__(
         self,
-        name: str | None,
-        endpoint: str | None,
-        sync: policies.Sync,
-        restore: Directories | None,
-        gpu: GpuOptions,
-        replicas: Any,
-    ) -> bool:
+        loop: Loop,
+        algorithm: Algorithm,
+        wanted: Wanted,
+        place_on: Callable[[torch.device | None], Place],
+    ) -> None:
+        self._loop = weakref.ref(loop)
+        self._wanted = wanted
+        self._place_on = place_on
+        self.algorithm = algorithm
+        self.name = wanted.name or ""
+        self.anonymous = wanted.name is None
+        self.policies = wanted.policies
+        self.bucket_bytes = wanted.bucket_bytes
+        self.attached = False
+        self.sharding: sharding.Sharding | None = None
+        self.gpu: Gpu | None = None
+
+    @property
+    def loop(self) -> Loop:
+        alive = self._loop()
+        assert alive is not None, "the optimizer has its parts only while it lives"
+        return alive
+
+    @property
+    def endpoint(self) -> str:
+        return self.connection.endpoint
+
+    @property
+    def group(self) -> sharding.TorchGroup | None:
+        return None if self.sharding is None else self.sharding.group
+
+    def ranks(self) -> int:
+        return 1 if self.sharding is None else self.sharding.group.ranks
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters that the daemon updates, or the daemons of all ranks that train them."""
+        return [parameter.tensor for parameter in self.hosted] if self.sharding is None else self.sharding.trained
+
+    # Beginning and ending.
+
+    def begin(self, send_written_state: Callable[[], None], fill_state: Callable[[], None]) -> bool:
         """Hosts the parameters of the groups; returns whether the daemon had the optimizer already."""
-        self.name = name or names.make_name()
-        options.check_whole(self.param_groups)
-        self._sharding = sharding.sharding(self.param_groups, replicas, outlives=name is not None)
-        if self._sharding is not None:
-            self.name = run.name_of_rank(self.name, self._sharding.group)
-        self._hosted = parameters.collect(self.param_groups, self._sharding, moves=gpu.device is not None)
-        device = self._hosted[0].tensor.device if gpu.device is None else cuda.resolve(gpu.device)
-        self._gpu = gpu if gpu.device is not None or cuda.is_on_gpu(self._hosted[0].tensor) else None
-        self._replicas = None if self._sharding is None else Replicas(self._sharding, on_gpu=self._gpu is not None)
-        clip.check_free(self.hosted_parameters())
-        self._device = None if self._gpu is None else device
-        self._connection = run.together(
-            None if self._sharding is None else self._sharding.group,
-            lambda: Connection(resolve_endpoint(endpoint, lambda: cuda.pci_address(self._device))),
+        self._send_written_state, self._fill_state = send_written_state, fill_state
+        return self._begin()
+
+    def _begin(self) -> bool:
+        wanted, param_groups = self._wanted, self.loop.param_groups
+        self.name = wanted.name or names.make_name()
+        groups.check_whole(param_groups)
+        self.sharding = sharding.sharding(param_groups, wanted.replicas, outlives=wanted.name is not None)
+        if self.sharding is None:
+            self.hosted = parameters.collect(param_groups, moves=wanted.device is not None)
+        else:
+            self.name = run.name_of_rank(self.name, self.sharding.group)
+            self.hosted = parameters.collect(param_groups, self.sharding.rows, moves=wanted.device is not None)
+        first = self.hosted[0].tensor
+        device = first.device if wanted.device is None else cuda.resolve(wanted.device)
+        on_gpu = device if wanted.device is not None or cuda.is_on_gpu(first) else None
+        self._place = self._place_on(on_gpu)
+        self._is_on_gpu = on_gpu is not None
+        self._replicas = None if self.sharding is None else Replicas(self.sharding, self._is_on_gpu, digests)
+        clip.check_free(self.trained())
+        self.connection = run.together(
+            self.group, lambda: Connection(resolve_endpoint(wanted.endpoint, lambda: cuda.pci_address(on_gpu)))
         )
-        synchronize = _weak(weakref.WeakMethod(self.synchronize))
         try:
-            source = None if restore is None else checkpoints(restore)
-            self._agree(name, start_over=restore is not None)
-            given = self._policies, source, self._bucket_bytes
-            attached = attach(self._subject(), sync, *given, synchronize)
+            source = None if wanted.restore is None else checkpoints(wanted.restore)
+            self._member = self._join()
+            given = wanted.policies, source, wanted.bucket_bytes
+            attached = attach(self.subject(), wanted.sync, *given, weakly(self.synchronize))
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
         self._host(attached)
         return not attached.created
 
+    def _join(self) -> run.Member | None:
+        """Has all ranks of a run come to the same step."""
+        if self.sharding is None:
+            return None
+        start_over = self._wanted.restore is not None
+        return run.join(self.connection, self.name, self._wanted.name, self.sharding.group, start_over)
+
+    def subject(self) -> Subject:
+        return Subject(
+            connection=self.connection,
+            name=self.name,
+            anonymous=self.anonymous,
+            algorithm=self.algorithm,
+            param_groups=self.loop.param_groups,
+            hosted=self.hosted,
+            place=self._place,
+            member=self._member,
+            replicas=self._replicas,
+            group=self.group,
+        )
+
+    def _host(self, attached: Attached) -> None:
+        """Has this optimizer be the one that was attached to."""
+        self.attachment, self.live = attached.attachment, attached.live
+        given = Given(
+            hosted=self.hosted,
+            overlap=self._wanted.overlap,
+            prepare_step=functools.partial(_prepare_step, self._loop, self.algorithm, self.live, self.attachment),
+            make_clipping=functools.partial(ClipCalls, alone=self.sharding is None),
+            ranks=self.sharding,
+            replicas=self._replicas,
+        )
+        self.submitter, self.gpu = self._place.serve(self.attachment, given, self._send_written_state)
+        self.attached = True
+        self._built_of = [id(tensor) for tensor in tensors_of(self.loop)]
+        send_groups = functools.partial(groups.send, self.algorithm, self.attachment)
+        self.stepping = Stepping(self.attachment, self.live, self.submitter, send_groups, self.gpu)
+        clip.register(self.loop, self.trained())
+        self._owner_pid = os.getpid()
+        self._finalizer = weakref.finalize(
+            self, _end, self.connection, self.attachment, self.name if self.anonymous else None
+        )
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)  # after a private daemon's own exit handler, so that it runs before it
+
     def _follow_replaced(self) -> None:
         """accelerate shards a model after its optimizer was built, and puts the shards into the parameter groups."""
-        present = [id(tensor) for tensor in self._all_parameters()]
+        present = [id(tensor) for tensor in tensors_of(self.loop)]
         if present[: len(self._built_of)] == self._built_of:  # what has been added comes behind
             return
         if set(self._built_of) < set(present):
             raise parameters.has_grown()
-        if self._committed_steps() > 0:
+        if self.committed_steps() > 0:
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "somebody has replaced parameters in the parameter groups after the first step; build a new optimizer",
             )
         self._release_model()
-        self._live.close()
-        self.state.clear()
+        self.live.close()
+        self.loop.state.clear()
         self._finalizer.detach()
-        _end(self._connection, self._attachment, self.name)
-        self._begin(self)
+        _end(self.connection, self.attachment, self.name)
+        self._begin()
         self._fill_state()
 
-    def _host(self, attached: Attached) -> None:
-        """Has this optimizer be the one that was attached to."""
-        self._attachment, self._live = attached.attachment, attached.live
-        prepare_step = weakref.WeakMethod(self._prepare_step)
-        given = self._hosted, self._overlap, prepare_step, self._sharding, self._replicas
-        gpu = attached.attachment if isinstance(attached.attachment, GpuAttachment) else None
-        self._gpu_attachment = gpu
-        self._submitter: Submitter
-        if gpu is None or self._gpu is None:
-            self._submitter = HostSubmitter(self._attachment, *given)
-        else:
-            self._forward_waits = ForwardWaits(gpu, self._hosted)
-            self._submitter = GpuSubmitter(
-                gpu, *given, self._forward_waits, weakref.WeakMethod(self._send_written_state)
-            )
-            self._residents = Residents(gpu, self._gpu, alone=self._sharding is None)
-            self._reporter = GpuReporter(gpu, attached.cast_timings)
-            self._reporter.report()
-        self._attached = True
-        self._built_of = [id(tensor) for tensor in self._all_parameters()]
-        send_groups = functools.partial(groups.send, self.algorithm, self._attachment)
-        self._stepping = Stepping(self._attachment, self._live, self._submitter, send_groups, self._forward_waits)
-        clip.register(self, self.hosted_parameters())
-        self._finalizer = weakref.finalize(
-            self, _end, self._connection, self._attachment, self.name if self._anonymous else None
-        )
-        self._finalizer.atexit = False
-        atexit.register(self._finalizer)  # after a private daemon's own exit handler, so that it runs before it
+    def is_plain(self) -> bool:
+        return self.anonymous and not self._is_on_gpu and self.sharding is None
 
-    def _subject(self) -> Subject:
-        groups, hosted = self.param_groups, self._hosted
-        return Subject(
-            connection=self._connection,
-            name=self.name,
-            anonymous=self._anonymous,
-            algorithm=self.algorithm,
-            param_groups=groups,
-            hosted=hosted,
-            gpu=self._gpu,
-            device=self._device,
-            member=self._member,
-            replicas=self._replicas,
-            group=None if self._sharding is None else self._sharding.group,
-        )
+    def replace_by(self, subject: Subject, attached: Attached) -> None:
+        before, self.connection = self.stepping, subject.connection
+        self.close()  # deletes the one before
+        self.name, self.hosted = subject.name, subject.hosted
+        self._host(attached)
+        self.stepping.continue_from(before)
 
-    def _agree(self, name: str | None, start_over: bool) -> None:
-        """Has all ranks of a run come to the same step."""
-        self._member = None
-        if self._sharding is None:
-            return
-        self._member = run.join(self._connection, self.name, name, self._sharding.group, start_over)
+    def close(self) -> None:
+        """Ends the attachment; an optimizer without a name is deleted."""
+        self._release_model()
+        self._finalizer()
+        self.live.close()
+
+    def disown(self) -> None:
+        """In a forked child: hooks and finalizers leave the parent's optimizer alone."""
+        self._finalizer.detach()
+        self._release_model()
 
     def _release_model(self) -> None:
-        self._attached = False
-        self._stepping.close()
-        if self._forward_waits is not None:
-            self._forward_waits.close()
-        clip.unregister(self.hosted_parameters())
+        self.attached = False
+        self.stepping.close()
+        if self.gpu is not None:
+            self.gpu.close()
+        clip.unregister(self.trained())
+
+    # While it is attached.
+
+    def check_attached(self) -> None:
+        if not self.attached:
+            owner.check_process(self._owner_pid)
+            raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
+        self.stepping.settle()
+        self._follow_replaced()
+
+    def check_unfrozen(self) -> None:
+        """Raises Error when a parameter that the daemon does not update has a gradient."""
+        parameters.check_unfrozen(self.loop.param_groups, self.trained(), self._built_of)
+
+    def quiesce(self) -> None:
+        self.stepping.abandon()
+        if self.gpu is not None:
+            self.gpu.wait_over()
+            self.gpu.synchronize()
+
+    def synchronize(self) -> None:
+        if self.gpu is not None:
+            self.gpu.synchronize()
+
+    def committed_steps(self) -> int:
+        return self.stepping.committed_steps()
+
+    def check_parameters(self) -> None:
+        self.stepping.check_parameters()
+
+    def changed_parameters(self) -> list[str]:
+        return self.live.changed()
+
+    def push_parameters(self) -> None:
+        self.live.push()
+        self.live.keep()
+
+    def pull_parameters(self) -> None:
+        self.live.pull()
+
+    def gather_state(self, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]) -> None:
+        if self.sharding is not None:
+            gather_state(self.sharding, by_tensor, keys)
+
+    def load(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
+        run_checkpoint.restore(self.group, self._member, functools.partial(self._load_detached, source))
+        self.stepping.restored()
+        self.live.bind()
+
+    def _load_detached(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
+        with self.attachment.detached():
+            self.subject().restore(source)
 
 
-def _weak(method: weakref.WeakMethod) -> Callable[[], None]:
-    """Calls it as long as its object lives."""
-
-    def call() -> None:
-        alive = method()
-        if alive is not None:
-            alive()
-
-    return call
+def _prepare_step(
+    loop: "weakref.ref[Loop]", algorithm: Algorithm, live: LiveParameters, attachment: Attachment
+) -> None:
+    """The open step begins: published parameters are those of the last one, and hyper-parameters those of now."""
+    alive = loop()
+    assert alive is not None, "its optimizer has submitters only while it lives"
+    live.before_step()
+    groups.send(algorithm, attachment, alive.param_groups)
 
 
 def _end(connection: Connection, attachment: Attachment, delete: str | None) -> None:

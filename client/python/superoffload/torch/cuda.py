@@ -13,7 +13,7 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def resolve(device: str | int | torch.device) -> torch.device:
-    """A GPU, with its number."""
+    """Returns a GPU with its number."""
     found = torch.device(device)
     if found.type != "cuda":
         raise ValueError(f"device is {device!r} but must be a GPU, as in 'cuda' or 'cuda:0'")
@@ -21,7 +21,7 @@ def resolve(device: str | int | torch.device) -> torch.device:
 
 
 def ordinal(device: torch.device) -> int:
-    """Of a GPU, as this process counts them."""
+    """Returns the number of a GPU, as this process counts them."""
     return device.index
 
 
@@ -47,12 +47,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Of the GPU's memory."""
+    """Returns how much memory the GPU has."""
     return torch.cuda.mem_get_info(device)[1]
 
 
 def used_bytes(device: torch.device) -> int:
-    """Of the GPU's memory, by everybody."""
+    """Returns how much of the GPU's memory all processes use."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 
@@ -73,7 +73,7 @@ def is_capturing() -> bool:
 
 
 def handle(stream: Any) -> int:
-    """Of torch's object."""
+    """Returns the driver's handle of a stream of torch."""
     return stream.cuda_stream
 
 
@@ -133,7 +133,7 @@ def begin_read(flag: torch.Tensor) -> Callable[[], bool]:
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, where copies from and to a GPU need no thread to wait for them."""
+    """Makes a tensor on the host, where copies from and to a GPU need no thread to wait for them."""
     return torch.empty_like(tensor, device="cpu", pin_memory=True)
 
 
@@ -148,7 +148,7 @@ def is_allocators(tensor: torch.Tensor) -> bool:
 
 
 def pci_address(device: torch.device | None) -> str | None:
-    """As the kernel writes it, "0009:01:00.0"; None without a GPU, and where torch does not tell."""
+    """Returns the address as the kernel writes it, "0009:01:00.0"; None without a GPU, or where torch does not tell."""
     if device is None:
         return None
     properties = torch.cuda.get_device_properties(device)

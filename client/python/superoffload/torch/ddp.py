@@ -10,12 +10,14 @@ stream of its own, which waits for the average; backward does not.
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import torch
 
 from superoffload._core.error import Error
+from superoffload.torch.hooks import weakly
 
 
 def register(model: torch.nn.parallel.DistributedDataParallel, optimizer: Any) -> None:
@@ -60,7 +62,7 @@ class _Averaging:
                 future.wait()
             self._hand_over(optimizer.submitter())
             if bucket.is_last():
-                _after_backward(weakref.WeakMethod(optimizer.submitter().on_averages_in_place))
+                _after_backward(weakly(optimizer.submitter().on_averages_in_place))
         return future.then(lambda done: done.value()[0])
 
     def _hand_over(self, submitter: Any) -> None:
@@ -75,13 +77,7 @@ def _all_reduce(buffer: torch.Tensor, group: Any) -> Any:
     return torch.distributed.all_reduce(buffer, group=group, async_op=True).get_future()
 
 
-def _after_backward(call: "weakref.WeakMethod[Any]") -> None:
+def _after_backward(call: Callable[[], None]) -> None:
     """Calls it when backward is over, and DistributedDataParallel with it, whose callback is queued next."""
-
-    def run() -> None:
-        alive = call()
-        if alive is not None:
-            alive()
-
     queue = torch.autograd.Variable._execution_engine.queue_callback  # FSDP has no other way either
-    queue(lambda: queue(run))
+    queue(lambda: queue(call))

@@ -14,7 +14,7 @@ _weights: dict[torch.device, torch.Tensor] = {}
 
 @torch.no_grad()
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """One int64: the sum, modulo 2^64, of all elements' bits times odd random numbers of their places."""
+    """Returns one int64: the sum, modulo 2^64, of all elements' bits times odd random numbers of their places."""
     weights = _weights.get(tensor.device)
     if weights is None:
         numbers = torch.empty(_CHUNK, dtype=torch.int64, device="cpu")
@@ -37,7 +37,7 @@ def first_difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> int | None
 
 
 def digests(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Of each one int64, where it is; 0 of None."""
+    """Returns one int64 of each tensor, computed where it is, and 0 of None."""
     some = {index: tensor.contiguous() for index, tensor in enumerate(tensors) if tensor is not None}
     if not some:
         return torch.zeros(len(tensors), dtype=torch.int64, device="cpu")

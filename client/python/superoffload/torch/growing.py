@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import grpc
 import torch
@@ -14,85 +14,101 @@ from superoffload._core import names
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.hosting import checkpoints
-from superoffload.torch import clip, options, parameters, tensor_file
+from superoffload.torch import groups, parameters
 from superoffload.torch.algorithm import MASTER, STEP
-from superoffload.torch.attach import attach
-from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.state import StateOwner
+from superoffload.torch.attach import Attached, Subject, attach
+from superoffload.torch.guards import clip
+from superoffload.torch.hosting import Hosting
+from superoffload.torch.ranks.shards import HostedParameter
+from superoffload.torch.state import tensor_file
 from superoffload.v1 import optimizer_pb2
 
 
-class Growing(StateOwner):
-    """The part of the optimizers that takes parameters in."""
+class Growable(Hosting, Protocol):
+    """An optimizer in the daemon that can be replaced by a larger one."""
 
-    _hosted: list[HostedParameter]
-    _connection: Connection
+    connection: Connection
+    policies: optimizer_pb2.Policies
+    bucket_bytes: int
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch.optim: the added parameters begin at their own step 0, the others go on.
+    def is_plain(self) -> bool:
+        """Whether it has no name, and whole parameters on the CPU."""
 
-        The daemon plans anew, with a checkpoint in the state directory (or a temporary one) as the way between.
-        """
-        if not getattr(self, "_attached", False):  # while it is being built
-            super().add_param_group(param_group)
-            return
-        self._check_attached()
-        if not self._anonymous or self._gpu is not None or self._sharding is not None:
+    def subject(self) -> Subject:
+        """What is optimized."""
+
+    def replace_by(self, subject: Subject, attached: Attached) -> None:
+        """Ends the optimizer and goes on with another one, that has the same state."""
+
+
+class Growing:
+    """Takes parameters in. ``fill_state`` fills ``optimizer.state`` when they are there."""
+
+    def __init__(self, hosting: Growable, fill_state: Callable[[], None], state_directory: str | None) -> None:
+        self._hosting = hosting
+        self._fill_state = fill_state
+        self._state_directory = state_directory
+
+    def check(self) -> None:
+        """Raises Error where no parameter can join."""
+        if not self._hosting.is_plain():
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
                 "groups are added later to optimizers without a name, of whole parameters on the CPU; pass all when "
                 "building (parameters without gradients are left alone)",
             )
-        super().add_param_group(param_group)
+
+    def take_last_group(self, save: Callable[[str], int]) -> None:
+        """Hosts the parameters of the group that was added last, or removes it. ``save`` writes a checkpoint."""
+        param_groups = self._hosting.loop.param_groups
         try:
-            options.check_groups(self.param_groups, self.algorithm)
-            options.check_whole(self.param_groups)
-            hosted = parameters.collect(self.param_groups)
-            self._grow(hosted)
+            groups.check_groups(param_groups, self._hosting.algorithm)
+            groups.check_whole(param_groups)
+            self._grow(parameters.collect(param_groups), save)
         except BaseException:
-            self.param_groups.pop()
+            param_groups.pop()
             raise
 
-    def _grow(self, hosted: list[HostedParameter]) -> None:
+    def _grow(self, hosted: list[HostedParameter], save: Callable[[str], int]) -> None:
         """Hosts more parameters, in another optimizer of the daemon that replaces this one."""
-        known = {id(parameter.tensor) for parameter in self._hosted}
+        hosting = self._hosting
+        known = {id(parameter.tensor) for parameter in hosting.hosted}
         added = [parameter for parameter in hosted if id(parameter.tensor) not in known]
         if not added:
             return
         clip.check_free([parameter.tensor for parameter in added])
-        self._quiesce()
-        self._stepping.check_parameters()
-        present = [dict(group) for group in self.param_groups]
-        with self._saved_with(added) as source:
-            connection = Connection(self._connection.endpoint)
-            subject = dataclasses.replace(self._subject(), connection=connection, name=names.make_name(), hosted=hosted)
+        hosting.quiesce()
+        hosting.check_parameters()
+        param_groups = hosting.loop.param_groups
+        present = [dict(group) for group in param_groups]
+        with self._saved_with(added, save) as source:
+            connection = Connection(hosting.connection.endpoint)
+            subject = dataclasses.replace(
+                hosting.subject(), connection=connection, name=names.make_name(), hosted=hosted
+            )
             try:
-                attached = attach(subject, "check", self._policies, source, self._bucket_bytes, self.synchronize)
+                attached = attach(subject, "check", hosting.policies, source, hosting.bucket_bytes, hosting.synchronize)
             except BaseException:
                 connection.close()
                 raise
             finally:
-                for group, values in zip(self.param_groups, present, strict=True):
+                for group, values in zip(param_groups, present, strict=True):
                     group.update(values)  # a scheduler's, which the daemon has not seen
-        stepping, self._connection = self._stepping, connection
-        self._release_model()
-        self._finalizer()  # deletes the one before
-        self._live.close()
-        self.name, self._hosted = subject.name, hosted
-        self._host(attached)
-        self._stepping.continue_from(stepping)
+        hosting.replace_by(subject, attached)
         self._fill_state()
 
     @contextlib.contextmanager
-    def _saved_with(self, added: Sequence[HostedParameter]) -> Iterator[optimizer_pb2.RestoreOptimizerRequest]:
+    def _saved_with(
+        self, added: Sequence[HostedParameter], save: Callable[[str], int]
+    ) -> Iterator[optimizer_pb2.RestoreOptimizerRequest]:
         """A checkpoint of this moment, and beside it tensors of parameters that have made no step yet."""
         with tempfile.TemporaryDirectory(dir=self._state_directory) as directory:
             source = checkpoints(os.path.join(directory, "present"))
-            committed_steps = self.save_checkpoint(source.directories[0])
+            committed_steps = save(source.directories[0])
             tensors = {}
             for parameter in added:
                 master = parameter.tensor.detach().float()
-                moments = {moment: torch.zeros_like(master) for moment in self.algorithm.moments}
+                moments = {moment: torch.zeros_like(master) for moment in self._hosting.algorithm.moments}
                 never = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 tensors[parameter.name] = {STEP: never, MASTER: master, **moments}
             path = os.path.join(directory, "added.safetensors")

@@ -5,11 +5,13 @@ from typing import Any, TypedDict
 
 from superoffload._core import policies
 from superoffload._core.hosting import Directories
-from superoffload.torch.gpu_options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.overlap import Overlap
 
 
 class Keywords(TypedDict, total=False):
+    """The arguments of `Optimizer` that have a default."""
+
     maximize: bool
     foreach: bool | None
     capturable: bool

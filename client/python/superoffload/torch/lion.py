@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from superoffload.torch import options
+from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.keywords import Keywords
 from superoffload.torch.optimizer import Optimizer
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def _scalars(group: Mapping[str, Any]) -> dict[str, float]:
     beta1, beta2 = group["betas"]
     values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"]}
-    return options.numbers(values)
+    return groups.numbers(values)
 
 
 def _group_values(scalars: Mapping[str, float]) -> dict[str, Any]:

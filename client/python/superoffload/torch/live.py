@@ -1,10 +1,11 @@
 """A model's parameters: they change in step() and nowhere else, and what others write to them is found.
 
-Those on a GPU: gpu_live.py.
+Those on a GPU: gpu/live.py.
 """
 
 import abc
 from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 import torch
@@ -12,8 +13,7 @@ import torch
 from superoffload._core import memory
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
+from superoffload.torch.ranks.shards import HostedParameter
 from superoffload.v1 import optimizer_pb2
 
 
@@ -21,30 +21,41 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
 
 
+class Replicas(Protocol):
+    """Parameters of which several ranks have the same elements; see ranks/replicas.py."""
+
+    def has_any(self) -> bool: ...
+    def gather(self) -> None: ...
+    def keep(self) -> None: ...
+    def changed(self) -> list[str]: ...
+    def check_values(self) -> None: ...
+
+
 class LiveParameters(abc.ABC):
-    """The model's side of the published parameters."""
+    """The model's side of the published parameters. What has no underscore is also for those that derive from it."""
 
     def __init__(self, hosted: list[HostedParameter], attachment: Attachment) -> None:
-        self._hosted = hosted
-        self._attachment = attachment
-        self._name = attachment.optimizer.name
+        self.hosted = hosted
+        self.attachment = attachment
+        self.name = attachment.optimizer.name
 
     def push(self) -> None:
         """The model's parameters become the published ones and the masters."""
-        self._to_published()
-        self._publish()
+        self.to_published()
+        self.publish()
 
     def push_first(self) -> None:
-        """The same, of an optimizer that has just been attached to."""
+        """Does the same for an optimizer that has just been attached to."""
         self.push()
 
-    def _publish(self) -> None:
-        self._attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self._name))
+    def publish(self) -> None:
+        """The parameters that the daemon shares become the masters."""
+        self.attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
 
     def pull(self) -> None:
         """The masters become the published parameters and the model's."""
-        self._attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self._name))
-        self._from_published()
+        self.attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
+        self.from_published()
 
     def move_in(self) -> None:
         """The optimizer has just been attached to: bind(), for the first time."""
@@ -63,12 +74,12 @@ class LiveParameters(abc.ABC):
         """A step was committed, and its parameters are published."""
 
     @abc.abstractmethod
-    def _to_published(self) -> None:
+    def to_published(self) -> None:
         """Copies the model's parameters to the memory that the daemon shares."""
 
     @abc.abstractmethod
-    def _from_published(self) -> None:
-        """Copies them from there."""
+    def from_published(self) -> None:
+        """Copies the model's parameters from that memory."""
 
     @abc.abstractmethod
     def keep(self) -> None:
@@ -88,10 +99,11 @@ class LiveParameters(abc.ABC):
 
     def check(self) -> None:
         """Raises Error for parameters that somebody else has written or replaced."""
-        self._check(self.changed)
+        self.check_unchanged(self.changed)
 
-    def _check(self, find_changed: Callable[[], list[str]]) -> None:
-        for parameter in self._hosted:
+    def check_unchanged(self, find_changed: Callable[[], list[str]]) -> None:
+        """Raises Error as `check` does, for those that ``find_changed`` names."""
+        for parameter in self.hosted:
             tensor, theta = parameter.local, parameter.theta
             if not alike(tensor, theta):
                 raise Error(
@@ -123,15 +135,15 @@ class HostParameters(LiveParameters):
 
     def on_commit(self) -> None:
         # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
-        self._copy([parameter.local for parameter in self._hosted if parameter.tensor.grad is not None])
+        self._copy([parameter.local for parameter in self.hosted if parameter.tensor.grad is not None])
 
     def bind(self) -> None:
-        self._copy([parameter.local for parameter in self._hosted])
+        self._copy([parameter.local for parameter in self.hosted])
 
     def _copy(self, written: list[torch.Tensor]) -> None:
         """The published parameters become the model's; ``written``: those in which that may change something."""
         ranges = []
-        for parameter in self._hosted:
+        for parameter in self.hosted:
             tensor, theta = parameter.local, parameter.theta
             copies = tensor.is_contiguous()
             if not copies:
@@ -142,13 +154,13 @@ class HostParameters(LiveParameters):
         if self._replicas is not None:
             self._replicas.gather()
 
-    def _to_published(self) -> None:
+    def to_published(self) -> None:
         if self._replicas is not None:
             self._replicas.check_values()
-        for parameter in self._hosted:
+        for parameter in self.hosted:
             parameter.theta.copy_(parameter.local.detach())
 
-    def _from_published(self) -> None:
+    def from_published(self) -> None:
         self.bind()
 
     def close(self) -> None:
@@ -160,13 +172,13 @@ class HostParameters(LiveParameters):
             self._replicas.keep()
 
     def changed(self) -> list[str]:
-        now = zip(self._hosted, self._digests, self._digests_now(), strict=True)
+        now = zip(self.hosted, self._digests, self._digests_now(), strict=True)
         changed = [parameter.name for parameter, then, digest in now if then != digest]
         if self._replicas is not None:
             changed += [name for name in self._replicas.changed() if name not in changed]
         return changed
 
     def _digests_now(self) -> list[int]:
-        tensors = [parameter.local.detach().contiguous() for parameter in self._hosted]  # itself where it is
+        tensors = [parameter.local.detach().contiguous() for parameter in self.hosted]  # itself where it is
         ranges = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in tensors]
         return memory.copy_and_digest(ranges, torch.get_num_threads())

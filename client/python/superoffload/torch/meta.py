@@ -7,8 +7,8 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import shards
-from superoffload.torch.parameters import HostedParameter
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
 
 
 def value_of(parameter: HostedParameter, weights: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:

@@ -4,10 +4,9 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-import grpc
 import torch
 
 from superoffload._core import names, owner, policies
@@ -15,22 +14,38 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.hosting import Directories
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.torch import groups, options, parameters
+from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
-from superoffload.torch.attaching import Attaching
-from superoffload.torch.eager import eager
-from superoffload.torch.forward import ForwardWaits
-from superoffload.torch.gpu_options import GpuOptions
-from superoffload.torch.grad_scale import GradScale
+from superoffload.torch.attach import Place
+from superoffload.torch.attaching import Attaching, Wanted
+from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.place import OnGpu
+from superoffload.torch.growing import Growing
+from superoffload.torch.guards.grad_scale import GradScale
+from superoffload.torch.hooks import eager, weakly
+from superoffload.torch.host import OnHost
 from superoffload.torch.overlap import Overlap
-from superoffload.torch.residents import Residents
+from superoffload.torch.state.checkpoints import Checkpoints
+from superoffload.torch.state.copies import StateCopies
+from superoffload.torch.state.moment import Lineage
+from superoffload.torch.state.saving import State
+from superoffload.torch.state.views import StateViews
+from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
 
 _MEASURED = GpuOptions()
 
 
-class Optimizer(Attaching):
+def _place_on(options: GpuOptions, gpu: torch.device | None) -> Place:
+    """Where parameters are while they are trained; None: the CPU."""
+    return OnHost() if gpu is None else OnGpu(options, gpu)
+
+
+class Optimizer(torch.optim.Optimizer):
     """What all optimizers have in common; their own documentation names the arguments.
+
+    It speaks torch.optim's interface, and its parts do the work: each is given what it needs when it is made, and no
+    part holds the optimizer, which ends when nobody else does.
 
     Args:
         defaults: of the keys of a parameter group.
@@ -67,52 +82,63 @@ class Optimizer(Attaching):
         policies.check_sync(sync, restore)
         lease_seconds = names.lease_of(name, lease_seconds)
         self.max_grad_norm = max_grad_norm
-        self._policies = policies.policies(speculation, checkpoint, lease_seconds)
-        self._attached = False
-        super().__init__(params, {**defaults, "maximize": maximize})
-        options.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
-        options.check_groups(self.param_groups, self.algorithm)
-        self._grad_scale = GradScale()
-        self._anonymous = name is None
-        self._forward_waits: ForwardWaits | None = None
-        self._residents: Residents | None = None
-        self._overlap, self._bucket_bytes = overlap, bucket_bytes
-        self._begin = functools.partial(
-            Attaching._begin_hosting,
+        wanted = Wanted(
             name=name,
             endpoint=endpoint,
             sync=sync,
             restore=restore,
-            gpu=gpu,
+            policies=policies.policies(speculation, checkpoint, lease_seconds),
+            bucket_bytes=bucket_bytes,
+            overlap=overlap,
             replicas=replicas,
+            device=gpu.device,
         )
-        continues = self._begin(self)
+        self._hosting = Attaching(self, self.algorithm, wanted, functools.partial(_place_on, gpu))
+        super().__init__(params, {**defaults, "maximize": maximize})
+        groups.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
+        groups.check_groups(self.param_groups, self.algorithm)
+        directory = None if state_directory is None else os.path.abspath(state_directory)
+        self._grad_scale = GradScale()
+        self._copies = StateCopies()
+        self._lineage = Lineage(self._hosting)
+        views = StateViews(self._hosting)
+        self._checkpoints = Checkpoints(self._hosting, self._lineage, directory, self._copies.on_another_moment)
+        self._written = WrittenState(self._hosting, views, self._copies, self._checkpoints.restore_tensors)
+        self._state = State(self._hosting, self._lineage, views, self._written, self._checkpoints, directory)
+        self._growing = Growing(self._hosting, self._written.fill, directory)
+        continues = self._hosting.begin(weakly(self._written.send), weakly(self._written.fill))
         if not continues and name is not None and restore is None and checkpoint is None and state_directory is None:
-            names.warn_of_private_name(name, self._connection.endpoint)
-        self._own_state(state_directory, continues=continues and sync != "push_params")
-        self._owner_pid = os.getpid()
+            names.warn_of_private_name(name, self._hosting.endpoint)
+        self._lineage.begin(continues and sync != "push_params")
+        self._written.fill()
         owner.own(self)
 
+    @property
+    def name(self) -> str:
+        """The optimizer's name in the daemon."""
+        return self._hosting.name
+
+    def is_attached(self) -> bool:
+        """Whether it is not closed."""
+        return self._hosting.attached
+
     def submitter(self) -> Submitter:
-        """Of the present attachment."""
-        return self._submitter
+        """What submits gradients to the present attachment."""
+        return self._hosting.submitter
 
     def replica_group(self) -> Any:
         """The process group in which ranks agree; None where this one trains alone."""
-        return None if self._sharding is None else self._sharding.group.group
+        return None if self._hosting.group is None else self._hosting.group.group
 
     def is_divided(self) -> bool:
         """Whether other ranks have parts of the state."""
-        return self._ranks() > 1
-
-    def _ranks(self) -> int:
-        return 1 if self._sharding is None else self._sharding.group.ranks
+        return self._hosting.ranks() > 1
 
     # Stepping.
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """To torch.amp.GradScaler, which then leaves unscaling and the decision to skip to step().
+        """Whether torch.amp.GradScaler asks, which then leaves unscaling and the decision to skip to step().
 
         Others, Lightning for one, ask in order to refuse to unscale and clip before step(), which works as well.
         """
@@ -128,49 +154,41 @@ class Optimizer(Attaching):
         there, and after ``push_params()`` or ``pull_params()`` it can be called again.
         """
         loss = None
-        self._check_attached()
-        committed_steps = self._stepping.committed_steps()
+        self._hosting.check_attached()
+        committed_steps = self._hosting.committed_steps()
         try:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            self._check_attached()
-            with self._submitter.told():
-                self._send_written_state()
-            with self._submitter.cut_off:
-                with self._submitter.told():
-                    parameters.check_unfrozen(self.param_groups, self.hosted_parameters(), self._built_of)
-                stall_seconds = 0.0 if self._residents is None else self._residents.stall_seconds()
-                grad_scale = self._grad_scale.take(self, self.hosted_parameters())
-                ended = self._stepping.step(self.param_groups, grad_scale, self.max_grad_norm)
-            self._grad_scale.forget()
-            self._copies.on_another_moment()
-            if ended and self._residents is not None:
-                self._residents.after_step(stall_seconds, self._quiesce)
-                self._reporter.report()
+            self._hosting.check_attached()
+            self._step()
         except BaseException as error:
-            self._grad_scale.on_error(self, self.hosted_parameters())
-            if self._attached:
-                self._stepping.settle_for(error, committed_steps)
+            self._grad_scale.on_error(self, self._hosting.trained())
+            if self._hosting.attached:
+                self._hosting.stepping.settle_for(error, committed_steps)
             raise
         return loss
 
-    def _prepare_step(self) -> None:
-        self._live.before_step()
-        groups.send(self.algorithm, self._attachment, self.param_groups)
-
-    def _quiesce(self) -> None:
-        """No step is open, the last one is over, and the current stream sees its parameters."""
-        self._stepping.abandon()
-        if self._gpu_attachment is not None:
-            self._gpu_attachment.wait_over()
-            self.synchronize()
+    def _step(self) -> None:
+        hosting = self._hosting
+        with hosting.submitter.told():
+            self._written.send()
+        with hosting.submitter.cut_off:
+            with hosting.submitter.told():
+                hosting.check_unfrozen()
+            stall_seconds = 0.0 if hosting.gpu is None else hosting.gpu.stall_seconds()
+            grad_scale = self._grad_scale.take(self, hosting.trained())
+            ended = hosting.stepping.step(self.param_groups, grad_scale, self.max_grad_norm)
+        self._grad_scale.forget()
+        self._copies.on_another_moment()
+        if ended and hosting.gpu is not None:
+            hosting.gpu.after_step(stall_seconds, hosting.quiesce)
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; gradients of a step that was begun and not ended are dropped."""
-        if self._attached:
-            self._stepping.zero_grad()
+        if self._hosting.attached:
+            self._hosting.stepping.zero_grad()
         self._grad_scale.forget()
         super().zero_grad(set_to_none)
 
@@ -180,13 +198,13 @@ class Optimizer(Attaching):
 
         torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
         """
-        self._check_attached()
-        self._send_written_state()
-        return torch.tensor(self._stepping.clip_grad_norm(max_norm), dtype=torch.float32, device="cpu")
+        self._hosting.check_attached()
+        self._written.send()
+        return torch.tensor(self._hosting.stepping.clip_grad_norm(max_norm), dtype=torch.float32, device="cpu")
 
     def clips_as_torch(self) -> bool:
         """Whether torch.nn.utils.clip_grad_norm_ scales ``.grad``; nothing has been submitted then."""
-        return not self._submitter.overlaps and self._sharding is None
+        return not self._hosting.submitter.overlaps and self._hosting.sharding is None
 
     @property
     def max_grad_norm(self) -> float | None:
@@ -201,83 +219,144 @@ class Optimizer(Attaching):
     @property
     def last_result(self) -> StepResult | None:
         """The daemon's report on the last step; None before the first one."""
-        return self._stepping.last_result
+        return self._hosting.stepping.last_result
 
     @property
     def committed_steps(self) -> int:
         """Steps that changed the parameters, those before a restart or a restore too: from where a loop goes on."""
-        self._stepping.settle()  # a step that was cut off counts once it is known to be committed
-        return self._stepping.committed_steps()
+        self._hosting.stepping.settle()  # a step that was cut off counts once it is known to be committed
+        return self._hosting.committed_steps()
 
     @property
     def skipped_steps(self) -> dict[VerdictKind, int]:
         """How many steps were skipped, by reason."""
-        return self._stepping.skipped_steps
+        return self._hosting.stepping.skipped_steps
 
     # Parameters.
 
     def synchronize(self) -> None:
         """After this, whoever reads parameters on the current stream reads those of the last step."""
-        if self._forward_waits is not None:
-            self._forward_waits.wait_all()
+        self._hosting.synchronize()
 
     def hosted_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that the daemon updates, or the daemons of all ranks that train them."""
-        if self._sharding is not None:
-            return self._sharding.trained
-        return [parameter.tensor for parameter in self._hosted]
+        return self._hosting.trained()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch.optim: the added parameters begin at their own step 0, the others go on.
+
+        The daemon plans anew, with a checkpoint in the state directory (or a temporary one) as the way between.
+        """
+        if not self._hosting.attached:  # while it is being built
+            super().add_param_group(param_group)
+            return
+        self._hosting.check_attached()
+        self._growing.check()
+        super().add_param_group(param_group)
+        self._growing.take_last_group(self.save_checkpoint)
 
     def push_params(self) -> None:
         """The trainer wins: masters become the model's parameters as they are; moments stay."""
-        self._check_attached()
-        self._quiesce()
-        self._state_replaced()
-        self._live.push()
-        self._live.keep()
+        self._state.push_params()
 
     def pull_params(self) -> None:
         """The daemon wins: the model's parameters become the masters again."""
-        self._check_attached()
-        self._quiesce()
-        self._live.pull()
+        self._state.pull_params()
+
+    # State.
+
+    def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
+        """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        return self._state.state_of(indices, keys)
+
+    def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
+        return self._state.state_tensors()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyper-parameters and the present moment: free. Pickled or deeply copied it holds the state; see `Moment`.
+
+        With ``state_tensors()`` and ``optimizer.state[parameter]`` the state can be looked at.
+        """
+        self._hosting.check_attached()
+        self._written.send()
+        return self._state.dict_of(super().state_dict())
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """A state_dict that the optimizer's counterpart in torch.optim can load, on the same parameters: copies."""
+        self._hosting.check_attached()
+        return self._state.torch_dict_of(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes to the moment of a ``state_dict()``, or takes over the state of its counterpart in torch.optim.
+
+        Parameters become those of the moment, too; torch's state has none, and the model's stay. Loading the present
+        moment is free.
+        """
+        self._state.load(state_dict)
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self._written.fill()
+        self._state.load_others(state_dict)
+
+    def load_torch_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """``load_state_dict()`` of its counterpart in torch.optim on the same parameters."""
+        self.load_state_dict(state_dict)
+
+    def save_checkpoint(self, directory: str | os.PathLike[str]) -> int:
+        """Has the daemon write a checkpoint of this moment, and waits; returns its number of committed steps.
+
+        ``directory`` must not exist. Its safetensors files hold ``model.NAME``, and ``MOMENT.NAME`` for each moment,
+        in fp32. All ranks of a run call it together, with the same ``directory`` of a file system that all share, and
+        it is there once all have written their shards; any number of ranks can restore it.
+        """
+        self._hosting.check_attached()
+        self._written.send()
+        return self._checkpoints.save(directory)
+
+    def save_beside(self, path: str | os.PathLike[str]) -> None:
+        """All ranks of a run write this moment beside ``path``, where one of them is about to pickle ``state_dict()``.
+
+        What it pickles there, before the next step, names their checkpoint. See trainer.py.
+        """
+        self._checkpoints.save_beside(path, self.save_checkpoint)
+
+    def restore_checkpoint(self, directories: Directories) -> None:
+        """Goes back, or on, to a checkpoint: parameters, moments, step and hyper-parameters become those saved.
+
+        All ranks of a run call it together; they may be another number than those that saved.
+        """
+        self._checkpoints.restore_checkpoint(directories)
+
+    # The daemon.
 
     @property
     def gpu_report(self) -> GpuReport | None:
         """What was found out about the GPU; None when the parameters are not on one."""
-        return None if self._gpu_attachment is None else self._gpu_attachment.report
+        return None if self._hosting.gpu is None else self._hosting.gpu.report
 
     @property
     def metrics_address(self) -> str:
         """Where Prometheus reads the daemon's metrics: HOST:PORT; empty when nowhere."""
-        return self._connection.server_info.metrics_address
+        return self._hosting.connection.server_info.metrics_address
 
     # Ending.
-
-    def _check_attached(self) -> None:
-        if not self._attached:
-            owner.check_process(self._owner_pid)
-            raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
-        self._stepping.settle()
-        self._follow_replaced()
 
     def close(self) -> None:
         """Ends the attachment. Parameters stay where they are; an optimizer without a name is deleted.
 
         On a GPU that is memory which the optimizer has made; it is given back, in pieces, as parameters leave it.
         """
-        if not self._attached:
+        if not self._hosting.attached:
             return
         with contextlib.suppress(Error):  # of a daemon that is gone
-            self._quiesce()
-        self._state_closed()
-        self._release_model()
-        self._finalizer()
-        self._live.close()
+            self._hosting.quiesce()
+        self.state.clear()
+        self._lineage.end()
+        self._hosting.close()
 
     def disown(self) -> None:
         """In a forked child: hooks and finalizers leave the parent's optimizer alone."""
-        self._finalizer.detach()
-        self._release_model()
+        self._hosting.disown()
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError("a superoffload optimizer cannot be copied; build another one")

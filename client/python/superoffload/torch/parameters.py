@@ -1,9 +1,8 @@
 """Which parameters a daemon hosts, and where the published ones and their gradients lie in its memory."""
 
 import ctypes
-import dataclasses
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -12,58 +11,25 @@ import torch
 from superoffload._core import hosting
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload.torch import shards
-from superoffload.torch.sharding import Sharding, named
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, named
 from superoffload.v1 import optimizer_pb2
-
-DATA_TYPES = {
-    torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
-    torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
-    torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
-}
-
-
-@dataclasses.dataclass
-class HostedParameter:
-    """One trainable parameter, or this rank's shard of it, and its views of the daemon's memory."""
-
-    tensor: torch.nn.Parameter
-    name: str
-    group: int
-    rows: range | None = None  # of what this rank has, the hosted ones; None: all
-    buckets: range = range(0)
-    theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
-    slots: tuple[torch.Tensor, ...] = ()  # where gradients are handed over, step by step in turn; on the CPU only
-
-    @property
-    def local(self) -> torch.Tensor:
-        """The elements that are hosted."""
-        return shards.rows_of(shards.local(self.tensor), self.rows)
-
-    @property
-    def gradient_dtype(self) -> torch.dtype:
-        """In which autograd leaves its gradients: ``grad_dtype``, where the loop has set it."""
-        given = getattr(self.tensor, "grad_dtype", None)
-        return given if given in DATA_TYPES else self.local.dtype
-
-    @property
-    def gradient(self) -> torch.Tensor | None:
-        """Theirs."""
-        gradient = shards.gradient(self.tensor)
-        return None if gradient is None else shards.rows_of(gradient, self.rows)
 
 
 def collect(
-    param_groups: list[dict[str, Any]], sharding: Sharding | None = None, moves: bool = False
+    param_groups: list[dict[str, Any]],
+    rows_of: Callable[[torch.Tensor], range | None] = lambda _: None,
+    moves: bool = False,
 ) -> list[HostedParameter]:
     """The trainable parameters of all groups, tied ones once, in order; raises Error for what cannot be hosted.
 
-    ``sharding``: others host some of them. ``moves``: they move to a GPU, whatever device each is on, or ``meta``.
+    ``rows_of``: the rows of a parameter that are hosted here, while others host the rest; None is all. ``moves``: they
+    move to a GPU, whatever device each is on, or ``meta``.
     """
     devices_served = ("cpu", "cuda", "meta") if moves else ("cpu", "cuda")
     hosted: dict[int, HostedParameter] = {}
     for name, group_index, tensor in named(param_groups):
-        rows = None if sharding is None else sharding.rows(tensor)
+        rows = rows_of(tensor)
         nothing = shards.local(tensor).numel() == 0 or (rows is not None and len(rows) == 0)
         if not tensor.requires_grad or nothing or id(tensor) in hosted:
             continue
@@ -92,7 +58,7 @@ def collect(
 
 
 def not_hosted(param_groups: list[dict[str, Any]], hosted: list[HostedParameter]) -> list[tuple[str, torch.Tensor]]:
-    """Of the groups: those that are trained and of which this rank hosts nothing, and shards that are frozen."""
+    """Returns parameters that are trained and of which this rank hosts nothing, and shards that are frozen."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, _, tensor in named(param_groups):
         if tensor.requires_grad or shards.is_sharded(tensor):
@@ -155,7 +121,7 @@ def check_row_major(hosted: list[HostedParameter]) -> None:
 def specification(
     hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
 ) -> list[optimizer_pb2.Parameter]:
-    """As CreateOptimizer takes it; gradients have their own dtype, or `gradient_dtype`."""
+    """Returns what CreateOptimizer takes; gradients have their own dtype, or `gradient_dtype`."""
     return [
         optimizer_pb2.Parameter(
             name=parameter.name,

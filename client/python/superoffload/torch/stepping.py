@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,10 +10,16 @@ from superoffload._core import skips, warn
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.torch import interrupt, options
-from superoffload.torch.forward import ForwardWaits
+from superoffload.torch import groups, interrupt
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.submitter import Submitter
+
+
+class Waits(Protocol):
+    """Forward passes that wait for parameters on a GPU; see gpu/forward.py."""
+
+    def before_step_end(self) -> None: ...
+    def on_step_end(self, changed: bool, watched: bool) -> None: ...
 
 
 class Stepping:
@@ -25,7 +31,7 @@ class Stepping:
         live: LiveParameters,
         submitter: Submitter,
         send_groups: Callable[[list[dict[str, Any]]], None],
-        forward_waits: ForwardWaits | None,
+        forward_waits: Waits | None,
     ) -> None:
         self._attachment = attachment
         self._live = live
@@ -49,7 +55,7 @@ class Stepping:
             with self._submitter.told():
                 unscaling, threshold = self._finish_backward(param_groups, grad_scale, max_grad_norm)
             watched = self._submitter.watched
-            result = self._submitter.end(options.sign(param_groups) * unscaling, threshold)
+            result = self._submitter.end(groups.sign(param_groups) * unscaling, threshold)
             self._clip.on_step_end(unscaling)
         self._on_result(result, watched, may_skip=grad_scale is not None)
         return True

@@ -6,8 +6,9 @@ is committed, and submitted again if the loop has changed it. The library counts
 
 import abc
 import contextlib
-import weakref
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import grpc
 import torch
@@ -15,91 +16,119 @@ import torch
 from superoffload._core import run_step
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
+from superoffload._core.run import Group
 from superoffload._core.run_step import For
 from superoffload._core.step_result import StepResult
-from superoffload.torch import shards
-from superoffload.torch.clip_calls import ClipCalls
-from superoffload.torch.eager import eager
+from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.interrupt import CutOff
 from superoffload.torch.overlap import Overlap, OverlapPolicy
-from superoffload.torch.parameters import HostedParameter
-from superoffload.torch.replicas import Replicas
-from superoffload.torch.sharding import Sharding
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
 
 
-def _make_hook(submitter: "weakref.ref[Submitter]", index: int) -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(_: torch.Tensor) -> None:
-        alive = submitter()
-        if alive is not None:
-            alive.on_gradient(index)
+class Clipping(Protocol):
+    """What the loop's clip_grad_norm_ calls do to gradients; see guards/clip_calls.py."""
 
-    return hook
+    threshold: float | None
+
+    def in_own_hands(self) -> contextlib.AbstractContextManager[None]: ...
+    def add(self, max_norm: float, norm: float) -> float: ...
+    def check(self) -> None: ...
+    def drop(self) -> None: ...
+    def on_step_end(self, unscaling: float = 1.0) -> None: ...
+    def on_abandoned(self) -> None: ...
+    def on_edited(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Ranks(Protocol):
+    """The ranks that train together; see ranks/sharding.py."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def trained(self) -> list[torch.nn.Parameter]: ...
+    def reduce_gradients(self) -> None: ...
+
+
+class Replicas(Protocol):
+    """Parameters of which several ranks have the same elements; see ranks/replicas.py."""
+
+    def check_gradients(self, whole: list[torch.nn.Parameter]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a submitter works with, wherever gradients are.
+
+    ``prepare_step`` is called before each BEGIN_STEP and sends hyper-parameters. ``make_clipping`` takes the trained
+    parameters and what multiplies all of their gradients. ``ranks`` and ``replicas``: None where this one trains alone.
+    """
+
+    hosted: list[HostedParameter]
+    overlap: Overlap
+    prepare_step: Callable[[], None]
+    make_clipping: Callable[[Sequence[torch.Tensor], Callable[[float], bool]], Clipping]
+    ranks: Ranks | None = None
+    replicas: Replicas | None = None
 
 
 class Submitter(abc.ABC):
     """The open step as the trainer sees it, wherever its gradients are.
 
-    ``prepare_step`` is called before each BEGIN_STEP and sends hyper-parameters. It is a weak reference, as are the
-    hooks: a model must not keep its optimizer alive.
+    Its hooks hold it weakly: a model must not keep its optimizer alive. What has no underscore is also for the
+    submitters that derive from this one.
     """
 
-    def __init__(
-        self,
-        attachment: Attachment,
-        hosted: list[HostedParameter],
-        overlap: Overlap,
-        prepare_step: weakref.WeakMethod,
-        sharding: Sharding | None = None,
-        replicas: Replicas | None = None,
-    ) -> None:
-        self._attachment = attachment
-        self._hosted = hosted
-        self._policy = OverlapPolicy(overlap, len(hosted), alone=sharding is None)
-        self._prepare_step = prepare_step
-        self._sharding = sharding
-        self._replicas = replicas
-        self._begun = False
+    def __init__(self, attachment: Attachment, given: Given) -> None:
+        self.attachment = attachment
+        self.hosted = given.hosted
+        self.ranks = given.ranks
+        self.policy = OverlapPolicy(given.overlap, len(given.hosted), alone=given.ranks is None)
+        self._prepare_step = given.prepare_step
+        self._replicas = given.replicas
+        self.begun = False
         self.cut_off = CutOff()
-        self.clip = ClipCalls(self.trained(), self.scale, alone=sharding is None)
-        self._reset()
-        self._handles = [
-            parameter.tensor.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), index))
-            for index, parameter in enumerate(hosted)
+        self.clip = given.make_clipping(self.trained(), self.scale)
+        self.reset()
+        self.handles = [
+            parameter.tensor.register_post_accumulate_grad_hook(eager(weakly(self.on_gradient, index)))
+            for index, parameter in enumerate(given.hosted)
         ]
-        self._indices = {id(parameter.tensor): index for index, parameter in enumerate(hosted)}
-        self._given: dict[int, torch.Tensor] = {}  # gradients that are not yet in .grad
+        self.indices = {id(parameter.tensor): index for index, parameter in enumerate(given.hosted)}
+        self.averages: dict[int, torch.Tensor] = {}  # gradients that are not yet in .grad
         # In a run of several ranks hooks see gradients of whole parameters before anybody has averaged them.
-        self._seen_reduced = [sharding is None or shards.is_sharded(parameter.tensor) for parameter in hosted]
+        self._seen_reduced = [given.ranks is None or shards.is_sharded(parameter.tensor) for parameter in given.hosted]
 
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
 
-    def _reset(self) -> None:
-        self._taken: set[int] = set()
+    def reset(self) -> None:
+        """Forgets the open step."""
+        self.taken: set[int] = set()
         self._arrived: set[int] = set()
-        self._asked_for_norm = False  # of the open step: the loop may still change its gradients
-        self._finishing = False  # backward is over
+        self.asked_for_norm = False  # of the open step: the loop may still change its gradients
+        self.finishing = False  # backward is over
 
     def on_gradient(self, index: int) -> None:
         """Autograd has accumulated a gradient of parameter `index`."""
         if self.cut_off.happened:
             return  # the next call of the optimizer settles that; step() takes what it finds
-        tensor = self._hosted[index].tensor
+        tensor = self.hosted[index].tensor
         if not self._seen_reduced[index] or not shards.is_reduced(tensor):
             return  # step() takes it
         if not getattr(tensor, "ds_grad_is_ready", True):
             return  # a layer in tiles, each with a backward of its own: DeepSpeed's last one says that it is ready
         with self.cut_off:
-            self._on_final(index, self._policy.count(index))
+            self._on_final(index, self.policy.count(index))
 
     def _on_final(self, index: int, outstanding: int) -> None:
         if index in self._arrived:
-            self._on_late_gradient(index)
-        elif self._policy.watched and outstanding <= 0:
+            self.on_late_gradient(index)
+        elif self.policy.watched and outstanding <= 0:
             self._take_now(index)
-        elif self._policy.early and outstanding == 0:
+        elif self.policy.early and outstanding == 0:
             self._take_now(index)
             self._arrive([index])
 
@@ -114,10 +143,10 @@ class Submitter(abc.ABC):
         if self.cut_off.happened:
             return False, expected
         for tensor, gradient in gradients:
-            index = self._indices.get(id(tensor))
+            index = self.indices.get(id(tensor))
             if index is not None:
-                expected.append((index, self._policy.count(index), gradient))
-        return self._policy.watched, expected
+                expected.append((index, self.policy.count(index), gradient))
+        return self.policy.watched, expected
 
     def beside_backward(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the GPU's work waits for what backward is not to wait for."""
@@ -130,47 +159,47 @@ class Submitter(abc.ABC):
             return
         with self.cut_off:
             for index, outstanding, gradient in expected:
-                hosted = self._hosted[index]
+                hosted = self.hosted[index]
                 if hosted.tensor.grad is None:
                     continue  # whether it has one is known after backward
-                self._given[index] = shards.rows_of(gradient, hosted.rows)
+                self.averages[index] = shards.rows_of(gradient, hosted.rows)
                 self._on_final(index, outstanding)
-                self._given.pop(index)
+                self.averages.pop(index)
 
     def on_averages_in_place(self) -> None:  # noqa: B027, not all submitters need to know
         """Backward is over, and ``.grad`` is what `on_averaged` was given."""
 
     def _take_now(self, index: int) -> None:
-        gradient = self._hosted[index].gradient
+        gradient = self.hosted[index].gradient
         if gradient is not None and gradient.layout != torch.strided:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"the gradient of {self._hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
+                f"the gradient of {self.hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
             )
-        self._take(index)
-        self._taken.add(index)
+        self.take(index)
+        self.taken.add(index)
 
     @abc.abstractmethod
-    def _on_late_gradient(self, index: int) -> None:
+    def on_late_gradient(self, index: int) -> None:
         """The gradient of parameter `index` has grown after it was submitted."""
 
     @abc.abstractmethod
-    def _take(self, index: int) -> None:
+    def take(self, index: int) -> None:
         """Remembers the gradient of parameter `index` as it is now, None included."""
 
     @abc.abstractmethod
-    def _find_edited(self) -> str | None:
+    def find_edited(self) -> str | None:
         """The parameter whose gradient the loop has written or replaced since it was taken, if any."""
 
-    def _is_present(self, gradient: torch.Tensor) -> bool:
+    def is_present(self, gradient: torch.Tensor) -> bool:
         """Whether it is one, and does not stand for what has gone."""
         return True
 
-    def _check_present(self) -> None:  # noqa: B027, on the CPU they are always there
+    def check_present(self) -> None:  # noqa: B027, on the CPU they are always there
         """Raises Error when a gradient is not the loop's any more."""
 
     @abc.abstractmethod
-    def _outdated(self) -> bool:
+    def outdated(self) -> bool:
         """Whether a gradient that was taken has grown or gone since, by the loop's backward passes and zero_grad()."""
 
     @abc.abstractmethod
@@ -178,52 +207,51 @@ class Submitter(abc.ABC):
         """Multiplies all of ``.grad``. Returns whether the open step goes on with what was submitted of it."""
 
     @torch.no_grad()
-    def _multiply(self, factor: float) -> None:
+    def multiply(self, factor: float) -> None:
+        """Multiplies what is there of ``.grad``, on this rank."""
         given = [shards.gradient(tensor) for tensor in self.trained()]
-        gradients = [gradient for gradient in given if gradient is not None and self._is_present(gradient)]
+        gradients = [gradient for gradient in given if gradient is not None and self.is_present(gradient)]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
     @abc.abstractmethod
-    def _hand_over(self, indices: Sequence[int]) -> None:
+    def hand_over(self, indices: Sequence[int]) -> None:
         """Gives the library the gradients of these parameters, which were taken. The step has begun."""
 
     @abc.abstractmethod
-    def _wait_end(self) -> StepResult:
+    def wait_end(self) -> StepResult:
         """The step has ended: waits for what the trainer needs of it."""
 
     def _arrive(self, indices: Sequence[int]) -> None:
         self._begin()
         self._arrived.update(indices)
         for index in indices:
-            if self._hosted[index].tensor.grad is None:  # left alone, as in torch
-                self._attachment.set_absent(index)
-        self._hand_over([index for index in indices if self._hosted[index].tensor.grad is not None])
+            if self.hosted[index].tensor.grad is None:  # left alone, as in torch
+                self.attachment.set_absent(index)
+        self.hand_over([index for index in indices if self.hosted[index].tensor.grad is not None])
 
     def _begin(self) -> None:
-        if self._begun:
+        if self.begun:
             return
-        prepare_step = self._prepare_step()
-        assert prepare_step is not None, "its optimizer has submitters only while it lives"
-        prepare_step()
-        self._begun = True
+        self._prepare_step()
+        self.begun = True
 
     def on_grad_scaler(self, used: bool) -> None:  # noqa: B027, not all submitters need to know
         """step() is about to end a step, called by a GradScaler or not."""
 
     def trained(self) -> list[torch.Tensor]:
         """The optimizer's parameters, of which other ranks may host a part or all."""
-        return list(self._sharding.trained) if self._sharding is not None else [p.tensor for p in self._hosted]
+        return list(self.ranks.trained) if self.ranks is not None else [p.tensor for p in self.hosted]
 
     @property
     def overlaps(self) -> bool:
         """Whether gradients may be submitted before step()."""
-        return self._policy.on
+        return self.policy.on
 
     @property
     def watched(self) -> bool:
         """Whether the loop is being watched in the open step."""
-        return self._policy.watched
+        return self.policy.watched
 
     def has_gradients(self) -> bool:
         """Whether step() has anything to do."""
@@ -231,11 +259,11 @@ class Submitter(abc.ABC):
 
     def abandon(self) -> None:
         """Drops what was submitted, if anything. Gradients stay what they are."""
-        if self._begun and self._attachment.look().begun:
-            self._attachment.abandon_step()
-            self._attachment.wait_step()
-        self._begun = False
-        self._reset()
+        if self.begun and self.attachment.look().begun:
+            self.attachment.abandon_step()
+            self.attachment.wait_step()
+        self.begun = False
+        self.reset()
         self.clip.on_abandoned()
 
     def settle(self, committed_steps: int) -> StepResult | None:
@@ -243,40 +271,40 @@ class Submitter(abc.ABC):
 
         ``committed_steps``: of which the optimizer knows.
         """
-        result = self._attachment.settle()
-        self._begun = False
+        result = self.attachment.settle()
+        self.begun = False
         self.abandon()
-        self._policy.on_step_end()
+        self.policy.on_step_end()
         return result if result is not None and result.committed_steps > committed_steps else None
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         """Drops what was submitted, in order to submit gradients as they are now."""
         self.abandon()
 
     def on_zero_grad(self) -> None:
-        self._policy.on_zero_grad()
+        self.policy.on_zero_grad()
         if self._arrived:  # too early, as it turns out
-            self._policy.on_surprise()
+            self.policy.on_surprise()
         self.abandon()
 
     def finish(self) -> None:
         """Submits whatever is left, and again what has changed since it was submitted."""
-        self._check_present()
+        self.check_present()
         self.clip.check()
-        self._finishing = True
-        if self._sharding is not None:
-            self._sharding.reduce_gradients()
-        edited = None if self._outdated() else self._find_edited()
-        if edited is not None or self._outdated():
+        self.finishing = True
+        if self.ranks is not None:
+            self.ranks.reduce_gradients()
+        edited = None if self.outdated() else self.find_edited()
+        if edited is not None or self.outdated():
             self.clip.on_edited()
-            if edited is not None and self._policy.on:
-                self._policy.on_edit(edited)
-            self._start_over()
-            self._finishing = True
-        for index in range(len(self._hosted)):
-            if index not in self._taken:
+            if edited is not None and self.policy.on:
+                self.policy.on_edit(edited)
+            self.start_over()
+            self.finishing = True
+        for index in range(len(self.hosted)):
+            if index not in self.taken:
                 self._take_now(index)
-        if rest := [index for index in range(len(self._hosted)) if index not in self._arrived]:
+        if rest := [index for index in range(len(self.hosted)) if index not in self._arrived]:
             self._arrive(rest)
 
     def check_gone(self) -> None:  # noqa: B027, on the CPU none goes
@@ -284,34 +312,34 @@ class Submitter(abc.ABC):
 
     def wait_norm(self) -> float:
         """Submits whatever is left and returns the norm of the gradients as they are."""
-        self._asked_for_norm = True
+        self.asked_for_norm = True
         with self.told():
             self.finish()
             self.check_gone()
-            if self._sharding is None:
-                return self._attachment.wait_norm(1.0)
-            own = self._attachment.wait_sum()
-        return run_step.gather_norm(self._sharding.group, own)
+            if self.ranks is None:
+                return self.attachment.wait_norm(1.0)
+            own = self.attachment.wait_sum()
+        return run_step.gather_norm(self.ranks.group, own)
 
     def told(self) -> contextlib.AbstractContextManager[None]:
         """What is refused inside, where ranks gather nothing, is raised on all of them."""
-        return run_step.told(None if self._sharding is None else self._sharding.group, self._attachment)
+        return run_step.told(None if self.ranks is None else self.ranks.group, self.attachment)
 
     def check_empty(self) -> None:
         """Raises Error on all ranks where another one has gradients."""
-        if self._sharding is not None:
-            run_step.gather(self._sharding.group, For.EMPTY)
+        if self.ranks is not None:
+            run_step.gather(self.ranks.group, For.EMPTY)
 
     def end(self, gradient_scale: float, max_grad_norm: float) -> StepResult:
         """Ends the step and waits until training can go on. All gradients must have been submitted."""
-        if self._sharding is None or self._replicas is None:
-            self._attachment.end_step(gradient_scale, max_grad_norm)
+        if self.ranks is None or self._replicas is None:
+            self.attachment.end_step(gradient_scale, max_grad_norm)
         else:
             # The loop averages these over the ranks, if anybody does.
-            self._replicas.check_gradients([p for p in self._sharding.trained if not shards.is_sharded(p)])
-            run_step.end_step(self._attachment, self._sharding.group, gradient_scale, max_grad_norm)
-        result = self._wait_end()
-        self._begun = False
-        self._policy.on_step_end()
-        self._reset()
+            self._replicas.check_gradients([p for p in self.ranks.trained if not shards.is_sharded(p)])
+            run_step.end_step(self.attachment, self.ranks.group, gradient_scale, max_grad_norm)
+        result = self.wait_end()
+        self.begun = False
+        self.policy.on_step_end()
+        self.reset()
         return result

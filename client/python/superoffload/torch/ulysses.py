@@ -24,8 +24,15 @@ import torch
 import torch.distributed
 
 from superoffload._core.error import Error
-from superoffload.torch import miniature
-from superoffload.torch.divided_attention import PACKED, DividedAttention, GroupRanks, divides, refused, ropes_by_length
+from superoffload.torch.ranks import miniature
+from superoffload.torch.ranks.divided_attention import (
+    PACKED,
+    DividedAttention,
+    GroupRanks,
+    divides,
+    refused,
+    ropes_by_length,
+)
 
 _IGNORED = -100  # a target that no token has
 _made = 0

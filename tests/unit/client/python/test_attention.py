@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from superoffload.torch.attention import Attention
+from superoffload.torch.ranks.attention import Attention
 
 LENGTHS = [[5, 1, 7, 11], [24]]
 

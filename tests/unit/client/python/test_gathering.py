@@ -5,8 +5,8 @@ import datetime
 import pytest
 import torch
 
-from superoffload.torch.gathering import host_group
-from superoffload.torch.sharding import TorchGroup
+from superoffload.torch.ranks.gathering import host_group
+from superoffload.torch.ranks.sharding import TorchGroup
 
 TIMEOUT = datetime.timedelta(seconds=77)
 

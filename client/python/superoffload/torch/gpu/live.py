@@ -1,0 +1,173 @@
+"""A model's parameters on a GPU: views of the memory that the published ones are copied to.
+
+What torch writes to them changes their versions. What is written behind torch's back is found by canaries
+(guards/canaries.py).
+"""
+
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from superoffload._core.error import Error
+from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload.torch import cuda
+from superoffload.torch.guards.canaries import Canaries
+from superoffload.torch.live import LiveParameters, Replicas, alike
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
+
+
+class GpuParameters(LiveParameters):
+    """``synchronize`` has the current stream wait for the parameters of the last step.
+
+    A parameter that several ranks have whole is no view: of the rows that this rank hosts, those that were published
+    are copied to it, and ``replicas`` brings the others, as soon as the step is committed.
+    """
+
+    attachment: GpuAttachment
+
+    def __init__(
+        self,
+        hosted: list[HostedParameter],
+        attachment: GpuAttachment,
+        synchronize: Callable[[], None],
+        replicas: Replicas | None = None,
+    ) -> None:
+        super().__init__(hosted, attachment)
+        self._synchronize = synchronize
+        self._replicas = replicas
+        self._views = [index for index, parameter in enumerate(hosted) if parameter.rows is None]
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._addresses = [parameter.theta.data_ptr() for parameter in hosted]
+        self._canaries = Canaries(hosted, attachment)
+        self._noted = False  # canaries of the last step
+
+    def before_step(self) -> None:
+        if not self._noted:
+            self.attachment.wait_over()
+            self._accept_same_bits()
+            self._canaries.note_published()
+            self._noted = True
+
+    def _accept_same_bits(self) -> None:
+        """Whoever wrote parameters and has brought them back, as an evaluation of averaged weights does."""
+        written = self._written()
+        if written:
+            self._synchronize()
+        for index in written:
+            parameter, placement = self.hosted[index], self.attachment.optimizer.layout.placements[index]
+            tensor, theta = parameter.local, parameter.theta
+            if not alike(tensor, theta) or not tensor.is_contiguous() or theta.data_ptr() != self._addresses[index]:
+                continue
+            published = torch.frombuffer(
+                self.attachment.parameters(placement.parameters_offset, tensor.nbytes), dtype=torch.uint8
+            )
+            if torch.equal(tensor.detach().cpu().view(-1).view(torch.uint8), published):
+                if tensor.data_ptr() != theta.data_ptr():
+                    if shards.is_sharded(parameter.tensor):
+                        continue
+                    theta.copy_(tensor.detach())
+                    tensor.data = theta
+                self._versions[index] = self._counts(index)
+
+    def on_commit(self) -> None:
+        self._noted = False
+        if self._replicas is not None and self._replicas.has_any():
+            self._synchronize()
+            self._share()
+
+    def _share(self) -> None:
+        """The published rows of parameters that several ranks have become theirs, on all of them."""
+        if self._replicas is None or not self._replicas.has_any():
+            return
+        for parameter in self.hosted:
+            if parameter.rows is not None:
+                parameter.local.detach().copy_(parameter.theta)
+        self._replicas.gather()
+
+    def _check_shards(self) -> None:
+        """Raises Error for a shard that somebody has given other memory, which FSDP gathers then."""
+        for index in self._views:
+            parameter = self.hosted[index]
+            if shards.is_sharded(parameter.tensor) and parameter.local.data_ptr() != self._addresses[index]:
+                raise Error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the shard of parameter {parameter.name} lies elsewhere than when the optimizer was built; build "
+                    "a new optimizer after replacing it",
+                )
+
+    def move_in(self) -> None:
+        self._share()
+        self.keep()  # move.py
+
+    def bind(self) -> None:
+        self._share()
+        self.keep()
+
+    def push_first(self) -> None:
+        if self._replicas is not None:
+            self._replicas.check_values()
+        self.publish()  # the attach has copied them
+
+    def to_published(self) -> None:
+        self._check_shards()
+        if self._replicas is not None:
+            self._replicas.check_values()
+        for parameter in self.hosted:
+            if parameter.local.data_ptr() != parameter.theta.data_ptr():
+                parameter.theta.copy_(parameter.local.detach())
+        self.attachment.push(cuda.current_stream(self.hosted[0].tensor))
+
+    def from_published(self) -> None:
+        self.attachment.pull()
+        self.bind()
+
+    def keep(self) -> None:
+        self._check_shards()
+        for index in self._views:
+            parameter = self.hosted[index]
+            if parameter.local.data_ptr() != parameter.theta.data_ptr():  # its bits are there, since push()
+                parameter.tensor.data = parameter.theta
+        self._versions = {index: self._counts(index) for index in self._views}
+        if self._replicas is not None:
+            self._replicas.keep()
+        self._noted = False
+
+    def begin_check(self) -> Callable[[], None]:
+        find_different = self._begin_comparison()
+        return lambda: self.check_unchanged(lambda: self._find_changed(find_different))
+
+    def changed(self) -> list[str]:
+        return self._find_changed(self._begin_comparison())
+
+    def _begin_comparison(self) -> Callable[[], list[int]]:
+        self.before_step()
+        self._synchronize()
+        return self._canaries.begin_comparison()
+
+    def _find_changed(self, find_different: Callable[[], list[int]]) -> list[str]:
+        if written := self._written():
+            return [self.hosted[index].name for index in written]
+        changed = [self.hosted[index].name for index in find_different()]
+        return changed + ([] if self._replicas is None else self._replicas.changed())
+
+    def _counts(self, index: int) -> tuple[int, int]:
+        """Versions of a DTensor, and of the part that this rank has: each counts only what is written to itself."""
+        return self.hosted[index].tensor._version, self.hosted[index].local._version
+
+    def _written(self) -> list[int]:
+        """Indices of parameters that somebody has written through torch, or replaced."""
+        return [
+            index
+            for index in self._views
+            if self._counts(index) != self._versions[index]
+            or self.hosted[index].local.data_ptr() != self._addresses[index]
+        ]
+
+    def close(self) -> None:
+        """The model's parameters stay where they are: copies of them may not fit."""
+        del self._canaries
+        for parameter in self.hosted:
+            del parameter.theta
+        self.attachment.leave_memory()

@@ -1,0 +1,134 @@
+"""A model whose parameters are on a GPU: what its optimizer attaches with, and what it has beside that."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import grpc
+import torch
+
+from superoffload._core.attachment import Attachment
+from superoffload._core.error import Error
+from superoffload._core.gpu_attachment import GpuAttachment, GpuReport, measure_casts
+from superoffload.torch import cuda, parameters
+from superoffload.torch.attach import Subject
+from superoffload.torch.gpu import move
+from superoffload.torch.gpu.forward import ForwardWaits
+from superoffload.torch.gpu.live import GpuParameters
+from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.report import GpuReporter
+from superoffload.torch.gpu.residents import Residents
+from superoffload.torch.gpu.submitter import GpuSubmitter
+from superoffload.torch.live import LiveParameters
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
+from superoffload.torch.submitter import Given, Submitter
+from superoffload.v1 import optimizer_pb2
+
+_DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
+
+
+class OnGpu:
+    """A `Place` (attach.py, attaching.py)."""
+
+    casts_gradients = True
+
+    def __init__(self, options: GpuOptions, device: torch.device) -> None:
+        self._options = options
+        self._device = device
+        self._cast_timings: list[tuple[int, float, float]] = []  # elements, and seconds of "fused" and of "gpu_fp32"
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor] | None:
+        return self._options.weights
+
+    def check(self, hosted: list[HostedParameter]) -> None:
+        parameters.check_row_major(hosted)
+
+    def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
+        if self._options.cast != "auto":
+            return self._options.cast == "gpu_fp32"
+        total = sum(parameter.local.numel() for parameter in hosted)
+        tensor = max((p.local for p in hosted), key=torch.Tensor.numel)
+        elements = min(total, (bucket_bytes or _DEFAULT_BUCKET_BYTES) // tensor.element_size())
+        try:
+            self._cast_timings = measure_casts(cuda.ordinal(self._device), shards.DATA_TYPES[tensor.dtype], elements)
+        except Error as error:
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            return False  # what a full GPU has no room to measure needs the least of it
+        _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
+        return gpu_fp32_seconds < fused_seconds
+
+    def map(
+        self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
+    ) -> tuple[Attachment, LiveParameters]:
+        attachment = GpuAttachment(
+            subject.connection,
+            request,
+            cuda.ordinal(self._device),
+            self._options.mover,
+            0 if self._options.device_slots == "auto" else self._options.device_slots,
+            functools.partial(move.move_in, self._moving(subject)),
+            functools.partial(cuda.stream_of, self._device),
+            "call zero_grad() and compute the gradients of this step again",
+        )
+        for parameter, placement in zip(subject.hosted, attachment.optimizer.layout.placements, strict=True):
+            parameter.buckets = parameters.buckets_of(placement)
+        return attachment, GpuParameters(subject.hosted, attachment, synchronize, subject.replicas)
+
+    def _moving(self, subject: Subject) -> move.Moving:
+        moving = move.Moving(subject.hosted, self._device, self._options.weights)
+        if subject.group is not None and self._options.device is not None:
+            moving.beside = parameters.not_hosted(subject.param_groups, subject.hosted)
+        return moving
+
+    def serve(
+        self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
+    ) -> tuple[Submitter, "OfGpu"]:
+        assert isinstance(attachment, GpuAttachment), "map() has made it"
+        waits = ForwardWaits(attachment, given.hosted)
+        submitter = GpuSubmitter(attachment, given, waits, send_written_state)
+        residents = Residents(attachment, self._options, alone=given.ranks is None)
+        return submitter, OfGpu(attachment, waits, residents, GpuReporter(attachment, self._cast_timings))
+
+
+class OfGpu:
+    """What an attachment has of a GPU beside parameters and gradients."""
+
+    def __init__(
+        self, attachment: GpuAttachment, waits: ForwardWaits, residents: Residents, reporter: GpuReporter
+    ) -> None:
+        self._attachment = attachment
+        self._reporter = reporter
+        self.waits = waits
+        self.residents = residents
+        reporter.report()
+
+    @property
+    def report(self) -> GpuReport:
+        return self._attachment.report
+
+    def before_step_end(self) -> None:
+        self.waits.before_step_end()
+
+    def on_step_end(self, changed: bool, watched: bool) -> None:
+        self.waits.on_step_end(changed, watched)
+
+    def wait_over(self) -> None:
+        """Waits until the last step is over, in the daemon and on the GPU."""
+        self._attachment.wait_over()
+
+    def synchronize(self) -> None:
+        """Has the current stream wait for the parameters of the last step."""
+        self.waits.wait_all()
+
+    def stall_seconds(self) -> float:
+        """How long the forward passes since the last step have waited for parameters, if that is of interest."""
+        return self.residents.stall_seconds()
+
+    def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
+        self.residents.after_step(stall_seconds, quiesce)
+        self._reporter.report()
+
+    def close(self) -> None:
+        self.waits.close()

@@ -1,0 +1,62 @@
+"""Finds parameters on a GPU that were written behind torch's back (``.data``, collectives).
+
+Two bytes in every 16 KiB of every parameter, and of each shorter one, are compared with the published parameters,
+which lie in the CPU's memory.
+"""
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload.torch import cuda
+from superoffload.torch.ranks.shards import HostedParameter
+
+_CANARY_BYTES = 2  # no parameter's element is shorter
+_CANARY_EVERY = (16 << 10) // _CANARY_BYTES
+
+
+class Canaries:
+    """Places in the parameters of one attachment; they are drawn when it begins."""
+
+    def __init__(self, hosted: list[HostedParameter], attachment: GpuAttachment) -> None:
+        dice = random.Random()
+        dice.seed()
+        places: list[int] = []
+        self._owners: list[int] = []
+        total = 0
+        for index, placement in enumerate(attachment.optimizer.layout.placements):
+            first = placement.parameters_offset // _CANARY_BYTES
+            count = hosted[index].theta.nbytes // _CANARY_BYTES
+            mine = range(first + dice.randrange(min(count, _CANARY_EVERY)), first + count, _CANARY_EVERY)
+            places += mine
+            self._owners += [index] * len(mine)
+            total = max(total, first + count)
+        device = hosted[0].tensor.device
+        self.attachment = attachment
+        self._bytes = total * _CANARY_BYTES
+        like = torch.empty(1, dtype=torch.int16, device=device).expand(total)
+        self._device = cuda.view(attachment.device_parameters(), like, attachment)
+        self._host_places = torch.tensor(places, dtype=torch.int64, device="cpu")
+        self._device_places = self._host_places.to(device)
+        self._published = cuda.pinned_like(self._host_places.to(torch.int16))
+
+    def note_published(self) -> None:
+        """They are those of the last step, until the next one begins."""
+        # A daemon that took over maps its memory elsewhere.
+        host = torch.frombuffer(self.attachment.parameters(0, self._bytes), dtype=torch.int16)
+        torch.take(host, self._host_places, out=self._published)
+
+    def begin_comparison(self) -> Callable[[], list[int]]:
+        """What is returned gives the indices of parameters that differ now from those noted; it waits for the GPU."""
+        published = self._published.to(self._device_places.device, non_blocking=True)
+        different = self._device[self._device_places] != published
+        any_different = cuda.begin_read(different.any())
+
+        def find() -> list[int]:
+            if not any_different():
+                return []
+            return sorted({self._owners[place] for place in different.nonzero().flatten().tolist()})
+
+        return find

@@ -1,0 +1,91 @@
+"""Finds code that reads parameters between step() and the next forward pass, when new ones may be half there.
+
+Averages of weights, copies of the model and logged norms are such code: no module is called, so no hook waits. A
+dispatch mode of torch sees every operation on tensors, and what it is given. It costs some microseconds for each, and
+the modes of a thread must end in the reverse order of their beginning. So it is there after some steps only, and not
+inside of modes of others.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_leaves
+
+from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.shards import HostedParameter
+
+
+class _Mode(_python_dispatch.TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, looks_at: weakref.WeakMethod) -> None:
+        super().__init__()
+        self.looks_at: weakref.WeakMethod | None = looks_at
+        self.thread = threading.get_ident()  # autograd's threads have it on their stacks as well
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else torch.compile compiles nothing meanwhile
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        looks_at = None if self.looks_at is None else self.looks_at()
+        if looks_at is not None and not getattr(function, "is_view", False):
+            for given in tree_leaves((args, kwargs)):
+                if isinstance(given, torch.Tensor) and looks_at(given):
+                    break
+        return function(*args, **(kwargs or {}))
+
+
+def _pop(mode: _Mode) -> bool:
+    """Whether it could be taken away from this thread; under another mode it cannot, and does nothing until it can."""
+    mode.looks_at = None
+    if _python_dispatch._get_current_dispatch_mode() is not mode or mode.thread != threading.get_ident():
+        return False
+    mode.__exit__(None, None, None)
+    return True
+
+
+class ReadWatch:
+    """``on_read`` is called before the first operation that reads or writes one of the parameters, with its index."""
+
+    def __init__(self, hosted: list[HostedParameter], on_read: Callable[[int], None]) -> None:
+        self._ranges = [(p.theta.data_ptr(), p.theta.data_ptr() + p.theta.nbytes) for p in hosted]
+        self._first, self._end = min(self._ranges)[0], max(end for _, end in self._ranges)
+        self._device = hosted[0].theta.device
+        self._on_read = on_read
+        self._mode: _Mode | None = None  # on the stack of a thread
+
+    def begin(self) -> None:
+        self.end()
+        if self._mode is None and isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None):
+            self._mode = _Mode(weakref.WeakMethod(self._look_at))
+            self._mode.__enter__()
+
+    def end(self) -> None:
+        if self._mode is not None and _pop(self._mode):
+            self._mode = None
+
+    def __del__(self) -> None:
+        self.end()
+
+    def _look_at(self, tensor: torch.Tensor) -> bool:
+        """Whether it was one of the parameters, so that nothing more is of interest."""
+        tensor = shards.local(tensor)
+        if tensor.device != self._device or tensor.layout != torch.strided:
+            return False
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # it has no memory
+            return False
+        if not self._first <= address < self._end:
+            return False
+        for index, (first, end) in enumerate(self._ranges):
+            if first <= address < end:
+                self.end()
+                self._on_read(index)
+                return True
+        return False
