@@ -104,11 +104,13 @@ class Reader {
       const absl::StatusOr<uint64_t> again =
           ReadBlocks(tensors_[i], algorithm_, array, at(i % arrays), at(array.codec->scales), scope_);
       if (!again.ok()) return again.status();
+      blocks_encoded_again_ += *again;
     }
     return absl::OkStatus();
   }
 
   const engine::StepEngine::Moment& moment() const { return moment_; }
+  uint64_t blocks_encoded_again() const { return blocks_encoded_again_; }
 
   // The run that an optimizer goes on with: that of the checkpoint of one of this name, or of rank 0 of its run. 0 when
   // there is none, or it does not know.
@@ -167,6 +169,7 @@ class Reader {
   const kernels::Algorithm& algorithm_;
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
+  uint64_t blocks_encoded_again_ = 0;
   std::map<std::string, uint64_t> optimizers_;                      // runs by name of the optimizer
   std::map<std::string, uint64_t> runs_;                            // those of ranks 0 by name of the run of several ranks
   std::map<std::string, uint64_t> lineages_;                        // by name of the run
@@ -177,19 +180,23 @@ class Reader {
 
 }  // namespace
 
-absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
-                               const RestoreSource& source, const ReadScope& scope) {
+absl::StatusOr<Restored> RestoreCheckpoint(optimizer::HostedOptimizer& optimizer,
+                                           const optimizer::AttachedTrainer& restorer, const RestoreSource& source,
+                                           const ReadScope& scope) {
   Reader reader(scope, *optimizer.spec().algorithm);
   if (absl::Status status = reader.Open(source); !status.ok()) return status;
   std::vector<engine::Scalars> groups =
       source.directories.empty() ? optimizer.engine().groups() : optimizer.spec().groups;
   if (absl::Status status = reader.Match(optimizer.spec(), std::move(groups)); !status.ok()) return status;
   if (absl::Status status = reader.Verify(); !status.ok()) return status;
-  const absl::Status status =
-      optimizer.Restore(restorer, reader.moment(), source.lineage, [&] { return reader.Load(optimizer); });
+  if (absl::Status status =
+          optimizer.Restore(restorer, reader.moment(), source.lineage, [&] { return reader.Load(optimizer); });
+      !status.ok()) {
+    return status;
+  }
   const uint64_t run = reader.RunOf(optimizer.id().name, optimizer.spec().member);
-  if (status.ok() && run != 0) optimizer.set_run(run);
-  return status;
+  if (run != 0) optimizer.set_run(run);
+  return Restored{reader.blocks_encoded_again()};
 }
 
 }  // namespace superoffload::checkpoint

@@ -83,13 +83,13 @@ class State:
     # Reading.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
-        """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        """Views of the daemon's memory by hosted parameter, right until the next step; see `StateViews.of`."""
         self._hosting.check_attached()
         self._written.send()
         return self._views.of(indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
+        """Copies of ``master`` and of the moments by parameter name; see `StateViews.of`."""
         state = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
         return {
             self._hosting.hosted[index].name: {key: tensor.clone() for key, tensor in tensors.items()}
@@ -121,6 +121,7 @@ class State:
         by_tensor = {id(parameter.tensor): views[index] for index, parameter in enumerate(self._hosting.hosted)}
         if self._hosting.group is not None:
             self._warn_of_absent_ranks(self._hosting.group)
+            self._check_whole_blocks(self._hosting.group)
             self._hosting.gather_state(by_tensor, keys)
         state["state"] = {
             index: {
@@ -257,8 +258,10 @@ class State:
             return  # of an optimizer that has made no step, as this one
         if self._hosting.changed_parameters():
             self.push_params()
-        masters = self.state_of(range(len(self._hosting.hosted)), ["master"])
-        names = {parameter.name: masters[index]["master"] for index, parameter in enumerate(self._hosting.hosted)}
+        if self._hosting.group is not None:
+            self._check_whole_blocks(self._hosting.group)
+        views = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
+        present = {parameter.name: views[index] for index, parameter in enumerate(self._hosting.hosted)}
         state = {
             keys[hosted.name]: {
                 key: shards.rows_of(shards.local(value), hosted.rows) if torch.is_tensor(value) else value
@@ -267,10 +270,20 @@ class State:
             for hosted in self._hosting.hosted
             if keys[hosted.name] in state_dict["state"]
         }
-        tensors, committed_steps = tensor_file.from_torch(self._hosting.algorithm, state, keys, names)
+        tensors, committed_steps = tensor_file.from_torch(self._hosting.algorithm, state, keys, present)
         if self._hosting.group is not None:  # a rank may have no element of those with most steps
             committed_steps = max(self._hosting.group.gather_objects(committed_steps))
         self._checkpoints.restore_tensors(tensors, committed_steps)
+
+    def _check_whole_blocks(self, group: Ranks) -> None:
+        """Raises Error, on all ranks, where blocks of codes count from what each rank has of a parameter."""
+        if any(group.gather_objects(self._views.have_scales())):
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"{self._hosting.algorithm.name} keeps codes in blocks that each rank counts from its own first "
+                "element, so that those of several ranks cannot be put together in a state_dict; "
+                "have all ranks call save_checkpoint(), which any number of them restores",
+            )
 
     def _check_same_groups(self, state_dict: dict[str, Any]) -> None:
         saved = [len(group["params"]) for group in state_dict["param_groups"]]
