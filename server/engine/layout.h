@@ -2,8 +2,8 @@
 //
 // Parameters of one group and one pair of dtypes form a range of the flat parameter space, in reverse order of
 // registration, so that the bucket whose backward pass finishes first comes first. A range is cut into buckets at
-// parameter boundaries; a parameter larger than a bucket is cut inside, between two blocks of the algorithm. Every
-// parameter starts at a multiple of kAlignmentElements, and of a block, in every array. Gaps hold zeros and stay zero under
+// parameter boundaries; a parameter larger than a bucket is cut inside, between two blocks of the algorithm, or has a bucket
+// of its own where the algorithm updates whole matrices. Every parameter starts at a multiple of kAlignmentElements, and of a block, in every array. Gaps hold zeros and stay zero under
 // every algorithm.
 //
 // Buckets taper toward the parameters that backward reaches last, which are those registered first: when one begins, it
@@ -88,6 +88,12 @@ struct ArrayLayout {
   kernels::StateArray array;
 };
 
+// A parameter of an algorithm with stages, as MatrixView has it.
+struct MatrixLayout {
+  uint64_t rows = 1, columns = 1;
+  uint64_t elements() const { return rows * columns; }
+};
+
 struct Layout {
   uint32_t version = kLayoutVersion;
   const kernels::Algorithm* algorithm = nullptr;
@@ -99,6 +105,12 @@ struct Layout {
   uint64_t gradients_bytes = 0;
   uint64_t state_elements = 0;           // of each array
   std::vector<ArrayLayout> state_arrays;  // in the algorithm's order
+  // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of one
+  // bucket lie, which all take in turn.
+  std::vector<MatrixLayout> matrices;
+  uint64_t directions_offset = 0;  // bytes
+  uint64_t directions_elements = 0;
+  uint64_t scratch_elements = 0;  // behind the directions
   uint64_t state_bytes = 0;
   uint64_t chunks = 0;  // of all buckets
 

@@ -37,7 +37,7 @@ struct Record::Header {
   uint64_t attempt;           // the last one that was begun; never used again
   uint64_t prepared;          // the step whose gradients have all landed here; committed + 1 or 0
   uint64_t prepared_attempt;  // its attempt
-  uint64_t reserved2;
+  uint64_t directions;        // step << 32 | bucket + 1; 0: none are kept
   double unscale[2];          // the gradient scale without the clip coefficient
   uint8_t reserved1[48];
 };
@@ -199,6 +199,7 @@ void Record::BeginRestore() {
 
 void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_steps) {
   SUPEROFFLOAD_CHECK(parameter_steps.size() == parameters_, parameter_steps.size(), parameters_);
+  header_->directions = 0;
   header_->committed = committed;
   std::fill_n(absorbed_, chunks_, committed);
   for (size_t i = 0; i < parameters_; ++i) steps_[i] = steps_[parameters_ + i] = parameter_steps[i] << 1;
@@ -297,6 +298,25 @@ void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
   absorbed_[chunk] = t;
   Order();
   kernels::EndUndo(slot(worker));
+}
+
+bool Record::HasDirections(size_t bucket, uint64_t t) const { return header_->directions == (t << 32 | (bucket + 1)); }
+
+std::optional<size_t> Record::directions() const {
+  if (header_->directions == 0) return std::nullopt;
+  return (header_->directions & 0xffffffff) - 1;
+}
+
+void Record::KeepDirections(size_t bucket, uint64_t t) {
+  Order();
+  header_->directions = t << 32 | (bucket + 1);
+  Order();
+}
+
+void Record::DropDirections() {
+  Order();
+  header_->directions = 0;
+  Order();
 }
 
 }  // namespace superoffload::engine

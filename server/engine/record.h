@@ -153,6 +153,13 @@ class Record {
   kernels::UndoSlot* BeginAbsorb(size_t worker, size_t chunk, uint64_t t);
   void EndAbsorb(size_t worker, size_t chunk, uint64_t t);
 
+  // Of algorithms with stages: the directions in the state memory are those with which the bucket absorbs step `t`, until
+  // all of it has.
+  bool HasDirections(size_t bucket, uint64_t t) const;
+  std::optional<size_t> directions() const;  // whose they are
+  void KeepDirections(size_t bucket, uint64_t t);
+  void DropDirections();
+
   // A chunk whose update was cut off, and how far it had come.
   struct Torn {
     size_t worker;

@@ -12,10 +12,11 @@ from tests.support.rank_processes import Run
 
 import superoffload
 
-KINDS = ("Momentum16", "Momentum8")
+KINDS = ("Momentum16", "Momentum8", "MomentumMatrix")
 DTYPES = {
     "Momentum16": {"momentum_buffer": torch.bfloat16},
     "Momentum8": {"momentum_buffer": torch.uint8, "momentum_buffer_scale": torch.float32},
+    "MomentumMatrix": {"momentum_buffer": torch.float32},
 }
 
 
@@ -160,6 +161,7 @@ def leaves(tree):
     return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else [tree]
 
 
+@pytest.mark.parametrize("kind", ["Momentum16", "Momentum8"], indirect=True)
 def test_ranks_save_and_any_number_of_them_restores(ranks, make, kind, tmp_path, recwarn):
     saved = str(tmp_path / "saved")
     first = {"kind": kind, "steps": 3, "save": saved, "gathers": kind == "Momentum8"}

@@ -1,4 +1,4 @@
-"""SGD with momentum in two forms of state that no release has: bf16, and 8 bits with an fp32 scale per block of 256.
+"""SGD with momentum as no release has it: in bf16, in 8 bits with an fp32 scale per block, and by whole matrices.
 
 The daemon is superoffloadd_with_test_algorithms; test_algorithms.cc has the arithmetic. Run as a module it is one rank
 of a run on gloo: python -m tests.support.momentum STORE RANK RANKS OUT SCENARIO...; each scenario is a JSON object of
@@ -8,6 +8,7 @@ arguments of `train`, and OUT gets a list of what it returned.
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tests.support import process_group
@@ -45,6 +46,10 @@ class Momentum8(_Momentum):
     algorithm = _algorithm("test_momentum_8bit", "Momentum8", "momentum_buffer", "momentum_buffer_scale")
 
 
+class MomentumMatrix(_Momentum):
+    algorithm = _algorithm("test_momentum_matrix", "MomentumMatrix", "momentum_buffer")
+
+
 def fma(a: torch.Tensor | float, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Rounds once, but where fp64 lies between two floats: no step here comes to such a number."""
     return (torch.as_tensor(a, dtype=torch.float32).double() * b.double() + c.double()).float()
@@ -64,8 +69,18 @@ class Formula(torch.optim.Optimizer):
                 moment = self.state[p].get("moment", torch.zeros_like(p))
                 moment = fma(group["momentum"], moment, p.grad)
                 moment[moment.abs() < 2.0**-100] = 0
-                p.copy_(fma(-group["lr"], moment, p))
+                p.copy_(fma(-group["lr"], self._direction(moment), p))
                 self.state[p].update(self._round(moment))
+
+    def _direction(self, moment: torch.Tensor) -> torch.Tensor:
+        if self._round != self._momentummatrix:
+            return moment
+        squares = np.add.accumulate(np.square(moment.flatten().double().numpy()))  # one after the other
+        return moment / torch.tensor(np.sqrt(np.float64(np.float32(squares[-1])) / moment.numel())).float()
+
+    @staticmethod
+    def _momentummatrix(moment: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"moment": moment, "momentum_buffer": moment}
 
     @staticmethod
     def _momentum16(moment: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,10 +1,11 @@
-// Algorithms that no release has, linked into tests: whoever assumes that a state array is fp32, or has an entry per
-// element, fails on them. Both are SGD with momentum (no dampening), in the arithmetic of one element:
+// Algorithms that no release has, linked into tests: whoever assumes that a state array is fp32, has an entry per element,
+// or that elements are updated one by one, fails on them. All are SGD with momentum (no dampening), of one element:
 //
 //   m = fma(momentum, m, widen(gradient) * gradient_scale);   m = |m| < 2^-100 ? 0 : m;   p = fma(-lr, m, p)
 //
 //   test_momentum_bf16   m is kept in bf16, rounded to nearest even after p was computed
 //   test_momentum_8bit   m is kept in 8 bits: two's complement codes, and an fp32 scale per block of 256
+//   test_momentum_matrix p moves by m over the root of the mean square that the whole matrix has of it
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -136,6 +137,73 @@ struct Momentum8 {
   }
 };
 
+struct MatrixMomentum {
+  static float NextMoment(const MomentumStep& step, float gradient, float m) {
+    float p = 0;
+    Update(step, gradient, &p, &m);
+    return m;
+  }
+
+  // Stage 0: moments, and a sum of squares per range. Stage 1: what the matrix divides them by.
+  static uint64_t ScratchElements(uint64_t rows, uint64_t columns) {
+    return (rows * columns + kChunkElements - 1) / kChunkElements;
+  }
+  static void Run(size_t stage, size_t first, size_t end, const MatrixView& matrix, const StepConstants& constants) {
+    float* const directions = matrix.state.directions;
+    if (stage == 0) {
+      const auto step = constants.As<MomentumStep>();
+      double sum = 0;
+      for (size_t i = first; i < end; ++i) {
+        directions[i] = NextMoment(step, LoadElement(matrix.gradient, i), matrix.state.Floats(1)[i]);
+        sum += double{directions[i]} * directions[i];
+      }
+      matrix.scratch[first / kChunkElements] = static_cast<float>(sum);
+      return;
+    }
+    double sum = 0;
+    for (size_t i = 0; i < ScratchElements(matrix.rows, matrix.columns); ++i) sum += matrix.scratch[i];
+    const auto root = static_cast<float>(std::sqrt(sum / static_cast<double>(matrix.elements())));
+    for (size_t i = first; i < end; ++i) directions[i] = root > 0 ? directions[i] / root : 0;
+  }
+
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                     UndoSlot* undo) {
+    const auto step = absorb.As<MomentumStep>();
+    float* const p = state.Floats(0);
+    float* const m = state.Floats(1);
+    for (size_t i = first; i < n; ++i) {
+      if (undo != nullptr) {
+        *undo->Old<float>(0, i) = p[i];
+        *undo->Old<float>(1, i) = m[i];
+        KeepOrder();
+        undo->torn = TornGranule(i, 1);
+        KeepOrder();
+      }
+      m[i] = NextMoment(step, LoadElement(pending, i), m[i]);
+      p[i] = std::fma(-step.lr, state.directions[i], p[i]);
+    }
+  }
+
+  static void Publish(size_t first, size_t n, const StateView& state, const StepConstants& publish,
+                      ConstElements gradient, MutableElements theta, NormLanes* norm) {
+    const auto step = publish.As<MomentumStep>();
+    for (size_t i = first; i < n; ++i) {
+      StoreElement(theta, i, std::fma(-step.lr, state.directions[i], state.Floats(0)[i]));
+      const double g = LoadElement(gradient, i);
+      if (norm != nullptr) norm->lanes[i % kNormLanes] += g * g;
+    }
+  }
+
+  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                    MutableElements theta) {
+    Absorb(first, n, state, absorb, pending, nullptr);
+    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
+  }
+};
+
+constexpr MatrixStages kStages = {MatrixMomentum::ScratchElements, 2, MatrixMomentum::Run};
+constexpr AlgorithmKernels kKernelsMatrix = {"SCALAR", MatrixMomentum::Absorb, MatrixMomentum::Publish, nullptr,
+                                             MatrixMomentum::Plain};
 constexpr AlgorithmKernels kKernels16 = ScalarPasses<Momentum16>::Table();
 constexpr AlgorithmKernels kKernels8 = {"SCALAR", Momentum8::Absorb, Momentum8::Publish, Momentum8::AbsorbAndPublish,
                                         Momentum8::Plain};
@@ -151,14 +219,19 @@ constexpr StateArray kArrays8[] = {{"model"},
                                    {"momentum_buffer", DType::kUInt8, 1, &kCodec},
                                    {"momentum_buffer_scale", DType::kFloat32, kBlock}};
 
+constexpr StateArray kArraysMatrix[] = {{"model"}, {"momentum_buffer"}};
+
 constexpr Algorithm kMomentum16{"test_momentum_bf16",   kArrays16, kScalars, MakeConstants, Supported<kKernels16>,
                                 "test_resident_momentum_bf16"};
 constexpr Algorithm kMomentum8{"test_momentum_8bit",   kArrays8, kScalars, MakeConstants, Supported<kKernels8>,
                                "test_resident_momentum_8bit", kBlock};
+constexpr Algorithm kMomentumMatrix{"test_momentum_matrix", kArraysMatrix, kScalars, MakeConstants,
+                                    Supported<kKernelsMatrix>, nullptr, 1, &kStages};
 
 [[maybe_unused]] const bool added = [] {
   AddAlgorithm(kMomentum16);
   AddAlgorithm(kMomentum8);
+  AddAlgorithm(kMomentumMatrix);
   return true;
 }();
 

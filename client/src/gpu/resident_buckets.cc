@@ -20,6 +20,11 @@ Status ResidentBuckets::SetCount(uint32_t count, const std::byte* state, kernels
   if (count > total) {
     return Error(Code::kInvalidArgument, count, " resident buckets, but there are ", total);
   }
+  const kernels::Algorithm& algorithm = steps_->algorithm();
+  if (count > 0 && algorithm.resident_kernel == nullptr) {
+    return Error(Code::kUnimplemented, "no bucket can be resident: ", std::string(algorithm.name),
+                 " has no kernel for the GPU; set resident_buckets to 0");
+  }
   for (; first_ < total - count; ++first_) residents_.erase(first_);
   while (first_ > total - count) {
     const uint32_t index = first_ - 1;

@@ -17,6 +17,7 @@ using kernels::AlgorithmKernels;
 using kernels::ConstElements;
 using kernels::kRangeAlignment;
 using kernels::kUndoElements;
+using kernels::MatrixView;
 using kernels::MutableElements;
 using kernels::NormLanes;
 using kernels::StateView;
@@ -117,6 +118,13 @@ struct Mortal {
     kernels().plain(first, n, state, absorb, pending, theta);
   }
 
+  static void Run(size_t stage, size_t first, size_t end, const MatrixView& matrix, const StepConstants& constants) {
+    real().stages->run(stage, first, end, matrix, constants);
+    if (!deaths->plan().InKernel()) return;
+    Overwrite(matrix.state.directions, sizeof(float), first, end - first);
+    throw ProcessDied();
+  }
+
   static constexpr AlgorithmKernels Table() { return {"MORTAL", Absorb, Publish, AbsorbAndPublish, Plain}; }
 };
 
@@ -124,9 +132,16 @@ template <size_t kIndex>
 const Algorithm& Make() {
   static constexpr AlgorithmKernels kBest = Mortal<kIndex, false>::Table(), kScalar = Mortal<kIndex, true>::Table();
   static const std::vector<const AlgorithmKernels*> supported = {&kBest, &kScalar};
+  static const kernels::MatrixStages* const real_stages = kernels::Algorithms()[kIndex]->stages;
+  static const kernels::MatrixStages stages = [] {
+    kernels::MatrixStages copy = real_stages == nullptr ? kernels::MatrixStages{} : *real_stages;
+    copy.run = Mortal<kIndex, false>::Run;
+    return copy;
+  }();
   static const Algorithm algorithm = [] {
     Algorithm copy = *kernels::Algorithms()[kIndex];
     copy.supported = []() -> const std::vector<const AlgorithmKernels*>& { return supported; };
+    if (real_stages != nullptr) copy.stages = &stages;
     return copy;
   }();
   return algorithm;

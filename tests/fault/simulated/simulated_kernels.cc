@@ -36,7 +36,7 @@ std::function<void()> BindKernel(std::string_view name, void** arguments) {
     return [pack = *static_cast<const kernels::PackArguments*>(arguments[0])] { RunPack(pack); };
   }
   for (const kernels::Algorithm* algorithm : kernels::Algorithms()) {
-    if (name != algorithm->resident_kernel) continue;
+    if (algorithm->resident_kernel == nullptr || name != algorithm->resident_kernel) continue;
     return [algorithm, update = *static_cast<const kernels::ResidentArguments*>(arguments[0])] {
       algorithm->scalar().plain(0, update.elements, update.state, update.constants, update.gradient, update.theta);
     };
