@@ -29,7 +29,6 @@ from superoffload.torch.state.checkpoints import Checkpoints
 from superoffload.torch.state.copies import StateCopies
 from superoffload.torch.state.moment import Lineage
 from superoffload.torch.state.saving import State
-from superoffload.torch.state.views import StateViews
 from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
 
@@ -101,10 +100,9 @@ class Optimizer(torch.optim.Optimizer):
         self._grad_scale = GradScale()
         self._copies = StateCopies()
         self._lineage = Lineage(self._hosting)
-        views = StateViews(self._hosting)
         self._checkpoints = Checkpoints(self._hosting, self._lineage, directory, self._copies.on_another_moment)
-        self._written = WrittenState(self._hosting, views, self._copies, self._checkpoints.restore_tensors)
-        self._state = State(self._hosting, self._lineage, views, self._written, self._checkpoints, directory)
+        self._written = WrittenState(self._hosting, self._copies, self._checkpoints.restore_tensors)
+        self._state = State(self._hosting, self._lineage, self._written, self._checkpoints, directory)
         self._growing = Growing(self._hosting, self._written.fill, directory)
         continues = self._hosting.begin(weakly(self._written.send), weakly(self._written.fill))
         if not continues and name is not None and restore is None and checkpoint is None and state_directory is None:

@@ -19,7 +19,7 @@ from superoffload.torch.state import tensor_file
 from superoffload.torch.state.checkpoints import Checkpoints, drop_others
 from superoffload.torch.state.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import StateViews
+from superoffload.torch.state.views import state_views
 
 _KEY = "superoffload"  # of the moment in a state_dict
 # In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
@@ -49,14 +49,12 @@ class State:
         self,
         hosting: Hosting,
         lineage: Lineage,
-        views: StateViews,
         written: Written,
         checkpoints: Checkpoints,
         state_directory: str | None,
     ) -> None:
         self._hosting = hosting
         self._lineage = lineage
-        self._views = views
         self._written = written
         self._checkpoints = checkpoints
         self._state_directory = state_directory
@@ -86,7 +84,7 @@ class State:
         """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
         self._hosting.check_attached()
         self._written.send()
-        return self._views.of(indices, keys)
+        return state_views(self._hosting, indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
