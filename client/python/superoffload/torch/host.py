@@ -37,7 +37,7 @@ class HostParameters(LiveParameters):
         self._copy([parameter.local for parameter in self.hosted])
 
     def _copy(self, written: list[torch.Tensor]) -> None:
-        """The published parameters become the model's; ``written``: those in which that may change something."""
+        """Sets the model's parameters to the published ones; ``written``: those in which that may change something."""
         ranges = []
         for parameter in self.hosted:
             tensor, theta = parameter.local, parameter.theta

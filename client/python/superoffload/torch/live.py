@@ -39,7 +39,7 @@ class LiveParameters(abc.ABC):
         self.name = attachment.optimizer.name
 
     def push(self) -> None:
-        """The model's parameters become the published ones and the masters."""
+        """Sets the published parameters and the masters to the model's parameters."""
         self.to_published()
         self.publish()
 
@@ -48,11 +48,11 @@ class LiveParameters(abc.ABC):
         self.push()
 
     def publish(self) -> None:
-        """The parameters that the daemon shares become the masters."""
+        """Sets the masters to the published parameters."""
         self.attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
 
     def pull(self) -> None:
-        """The masters become the published parameters and the model's."""
+        """Sets the published parameters and the model's to the masters."""
         self.attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
         self.from_published()
 
@@ -62,7 +62,7 @@ class LiveParameters(abc.ABC):
 
     @abc.abstractmethod
     def bind(self) -> None:
-        """The model's parameters become the published ones."""
+        """Sets the model's parameters to the published ones."""
 
     @abc.abstractmethod
     def before_step(self) -> None:

@@ -43,8 +43,8 @@ def _place_on(options: GpuOptions, gpu: torch.device | None) -> Place:
 class Optimizer(torch.optim.Optimizer):
     """What all optimizers have in common; their own documentation names the arguments.
 
-    It speaks torch.optim's interface, and its parts do the work: each is given what it needs when it is made, and no
-    part holds the optimizer, which ends when nobody else does.
+    Its interface is torch.optim's, and its parts do the work. Each part is given what it needs when it is made. No part
+    holds the optimizer, so that it ends when nobody else holds it.
 
     Args:
         defaults: of the keys of a parameter group.
@@ -117,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._hosting.name
 
     def is_attached(self) -> bool:
-        """Whether it is not closed."""
+        """Whether the optimizer is not closed."""
         return self._hosting.attached
 
     def submitter(self) -> Submitter:
@@ -254,11 +254,11 @@ class Optimizer(torch.optim.Optimizer):
         self._growing.take_last_group(self.save_checkpoint)
 
     def push_params(self) -> None:
-        """The trainer wins: masters become the model's parameters as they are; moments stay."""
+        """The trainer wins: sets the masters to the model's parameters as they are; moments stay."""
         self._state.push_params()
 
     def pull_params(self) -> None:
-        """The daemon wins: the model's parameters become the masters again."""
+        """The daemon wins: sets the model's parameters to the masters."""
         self._state.pull_params()
 
     # State.

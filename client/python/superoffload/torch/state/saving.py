@@ -66,14 +66,14 @@ class State:
     # The model's parameters and the masters.
 
     def push_params(self) -> None:
-        """Masters become the model's parameters."""
+        """See `Optimizer.push_params`."""
         self._hosting.check_attached()
         self._hosting.quiesce()
         self._lineage.replace()
         self._hosting.push_parameters()
 
     def pull_params(self) -> None:
-        """The model's parameters become the masters."""
+        """See `Optimizer.pull_params`."""
         self._hosting.check_attached()
         self._hosting.quiesce()
         self._hosting.pull_parameters()
@@ -81,13 +81,13 @@ class State:
     # Reading.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
-        """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        """See `Optimizer.state_of`."""
         self._hosting.check_attached()
         self._written.send()
         return state_views(self._hosting, indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
+        """See `Optimizer.state_tensors`."""
         state = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
         return {
             self._hosting.hosted[index].name: {key: tensor.clone() for key, tensor in tensors.items()}
