@@ -1,4 +1,4 @@
-"""A model whose parameters are on a GPU: what its optimizer attaches with, and what it has beside that."""
+"""A model whose parameters are on a GPU: how its optimizer attaches, and how it uses the GPU."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -91,18 +91,18 @@ class OnGpu:
 
     def serve(
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
-    ) -> tuple[Submitter, "OfGpu"]:
+    ) -> tuple[Submitter, "UsedGpu"]:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
         waits = ForwardWaits(attachment, given.hosted)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, alone=given.ranks is None)
-        return submitter, OfGpu(attachment, waits, residents, self._cast_timings)
+        return submitter, UsedGpu(attachment, waits, residents, self._cast_timings)
 
 
-class OfGpu:
-    """What an attachment has of a GPU beside parameters and gradients.
+class UsedGpu:
+    """The GPU that an attachment uses: forward passes that wait for its parameters, and resident buckets.
 
-    It tells the daemon how the GPU is used; ctl and metrics show that.
+    The daemon is told how the GPU is used; ctl and metrics show that.
     """
 
     def __init__(
