@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Gpu(Protocol):
-    """What an attachment has of a GPU beside parameters and gradients; see gpu/place.py."""
+    """The GPU that an attachment uses; see gpu/place.py."""
 
     @property
     def report(self) -> GpuReport: ...
@@ -54,6 +54,11 @@ class Place(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
+    def map(
+        self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
+    ) -> tuple[Attachment, LiveParameters]:
+        """Attaches. ``synchronize`` has the GPU's current stream wait for the parameters of the last step."""
+
     def serve(
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
     ) -> "tuple[Submitter, Gpu | None]":
@@ -61,11 +66,6 @@ class Place(Protocol):
 
         ``send_written_state`` is called before the first gradient of a step leaves a GPU.
         """
-
-    def map(
-        self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
-    ) -> tuple[Attachment, LiveParameters]:
-        """Attaches. ``synchronize`` has the GPU's current stream wait for the parameters of the last step."""
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Where an optimizer of this process begins and ends to be one of the daemon."""
+"""Attaches an optimizer of this process to one in the daemon, and detaches it."""
 
 import atexit
 import contextlib
@@ -54,9 +54,7 @@ class Wanted:
 class Attaching:
     """One optimizer in the daemon after another, as `hosting.Hosting` describes it.
 
-    It holds ``loop``, the optimizer, weakly. ``place_on``: makes the `Place` of a GPU, or of the CPU. The state's two
-    callables are called as long as their parts live: one sends what the loop has written to ``optimizer.state``, the
-    other one fills that when another optimizer of the daemon has taken the place of the one before.
+    It holds ``loop``, the optimizer, weakly. ``place_on`` makes the `Place` of a GPU, or of the CPU.
     """
 
     connection: Connection
@@ -109,7 +107,11 @@ class Attaching:
     # Beginning and ending.
 
     def begin(self, send_written_state: Callable[[], None], fill_state: Callable[[], None]) -> bool:
-        """Hosts the parameters of the groups; returns whether the daemon had the optimizer already."""
+        """Hosts the parameters of the groups; returns whether the daemon had the optimizer already.
+
+        ``send_written_state`` sends what the loop has written to ``optimizer.state``. ``fill_state`` fills that when
+        another optimizer of the daemon has taken the place of this one.
+        """
         self._send_written_state, self._fill_state = send_written_state, fill_state
         return self._begin()
 

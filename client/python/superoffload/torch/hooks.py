@@ -2,9 +2,11 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+_Result = TypeVar("_Result")
 
 # torch.compile does not trace what this decorates: optimizers and their hooks, which no graph could hold. Traced, they
 # would break a compiled step in a dozen places and be compiled piece by piece. torch's own optimizers have the first
@@ -12,36 +14,16 @@ import torch
 eager = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
-def weakly(method: Callable[..., Any], *index: int) -> Callable[..., None]:
-    """Returns a hook that calls a bound method, with ``index`` if it is given, as long as the method's object lives.
+def weakly(method: Callable[..., _Result], *given: Any, passes: int = 0) -> Callable[..., _Result | None]:
+    """Returns a hook that calls a bound method as long as the method's object lives; after that it returns None.
 
-    A model that keeps the hook does not keep the optimizer. What the hook is called with is not passed on.
+    A model that keeps the hook does not keep the optimizer. The method gets ``given``, and after that the first
+    ``passes`` of the arguments that the hook is called with. The hook returns what the method returns.
     """
     owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
-    def call(*_: Any) -> None:
+    def call(*arguments: Any) -> _Result | None:
         alive = owner()
-        if alive is not None:
-            function(alive)
-
-    def call_with_index(*_: Any) -> None:
-        alive = owner()
-        if alive is not None:
-            function(alive, number)
-
-    if not index:
-        return call
-    (number,) = index
-    return call_with_index
-
-
-def weakly_passing(method: Callable[[Any], Any]) -> Callable[..., None]:
-    """Returns a hook like `weakly`, which passes on the first thing that it is called with."""
-    owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
-
-    def call(told: Any, *_: Any) -> None:
-        alive = owner()
-        if alive is not None:
-            function(alive, told)
+        return None if alive is None else function(alive, *given, *arguments[:passes])
 
     return call

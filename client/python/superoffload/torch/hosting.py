@@ -68,10 +68,10 @@ class Hosting(Protocol):
         """Names of parameters that somebody else has written or replaced."""
 
     def push_parameters(self) -> None:
-        """The model's parameters become the published ones and the masters."""
+        """Sets the published parameters and the masters to the model's parameters."""
 
     def pull_parameters(self) -> None:
-        """The masters become the published parameters and the model's."""
+        """Sets the published parameters and the model's to the masters."""
 
     def gather_state(self, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]) -> None:
         """Completes the state of parameters, by id, with what other ranks have. All ranks call it."""

@@ -1,6 +1,6 @@
 """A model's parameters: they change in step() and nowhere else, and what others write to them is found.
 
-Those on a GPU: gpu/live.py.
+Those in the CPU's memory: host.py; those on a GPU: gpu/live.py.
 """
 
 import abc
@@ -10,7 +10,6 @@ from typing import Protocol
 import grpc
 import torch
 
-from superoffload._core import memory
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload.torch.ranks.shards import HostedParameter
@@ -40,7 +39,7 @@ class LiveParameters(abc.ABC):
         self.name = attachment.optimizer.name
 
     def push(self) -> None:
-        """The model's parameters become the published ones and the masters."""
+        """Sets the published parameters and the masters to the model's parameters."""
         self.to_published()
         self.publish()
 
@@ -49,11 +48,11 @@ class LiveParameters(abc.ABC):
         self.push()
 
     def publish(self) -> None:
-        """The parameters that the daemon shares become the masters."""
+        """Sets the masters to the published parameters."""
         self.attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
 
     def pull(self) -> None:
-        """The masters become the published parameters and the model's."""
+        """Sets the published parameters and the model's to the masters."""
         self.attachment.call("PullParameters", optimizer_pb2.PullParametersRequest(name=self.name))
         self.from_published()
 
@@ -63,7 +62,7 @@ class LiveParameters(abc.ABC):
 
     @abc.abstractmethod
     def bind(self) -> None:
-        """The model's parameters become the published ones."""
+        """Sets the model's parameters to the published ones."""
 
     @abc.abstractmethod
     def before_step(self) -> None:
@@ -120,65 +119,3 @@ class LiveParameters(abc.ABC):
                 "committed; call push_params() to make the model's parameters the masters, or pull_params() to undo "
                 "the change, and then step() again",
             )
-
-
-class HostParameters(LiveParameters):
-    """On the CPU they are the model's own tensors, wherever it put them; digests tell whether they changed."""
-
-    def __init__(self, hosted: list[HostedParameter], attachment: Attachment, replicas: Replicas | None) -> None:
-        super().__init__(hosted, attachment)
-        self._digests: list[int] = []
-        self._replicas = replicas
-
-    def before_step(self) -> None:
-        pass  # the digests are there
-
-    def on_commit(self) -> None:
-        # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
-        self._copy([parameter.local for parameter in self.hosted if parameter.tensor.grad is not None])
-
-    def bind(self) -> None:
-        self._copy([parameter.local for parameter in self.hosted])
-
-    def _copy(self, written: list[torch.Tensor]) -> None:
-        """The published parameters become the model's; ``written``: those in which that may change something."""
-        ranges = []
-        for parameter in self.hosted:
-            tensor, theta = parameter.local, parameter.theta
-            copies = tensor.is_contiguous()
-            if not copies:
-                tensor.data.copy_(theta)
-            ranges.append((theta.data_ptr(), tensor.data_ptr() if copies else None, theta.nbytes))
-        self._digests = memory.copy_and_digest(ranges, torch.get_num_threads())
-        torch.autograd.graph.increment_version(written)
-        if self._replicas is not None:
-            self._replicas.gather()
-
-    def to_published(self) -> None:
-        if self._replicas is not None:
-            self._replicas.check_values()
-        for parameter in self.hosted:
-            parameter.theta.copy_(parameter.local.detach())
-
-    def from_published(self) -> None:
-        self.bind()
-
-    def close(self) -> None:
-        pass
-
-    def keep(self) -> None:
-        self._digests = self._digests_now()
-        if self._replicas is not None:
-            self._replicas.keep()
-
-    def changed(self) -> list[str]:
-        now = zip(self.hosted, self._digests, self._digests_now(), strict=True)
-        changed = [parameter.name for parameter, then, digest in now if then != digest]
-        if self._replicas is not None:
-            changed += [name for name in self._replicas.changed() if name not in changed]
-        return changed
-
-    def _digests_now(self) -> list[int]:
-        tensors = [parameter.local.detach().contiguous() for parameter in self.hosted]  # itself where it is
-        ranges = [(tensor.data_ptr(), None, tensor.nbytes) for tensor in tensors]
-        return memory.copy_and_digest(ranges, torch.get_num_threads())

@@ -29,7 +29,6 @@ from superoffload.torch.state.checkpoints import Checkpoints
 from superoffload.torch.state.copies import StateCopies
 from superoffload.torch.state.moment import Lineage
 from superoffload.torch.state.saving import State
-from superoffload.torch.state.views import StateViews
 from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
 
@@ -44,8 +43,8 @@ def _place_on(options: GpuOptions, gpu: torch.device | None) -> Place:
 class Optimizer(torch.optim.Optimizer):
     """What all optimizers have in common; their own documentation names the arguments.
 
-    It speaks torch.optim's interface, and its parts do the work: each is given what it needs when it is made, and no
-    part holds the optimizer, which ends when nobody else does.
+    Its interface is torch.optim's, and its parts do the work. Each part is given what it needs when it is made. No part
+    holds the optimizer, so that it ends when nobody else holds it.
 
     Args:
         defaults: of the keys of a parameter group.
@@ -101,10 +100,9 @@ class Optimizer(torch.optim.Optimizer):
         self._grad_scale = GradScale()
         self._copies = StateCopies()
         self._lineage = Lineage(self._hosting)
-        views = StateViews(self._hosting)
         self._checkpoints = Checkpoints(self._hosting, self._lineage, directory, self._copies.on_another_moment)
-        self._written = WrittenState(self._hosting, views, self._copies, self._checkpoints.restore_tensors)
-        self._state = State(self._hosting, self._lineage, views, self._written, self._checkpoints, directory)
+        self._written = WrittenState(self._hosting, self._copies, self._checkpoints.restore_tensors)
+        self._state = State(self._hosting, self._lineage, self._written, self._checkpoints, directory)
         self._growing = Growing(self._hosting, self._written.fill, directory)
         continues = self._hosting.begin(weakly(self._written.send), weakly(self._written.fill))
         if not continues and name is not None and restore is None and checkpoint is None and state_directory is None:
@@ -119,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._hosting.name
 
     def is_attached(self) -> bool:
-        """Whether it is not closed."""
+        """Whether the optimizer is not closed."""
         return self._hosting.attached
 
     def submitter(self) -> Submitter:
@@ -256,21 +254,21 @@ class Optimizer(torch.optim.Optimizer):
         self._growing.take_last_group(self.save_checkpoint)
 
     def push_params(self) -> None:
-        """The trainer wins: masters become the model's parameters as they are; moments stay."""
+        """The trainer wins: sets the masters to the model's parameters as they are; moments stay."""
         self._state.push_params()
 
     def pull_params(self) -> None:
-        """The daemon wins: the model's parameters become the masters again."""
+        """The daemon wins: sets the model's parameters to the masters."""
         self._state.pull_params()
 
     # State.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
-        """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        """Views of the daemon's memory by hosted parameter, right until the next step, in its local shape."""
         return self._state.state_of(indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
+        """Copies of ``master`` and of the moments by parameter name, in the parameter's local shape."""
         return self._state.state_tensors()
 
     def state_dict(self) -> dict[str, Any]:

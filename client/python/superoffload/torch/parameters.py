@@ -1,4 +1,4 @@
-"""Which parameters a daemon hosts, and where the published ones and their gradients lie in its memory."""
+"""Which parameters a daemon hosts, and what it is told of them."""
 
 import ctypes
 import zlib
@@ -9,7 +9,6 @@ import grpc
 import torch
 
 from superoffload._core import hosting
-from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, named
@@ -107,17 +106,6 @@ def _shares_memory(parameter: HostedParameter) -> Error:
     )
 
 
-def check_row_major(hosted: list[HostedParameter]) -> None:
-    """Raises Error for memory formats that a parameter would lose."""
-    for parameter in hosted:
-        if not parameter.local.is_contiguous():
-            raise Error(
-                grpc.StatusCode.UNIMPLEMENTED,
-                f"parameter {parameter.name} has strides {list(parameter.local.stride())}, but on a GPU parameters "
-                "are row-major; call model.to(memory_format=torch.contiguous_format), or .data = .data.contiguous()",
-            )
-
-
 def specification(
     hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
 ) -> list[optimizer_pb2.Parameter]:
@@ -161,27 +149,9 @@ def checksums(values: Iterable[torch.Tensor]) -> list[int]:
     return result
 
 
-def _view(buffer: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.frombuffer(buffer, dtype=dtype, count=shape.numel()).view(shape)
-
-
 def buckets_of(placement: optimizer_pb2.Placement) -> range:
     """The buckets that hold a parameter's elements."""
     return range(placement.first_bucket, placement.first_bucket + placement.bucket_count)
-
-
-def map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
-    """Fills in where each parameter and its gradients lie."""
-    for parameter, placement in zip(hosted, attachment.optimizer.layout.placements, strict=True):
-        tensor = parameter.local
-        published = attachment.parameters(placement.parameters_offset, tensor.nbytes)
-        parameter.buckets = buckets_of(placement)
-        parameter.theta = _view(published, tensor.dtype, tensor.shape)
-        dtype = parameter.gradient_dtype
-        parameter.slots = tuple(
-            _view(attachment.gradients(offset, tensor.numel() * dtype.itemsize), dtype, tensor.shape)
-            for offset in placement.gradient_offsets
-        )
 
 
 def check_unfrozen(

@@ -24,7 +24,7 @@ from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.gpu import calling
 from superoffload.torch.guards.reads import ReadWatch
-from superoffload.torch.hooks import weakly, weakly_passing
+from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks import fsdp
 from superoffload.torch.ranks.shards import HostedParameter
 
@@ -44,7 +44,7 @@ _on_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
-    call = weakly_passing(waits.before_forward)
+    call = weakly(waits.before_forward, passes=1)
 
     def before_forward(module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
@@ -73,7 +73,7 @@ class ForwardWaits:
         self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
         self._unseen = False  # some reader of parameters calls no hook: step() waits for them
         self._steps = 0
-        self._reads = ReadWatch(hosted, weakly_passing(self.on_read))
+        self._reads = ReadWatch(hosted, weakly(self.on_read, passes=1))
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
         self._before_state_dict = weakly(self.wait_all)
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(self))

@@ -1,4 +1,4 @@
-"""A model whose parameters are on a GPU: what its optimizer attaches with, and what it has beside that."""
+"""A model whose parameters are on a GPU: how its optimizer attaches, and how it uses the GPU."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,7 +15,6 @@ from superoffload.torch.gpu import move
 from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
 from superoffload.torch.gpu.options import GpuOptions
-from superoffload.torch.gpu.report import GpuReporter
 from superoffload.torch.gpu.residents import Residents
 from superoffload.torch.gpu.submitter import GpuSubmitter
 from superoffload.torch.live import LiveParameters
@@ -42,7 +41,15 @@ class OnGpu:
         return self._options.weights
 
     def check(self, hosted: list[HostedParameter]) -> None:
-        parameters.check_row_major(hosted)
+        """Raises Error for memory formats that a parameter would lose."""
+        for parameter in hosted:
+            if not parameter.local.is_contiguous():
+                raise Error(
+                    grpc.StatusCode.UNIMPLEMENTED,
+                    f"parameter {parameter.name} has strides {list(parameter.local.stride())}, but on a GPU "
+                    "parameters are row-major; call model.to(memory_format=torch.contiguous_format), or "
+                    ".data = .data.contiguous()",
+                )
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         if self._options.cast != "auto":
@@ -84,25 +91,33 @@ class OnGpu:
 
     def serve(
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
-    ) -> tuple[Submitter, "OfGpu"]:
+    ) -> tuple[Submitter, "UsedGpu"]:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
         waits = ForwardWaits(attachment, given.hosted)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, alone=given.ranks is None)
-        return submitter, OfGpu(attachment, waits, residents, GpuReporter(attachment, self._cast_timings))
+        return submitter, UsedGpu(attachment, waits, residents, self._cast_timings)
 
 
-class OfGpu:
-    """What an attachment has of a GPU beside parameters and gradients."""
+class UsedGpu:
+    """The GPU that an attachment uses: forward passes that wait for its parameters, and resident buckets.
+
+    The daemon is told how the GPU is used; ctl and metrics show that.
+    """
 
     def __init__(
-        self, attachment: GpuAttachment, waits: ForwardWaits, residents: Residents, reporter: GpuReporter
+        self,
+        attachment: GpuAttachment,
+        waits: ForwardWaits,
+        residents: Residents,
+        cast_timings: list[tuple[int, float, float]],
     ) -> None:
         self._attachment = attachment
-        self._reporter = reporter
+        self._cast_timings = cast_timings
+        self._reported: tuple[GpuReport, int] | None = None
         self.waits = waits
         self.residents = residents
-        reporter.report()
+        self._report_use()
 
     @property
     def report(self) -> GpuReport:
@@ -128,7 +143,33 @@ class OfGpu:
 
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
         self.residents.after_step(stall_seconds, quiesce)
-        self._reporter.report()
+        self._report_use()
 
     def close(self) -> None:
         self.waits.close()
+
+    def _report_use(self) -> None:
+        """Reports to the daemon where something is new: residents have changed, or another daemon has taken over."""
+        attachment = self._attachment
+        present = attachment.report, attachment.resident_buckets
+        if self._reported is not None and self._reported[0] is present[0] and self._reported[1] == present[1]:
+            return
+        report, layout = attachment.report, attachment.optimizer.layout
+        use = optimizer_pb2.GpuUse(
+            gpu=report.gpu,
+            mover=report.mover,
+            sharing=report.sharing,
+            coherent=report.coherent,
+            staged=report.staged,
+            mover_seconds=report.seconds,
+            cast="gpu_fp32" if any(b.gradient_dtype != b.dtype for b in layout.buckets) else "fused",
+            cast_timings=[
+                optimizer_pb2.CastTiming(elements=elements, fused_seconds=fused, gpu_fp32_seconds=fp32)
+                for elements, fused, fp32 in self._cast_timings
+            ],
+            resident_buckets=attachment.resident_buckets,
+            gpu_bytes=report.gpu_bytes,
+            notes=report.notes,
+        )
+        attachment.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=attachment.optimizer.name, use=use))
+        self._reported = present

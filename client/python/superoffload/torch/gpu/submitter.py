@@ -17,7 +17,7 @@ from superoffload.torch.gpu.gradient_room import GradientRoom
 from superoffload.torch.guards import tombstone
 from superoffload.torch.guards.tombstone import Tombstones
 from superoffload.torch.guards.versions import Versions
-from superoffload.torch.hooks import eager, weakly, weakly_passing
+from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter
 from superoffload.torch.submitter import Given, Submitter
@@ -67,7 +67,7 @@ class GpuSubmitter(Submitter):
             parameter.tensor.register_hook(eager(weakly(self.before_gradient, index)))
             for index, parameter in enumerate(given.hosted)
         ]
-        on_accumulated = eager(weakly_passing(self._on_accumulated))
+        on_accumulated = eager(weakly(self._on_accumulated, passes=1))
         self.handles += [
             tensor.register_post_accumulate_grad_hook(on_accumulated)
             for tensor in ([] if given.ranks is None else given.ranks.trained)

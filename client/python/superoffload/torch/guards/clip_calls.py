@@ -7,7 +7,6 @@ verdict. ``.grad`` is scaled when somebody uses it first, at the latest when the
 import contextlib
 import math
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -30,7 +29,7 @@ class ClipCalls:
 
     def __init__(self, tensors: Sequence[torch.Tensor], scale: Callable[[float], bool], *, alone: bool) -> None:
         self._tensors = tensors
-        self._scale = weakref.WeakMethod(scale)
+        self._scale = weakly(scale, passes=1)
         self._watch = GradientWatch(tensors, weakly(self._on_use), sees_memory=alone)
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self.drop()
@@ -89,9 +88,8 @@ class ClipCalls:
         """What is left of the gradients becomes what torch leaves. ``unscaling``: of a GradScaler's step."""
         factor = unscaling * self._coefficient / self._scaled_by
         self.drop()
-        scale = self._scale()
-        if factor != 1 and scale is not None:
-            scale(factor)
+        if factor != 1:
+            self._scale(factor)
 
     def on_abandoned(self) -> None:
         """What was submitted is dropped, and ``.grad`` is submitted next."""
@@ -115,8 +113,7 @@ class ClipCalls:
             return
         self._watch.end()
         factor, self._scaled_by = self._coefficient / self._scaled_by, self._coefficient
-        scale = self._scale()
-        if scale is not None and not scale(factor):
+        if not self._scale(factor):
             self.drop()
 
     def _hook(self) -> None:

@@ -7,7 +7,6 @@ inside of modes of others.
 """
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
+from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
 
@@ -22,9 +22,9 @@ from superoffload.torch.ranks.shards import HostedParameter
 class _Mode(_python_dispatch.TorchDispatchMode):
     supports_higher_order_operators = True
 
-    def __init__(self, looks_at: weakref.WeakMethod) -> None:
+    def __init__(self, looks_at: Callable[[torch.Tensor], bool | None]) -> None:
         super().__init__()
-        self.looks_at: weakref.WeakMethod | None = looks_at
+        self.looks_at: Callable[[torch.Tensor], bool | None] | None = looks_at
         self.thread = threading.get_ident()  # autograd's threads have it on their stacks as well
 
     @classmethod
@@ -32,7 +32,7 @@ class _Mode(_python_dispatch.TorchDispatchMode):
         return True  # else torch.compile compiles nothing meanwhile
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        looks_at = None if self.looks_at is None else self.looks_at()
+        looks_at = self.looks_at
         if looks_at is not None and not getattr(function, "is_view", False):
             for given in tree_leaves((args, kwargs)):
                 if isinstance(given, torch.Tensor) and looks_at(given):
@@ -62,7 +62,7 @@ class ReadWatch:
     def begin(self) -> None:
         self.end()
         if self._mode is None and isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None):
-            self._mode = _Mode(weakref.WeakMethod(self._look_at))
+            self._mode = _Mode(weakly(self._look_at, passes=1))
             self._mode.__enter__()
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from superoffload.torch.state import tensor_file
 from superoffload.torch.state.checkpoints import Checkpoints, drop_others
 from superoffload.torch.state.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import StateViews
+from superoffload.torch.state.views import have_scales, state_views
 
 _KEY = "superoffload"  # of the moment in a state_dict
 # In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
@@ -49,14 +49,12 @@ class State:
         self,
         hosting: Hosting,
         lineage: Lineage,
-        views: StateViews,
         written: Written,
         checkpoints: Checkpoints,
         state_directory: str | None,
     ) -> None:
         self._hosting = hosting
         self._lineage = lineage
-        self._views = views
         self._written = written
         self._checkpoints = checkpoints
         self._state_directory = state_directory
@@ -68,14 +66,14 @@ class State:
     # The model's parameters and the masters.
 
     def push_params(self) -> None:
-        """Masters become the model's parameters."""
+        """See `Optimizer.push_params`."""
         self._hosting.check_attached()
         self._hosting.quiesce()
         self._lineage.replace()
         self._hosting.push_parameters()
 
     def pull_params(self) -> None:
-        """The model's parameters become the masters."""
+        """See `Optimizer.pull_params`."""
         self._hosting.check_attached()
         self._hosting.quiesce()
         self._hosting.pull_parameters()
@@ -83,13 +81,13 @@ class State:
     # Reading.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
-        """Views of the daemon's memory by hosted parameter, right until the next step; see `StateViews.of`."""
+        """See `Optimizer.state_of`."""
         self._hosting.check_attached()
         self._written.send()
-        return self._views.of(indices, keys)
+        return state_views(self._hosting, indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master`` and of the moments by parameter name; see `StateViews.of`."""
+        """See `Optimizer.state_tensors`."""
         state = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
         return {
             self._hosting.hosted[index].name: {key: tensor.clone() for key, tensor in tensors.items()}
@@ -277,7 +275,7 @@ class State:
 
     def _check_whole_blocks(self, group: Ranks) -> None:
         """Raises Error, on all ranks, where blocks of codes count from what each rank has of a parameter."""
-        if any(group.gather_objects(self._views.have_scales())):
+        if any(group.gather_objects(have_scales(self._hosting))):
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"{self._hosting.algorithm.name} keeps codes in blocks that each rank counts from its own first "

@@ -13,7 +13,7 @@ from superoffload.torch.hosting import Hosting
 from superoffload.torch.ranks import shards
 from superoffload.torch.state.copies import StateCopies
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import StateViews
+from superoffload.torch.state.views import like_view, state_views
 
 
 class WrittenState:
@@ -25,12 +25,10 @@ class WrittenState:
     def __init__(
         self,
         hosting: Hosting,
-        views: StateViews,
         copies: StateCopies,
         restore: Callable[[dict[str, dict[str, torch.Tensor]], int], None],
     ) -> None:
         self._hosting = hosting
-        self._views = views
         self._copies = copies
         self._restore = restore
         self._states: list[ParameterState] = []
@@ -54,11 +52,11 @@ class WrittenState:
 
     def copy_of_state(self, index: int, key: str) -> torch.Tensor:
         """Returns, for `ParameterState`, what the loop has written already, or a copy."""
-        return self._copies.get(index, key, lambda: self._views.of([index], [key])[index][key].clone())
+        return self._copies.get(index, key, lambda: state_views(self._hosting, [index], [key])[index][key].clone())
 
     def set_state(self, index: int, key: str, value: Any) -> None:
         """Notes, for `ParameterState`, what the loop writes."""
-        like = self._views.like(index, key)
+        like = like_view(self._hosting, index, key)
         shape = like.shape
         given = torch.as_tensor(shards.local(value) if torch.is_tensor(value) else value, device="cpu")
         name = self._hosting.hosted[index].name
@@ -121,7 +119,7 @@ class WrittenState:
         self._hosting.check_parameters()
         tensors = {
             hosted[index].name: tensors | {key: given.clone() for key, given in written.get(index, {}).items()}
-            for index, tensors in self._views.of(range(len(hosted)), self.state_keys()).items()
+            for index, tensors in state_views(self._hosting, range(len(hosted)), self.state_keys()).items()
         }
         steps = [self._hosting.committed_steps(), *(int(state[STEP]) for state in written.values() if STEP in state)]
         self._restore(tensors, max(steps))
