@@ -14,8 +14,12 @@ install(FILES systemd/superoffloadd.tmpfiles DESTINATION lib/tmpfiles.d RENAME s
 install(FILES systemd/superoffloadd.default DESTINATION /etc/default RENAME superoffloadd)
 install(FILES systemd/superoffloadd.textproto DESTINATION /etc/superoffloadd)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES client/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/client)
-install(FILES deploy/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/deploy)
+# In folders as in the tree, so that their links to each other lead somewhere.
+set(package client/python/superoffload)
+foreach(folder client client/ctl client/include/superoffload ${package}/_core ${package}/jax ${package}/torch
+    ${package}/torch/gpu ${package}/torch/ranks ${package}/torch/state deploy)
+  install(FILES ${folder}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
+endforeach()
 
 install(PROGRAMS deploy/slurm/prolog.sh deploy/slurm/epilog.sh DESTINATION share/superoffload)
 install(FILES deploy/prometheus/rules.yml deploy/prometheus/scrape.yml deploy/grafana/dashboard.json

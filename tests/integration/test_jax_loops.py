@@ -78,7 +78,7 @@ def test_what_takes_it_for_a_transformation_says_what_to_do(use):
 
 
 def test_transformations_and_containers_around_a_step():
-    """The lines of client/README.md."""
+    """The lines of superoffload/jax/README.md."""
     import optax
     from flax.training.train_state import TrainState
 
@@ -102,7 +102,7 @@ def test_transformations_and_containers_around_a_step():
 
 
 def test_a_step_of_an_nnx_model():
-    """The lines of client/README.md."""
+    """The lines of superoffload/jax/README.md."""
     from flax import nnx
 
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -218,7 +218,7 @@ def test_orbax_saves_the_handle(tmp_path, through):
 
 
 def test_orbax_refuses_the_handle_as_a_standard_item(tmp_path):
-    """Which is why client/README.md names others."""
+    """Which is why superoffload/jax/README.md names others."""
     checkpoint = pytest.importorskip("orbax.checkpoint")
     handle = {"directory": "/a/checkpoint", "committed_steps": 1}
     with checkpoint.StandardCheckpointer() as saver, pytest.raises(ValueError, match="[Uu]nsupported"):
