@@ -1,4 +1,4 @@
-// The GPU kernels' sources, run on the host by a stream's thread, on the memory that a GPU could reach.
+// The GPU kernels' sources, run on the host on the memory that a GPU could reach.
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 
@@ -6,20 +6,18 @@
 
 namespace superoffload::fake_cuda {
 
+class Process;
+
 struct Kernel {
   const char* name;
   unsigned most_threads;  // of a block, by its launch bounds
   unsigned static_bytes;  // of shared memory that its code declares
   // What a launch does when its turn comes; takes its own copy of the arguments.
-  std::function<std::function<void()>(void** arguments, unsigned blocks, unsigned threads)> bind;
+  std::function<std::function<void()>(Process& process, void** arguments, unsigned blocks, unsigned threads)> bind;
 };
 
 // Null: there is no such kernel.
 const Kernel* FindKernel(const char* name);
-
-// The CUresult with which every call ends once a kernel or a copy touched memory that is not there, or 0.
-int Fault();
-void SetFault();
 
 }  // namespace superoffload::fake_cuda
 

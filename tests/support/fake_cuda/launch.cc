@@ -1,7 +1,6 @@
 #include "tests/support/fake_cuda/launch.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -9,33 +8,10 @@
 
 #include "tests/support/fake_cuda/kernels.h"
 #include "tests/support/fake_cuda/machine.h"
-#include "tests/support/fake_cuda/stream.h"
+#include "tests/support/fake_cuda/process.h"
 
 namespace superoffload::fake_cuda {
 namespace {
-
-constexpr unsigned kMostThreads = 1024, kMostGridX = 0x7fffffff, kMostGridYz = 0xffff, kMostBlockZ = 64;
-constexpr unsigned kSharedBytes = 48 << 10;  // of a block that was granted no more
-constexpr int kRegisters = 64 << 10, kWarp = 32, kMultiprocessors = 132;
-
-// CUdevice_attribute, from 1 on.
-constexpr std::array<int, 17> kAttributes = {0,
-                                             kMostThreads,
-                                             kMostThreads,
-                                             kMostThreads,
-                                             kMostBlockZ,
-                                             kMostGridX,
-                                             kMostGridYz,
-                                             kMostGridYz,
-                                             kSharedBytes,
-                                             0,
-                                             kWarp,
-                                             0,
-                                             kRegisters,
-                                             0,
-                                             0,
-                                             0,
-                                             kMultiprocessors};
 
 struct Function {
   const Kernel* kernel;
@@ -71,24 +47,19 @@ bool Exist(Dimensions d, Dimensions most) {
 
 }  // namespace
 
-int LaunchAttribute(int attribute) {
-  return attribute > 0 && attribute < static_cast<int>(kAttributes.size()) ? kAttributes[static_cast<size_t>(attribute)]
-                                                                           : 0;
-}
-
-int LoadModule(void** module) {
+int LoadModule(Process& process, void** module) {
   std::lock_guard lock(All().mu);
   *module = All().MakeHandle();
   All().modules.insert(*module);
-  CountObject(1);
+  process.CountObject(1);
   return 0;
 }
 
-int UnloadModule(void* module) {
+int UnloadModule(Process& process, void* module) {
   std::lock_guard lock(All().mu);
   if (All().modules.erase(module) == 0) return kInvalidHandle;
   std::erase_if(All().functions, [module](const auto& function) { return function.second.module == module; });
-  CountObject(-1);
+  process.CountObject(-1);
   return 0;
 }
 
@@ -103,17 +74,18 @@ int GetFunction(void** function, void* module, const char* name) {
   return 0;
 }
 
-int AllowShared(void* function, int dynamic_bytes) {
+int AllowShared(Process& process, void* function, int dynamic_bytes) {
   std::lock_guard lock(All().mu);
   const auto found = All().functions.find(function);
   if (found == All().functions.end()) return kInvalidHandle;
-  const unsigned most = Left(ThisMachine().shared_bytes, found->second.kernel->static_bytes);
+  const unsigned most = Left(process.machine().shared_bytes, found->second.kernel->static_bytes);
   if (dynamic_bytes < 0 || static_cast<unsigned>(dynamic_bytes) > most) return kInvalidValue;
   found->second.most_dynamic_bytes = static_cast<unsigned>(dynamic_bytes);
   return 0;
 }
 
-int Launch(void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes, void* stream, void** arguments) {
+int Launch(Process& process, void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes,
+           kernels::CudaStream stream, void** arguments) {
   Function launched;
   {
     std::lock_guard lock(All().mu);
@@ -128,12 +100,9 @@ int Launch(void* function, Dimensions grid, Dimensions block, unsigned dynamic_b
   if (threads > launched.kernel->most_threads) return kOutOfResources;
   // The kernels here know one dimension.
   if (grid.y * grid.z * block.y * block.z != 1) return kInvalidValue;
-  return Issue(stream, [module = launched.module, run = launched.kernel->bind(arguments, grid.x, block.x)] {
-    if (IsLoaded(module)) {
-      run();
-    } else {
-      SetFault();
-    }
+  const auto run = launched.kernel->bind(process, arguments, grid.x, block.x);
+  return simulator::Issue(stream, [&process, module = launched.module, run](const Process::Done& done) {
+    process.Work([&process, module, run] { IsLoaded(module) ? run() : process.SetFault(); }, done);
   });
 }
 

@@ -6,26 +6,31 @@
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_LAUNCH_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_LAUNCH_H_
 
+#include "kernels/gpu/cuda_driver.h"
+
 namespace superoffload::fake_cuda {
+
+class Process;
 
 struct Dimensions {
   unsigned x, y, z;
 };
 
-// What every GPU that the fake can be has in common, by number of the attribute; 0: it is none of these.
-int LaunchAttribute(int attribute);
+inline constexpr unsigned kMostThreads = 1024, kMostGridX = 0x7fffffff, kMostGridYz = 0xffff, kMostBlockZ = 64;
+inline constexpr unsigned kSharedBytes = 48 << 10;  // of a block that was granted no more
 
 // All return a CUresult.
-int LoadModule(void** module);
-int UnloadModule(void* module);
+int LoadModule(Process& process, void** module);
+int UnloadModule(Process& process, void* module);
 int GetFunction(void** function, void* module, const char* name);
 
 // Grants a function so much dynamic shared memory, where at first it has what is left of 48 KiB.
-int AllowShared(void* function, int dynamic_bytes);
+int AllowShared(Process& process, void* function, int dynamic_bytes);
 
 // kInvalidValue: dimensions or shared memory that no block can have. kOutOfResources: more threads than the kernel was
 // compiled for, so that their registers do not fit. A launch that comes to run when its module is unloaded is a fault.
-int Launch(void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes, void* stream, void** arguments);
+int Launch(Process& process, void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes,
+           kernels::CudaStream stream, void** arguments);
 
 // Null: there is no such function.
 const char* NameOf(void* function);

@@ -1,13 +1,9 @@
 #include "tests/support/fake_cuda/machine.h"
 
-#include <atomic>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <mutex>
-#include <sstream>
-#include <string>
+#include <array>
+#include <map>
+
+#include "tests/support/fake_cuda/launch.h"
 
 namespace superoffload::fake_cuda {
 namespace {
@@ -15,95 +11,42 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr unsigned kHopperShared = 227 << 10, kLessShared = 99 << 10;
 constexpr size_t kContext = 512 * kMiB, kSmallContext = 32 * kMiB, kTableEntry = 8;
-constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB, kHopperShared, kContext, kTableEntry},
-    kGh200{"fake GPU", true, true, 8192 * kMiB, kHopperShared, kContext, 0},  // it uses the host's page tables
-    kHmm{"fake GPU", true, false, 8192 * kMiB, kLessShared, kContext, kTableEntry},
-    kMig{"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared, kSmallContext, kTableEntry};
+constexpr int kRegisters = 64 << 10, kWarp = 32, kMultiprocessors = 132;
 
-std::mutex stall_mu;
-std::condition_variable stall_changed;
-std::string stalled_call;
-int stalled_threads = 0;
-std::atomic<bool> any_stalled = false;
-std::atomic<int> objects = 0;
+// CUdevice_attribute, from 1 on.
+constexpr std::array<int, 17> kAttributes = {0,
+                                             kMostThreads,
+                                             kMostThreads,
+                                             kMostThreads,
+                                             kMostBlockZ,
+                                             kMostGridX,
+                                             kMostGridYz,
+                                             kMostGridYz,
+                                             kSharedBytes,
+                                             0,
+                                             kWarp,
+                                             0,
+                                             kRegisters,
+                                             0,
+                                             0,
+                                             0,
+                                             kMultiprocessors};
 
 }  // namespace
 
-const Machine& ThisMachine() {
-  const char* const value = std::getenv("FAKE_CUDA_MACHINE");
-  const std::string name = value == nullptr ? "h100-pcie" : value;
-  if (name == "h100-pcie") return kH100;
-  if (name == "gh200") return kGh200;
-  if (name == "hmm") return kHmm;
-  if (name == "mig") return kMig;
-  std::fprintf(stderr, "FAKE_CUDA_MACHINE=%s is none of h100-pcie, gh200, hmm, mig\n", value);
-  std::abort();
+const Machine* FindMachine(std::string_view name) {
+  static const auto* const machines = new std::map<std::string_view, Machine>{
+      {"h100-pcie", {"fake GPU", false, false, 8192 * kMiB, kHopperShared, kContext, kTableEntry}},
+      {"gh200", {"fake GPU", true, true, 8192 * kMiB, kHopperShared, kContext, 0}},  // it uses the host's page tables
+      {"hmm", {"fake GPU", true, false, 8192 * kMiB, kLessShared, kContext, kTableEntry}},
+      {"mig", {"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared, kSmallContext, kTableEntry}}};
+  const auto found = machines->find(name);
+  return found == machines->end() ? nullptr : &found->second;
 }
 
-std::vector<int> Uuids() {
-  const char* const value = std::getenv("FAKE_CUDA_UUID");
-  std::stringstream text(value == nullptr ? "0" : value);
-  std::vector<int> uuids;
-  for (std::string uuid; std::getline(text, uuid, ',');) uuids.push_back(std::stoi(uuid));
-  return uuids;
+int LaunchAttribute(int attribute) {
+  return attribute > 0 && attribute < static_cast<int>(kAttributes.size()) ? kAttributes[static_cast<size_t>(attribute)]
+                                                                           : 0;
 }
-
-int Setting(const char* variable, int unless_set) {
-  const char* const value = std::getenv(variable);
-  return value == nullptr ? unless_set : std::atoi(value);
-}
-
-int SettingOf(const char* variable, const char* key) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr) return 0;
-  const std::string text = std::string(",") + value;
-  const size_t at = text.find(std::string(",").append(key).append("="));
-  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + std::strlen(key) + 2);
-}
-
-bool OutOfMemory() {
-  static std::mutex* const mu = new std::mutex;
-  static int setting = 0, count = 0;
-  std::lock_guard lock(*mu);
-  if (const int now = Setting("FAKE_CUDA_OOM"); now != setting) {
-    setting = now;
-    count = 0;
-  }
-  return setting != 0 && ++count == setting;
-}
-
-void AwaitRelease(const char* call) {
-  if (!any_stalled.load(std::memory_order_acquire)) return;
-  std::unique_lock lock(stall_mu);
-  if (stalled_call != call) return;
-  ++stalled_threads;
-  stall_changed.notify_all();
-  stall_changed.wait(lock, [call] { return stalled_call != call; });
-  --stalled_threads;
-}
-
-void CountObject(int by) { objects += by; }
 
 }  // namespace superoffload::fake_cuda
-
-extern "C" {
-
-void fakeCudaStall(const char* call) {
-  using namespace superoffload::fake_cuda;
-  {
-    std::lock_guard lock(stall_mu);
-    stalled_call = call == nullptr ? "" : call;
-    any_stalled.store(call != nullptr, std::memory_order_release);
-  }
-  stall_changed.notify_all();
-}
-
-void fakeCudaAwaitStalled() {
-  using namespace superoffload::fake_cuda;
-  std::unique_lock lock(stall_mu);
-  stall_changed.wait(lock, [] { return stalled_threads > 0; });
-}
-
-int fakeCudaObjects() { return superoffload::fake_cuda::objects; }
-
-}  // extern "C"
