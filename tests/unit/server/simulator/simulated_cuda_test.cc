@@ -76,7 +76,10 @@ TEST_F(SimulatedCudaTest, AStreamWaitsForWhatItAskedFor) {
   ASSERT_TRUE(mover->VerdictReached(1, true, false).ok());
   for (const uint32_t bucket : {3, 2, 1, 0}) ASSERT_TRUE(mover->Published(1, bucket, false).ok());
   GpuStream reader(&time_, nullptr);
-  ASSERT_TRUE(mover->WaitLanded(0, SimulatedCuda::HandleOf(&reader)).ok());
+  {
+    const kernels::CurrentDevice current(*cuda_.device());
+    ASSERT_TRUE(mover->WaitLanded(0, SimulatedCuda::HandleOf(&reader)).ok());
+  }
   reader.HostCall([this] { log_.push_back(absl::StrCat(time_.now(), " read")); });
   time_.Run();
   EXPECT_THAT(log_, ElementsAre("0 up 3", "1 up 2", "2 up 0", "3 read", "3 up 1"));
