@@ -27,7 +27,8 @@ class GpuStream final : public Stream {
   void Kernel(double seconds, std::string name);
   void Copy(CopyEngine* engine, double bytes, std::string name, double limit = std::numeric_limits<double>::infinity());
 
-  // Does now what takes no time, instead of after whoever enqueued it: for who waits for that. What is left is a mistake.
+  // Does now what takes no time, instead of after whoever enqueued it: for who waits for that. What is left is a
+  // mistake.
   void Synchronize() override;
 
   double busy_seconds() const { return busy_seconds_; }  // of kernels that are done

@@ -49,7 +49,7 @@ class ProcessWithoutMemory final : public Process {
   }
 
  private:
-  static int Begin(const SimulatedCuda::Copy& copy, CudaStream stream) {
+  static int Begin(const GpuCopy& copy, CudaStream stream) {
     Process* process;
     if (const int result = FindCurrent(&process); result != 0) return result;
     return Issue(stream, [process, copy](std::function<void()> done) {
@@ -87,7 +87,9 @@ class SimulatedCuda::Queue final : public kernels::CompletionQueue {
     Wake(cuda_, items_);
   }
 
-  void WaitEmpty() override { SUPEROFFLOAD_CHECK(cuda_->killed_ || items_->queue.empty(), "nobody waits in virtual time"); }
+  void WaitEmpty() override {
+    SUPEROFFLOAD_CHECK(cuda_->killed_ || items_->queue.empty(), "nobody waits in virtual time");
+  }
 
  private:
   struct Item {
@@ -131,8 +133,7 @@ class SimulatedCuda::Queue final : public kernels::CompletionQueue {
 
 SimulatedCuda::SimulatedCuda(VirtualTime* time, Copier copier, After after)
     : SimulatedCuda(
-          time,
-          [&copier](Clock* clock) { return std::make_unique<ProcessWithoutMemory>(clock, std::move(copier)); },
+          time, [&copier](Clock* clock) { return std::make_unique<ProcessWithoutMemory>(clock, std::move(copier)); },
           std::move(after)) {}
 
 SimulatedCuda::SimulatedCuda(VirtualTime* time, const MakeProcess& make_process, After after)

@@ -1,8 +1,8 @@
 // The GPU's driver (driver/driver.h) in virtual time, and a queue of completions without a thread. What is above it, as
 // kernels/gpu/mover.h and client/src/gpu/gpu_moves.h, is the real code.
 //
-// Nothing waits: whoever calls what would wait with a real driver (synchronizing, an empty queue) must know that what is
-// left takes no time. There is no default stream.
+// Nothing waits: whoever calls what would wait with a real driver (synchronizing, an empty queue) must know that what
+// is left takes no time. There is no default stream.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_CUDA_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_CUDA_H_
 
@@ -23,14 +23,8 @@ namespace superoffload::simulator {
 // One process's use of one GPU. Not thread-safe.
 class SimulatedCuda : private Clock {
  public:
-  struct Copy {
-    bool to_gpu;
-    kernels::CudaPointer gpu;
-    std::byte* host;
-    size_t bytes;
-  };
   // Begins a copy; `done` is called when its last byte has arrived.
-  using Copier = std::function<void(const Copy& copy, std::function<void()> done)>;
+  using Copier = std::function<void(const GpuCopy& copy, std::function<void()> done)>;
   // An event of the process whose threads the queues are, some time from now.
   using After = std::function<void(std::function<void()> event)>;
 
@@ -73,7 +67,7 @@ class SimulatedCuda : private Clock {
   VirtualTime* const time_;
   const After after_;
   bool killed_ = false;
-  size_t callbacks_ = 0;  // to come
+  size_t callbacks_ = 0;                             // to come
   std::vector<std::shared_ptr<GpuStream>> streams_;  // to the end: an event may still be on its way to one
   const std::unique_ptr<Process> process_;
   std::shared_ptr<const kernels::GpuDevice> device_;

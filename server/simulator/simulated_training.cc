@@ -38,7 +38,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       d2h_(&time_, &host_memory_, machine.d2h, Lane::kD2H, &timeline_),
       cuda_(
           &time_,
-          [this](const SimulatedCuda::Copy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
+          [this](const GpuCopy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
           [this](std::function<void()> event) { time_.After(0, std::move(event)); }),
       compute_(&time_, &timeline_),
       pack_(&time_, nullptr),
@@ -97,7 +97,7 @@ void SimulatedTraining::OpenMover() {
 }
 
 // The link moves parameters, gradients and their sums.
-void SimulatedTraining::BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done) {
+void SimulatedTraining::BeginCopy(const GpuCopy& copy, std::function<void()> done) {
   const double bytes = static_cast<double>(copy.bytes);
   if (copy.to_gpu) {
     return h2d_.Copy(bytes, absl::StrCat("parameters ", bucket_at_.at(copy.gpu - kGpu)), std::move(done));

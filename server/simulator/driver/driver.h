@@ -19,6 +19,14 @@
 
 namespace superoffload::simulator {
 
+// A copy between the GPU and the host.
+struct GpuCopy {
+  bool to_gpu;
+  kernels::CudaPointer gpu;
+  std::byte* host;
+  size_t bytes;
+};
+
 class Clock {
  public:
   virtual ~Clock() = default;

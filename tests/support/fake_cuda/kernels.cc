@@ -75,7 +75,8 @@ void PackAlone(const PackArguments& a) {
 }
 
 // `block`: of the GPU's threads, of which each of the fake's stands for some.
-void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType to, PackArguments a, unsigned grid, unsigned block) {
+void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType to, PackArguments a, unsigned grid,
+          unsigned block) {
   const uint64_t chunks = (a.elements + kernels::kChunkElements - 1) / kernels::kChunkElements;
   std::vector<PackedTensor> tensors(a.table.count);
   bool found = a.dtype == from && a.slot.dtype == to;
@@ -102,13 +103,15 @@ void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType t
 // The host takes too long for what nobody looks at: the time is a GPU's.
 void Product(Process& process, kernels::ProductArguments p) {
   const size_t bytes = size_t{p.n} * p.n * sizeof(float);
-  if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes)) return process.SetFault();
+  if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes))
+    return process.SetFault();
   std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
   bool found = true;
-  for (void*& array : a.state.arrays) found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
+  for (void*& array : a.state.arrays)
+    found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
   if (!found || !Find(process, &a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
       !Find(process, &a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
     process.SetFault();
@@ -120,13 +123,17 @@ void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned
 Kernel OfPack(const char* name, kernels::DType from, kernels::DType to, PackCode code) {
   return {name, kernels::kRealPackThreads, kernels::kPackSharedBytes,
           [=](Process& process, void** arguments, unsigned grid, unsigned block) {
-            return [=, &process, a = *static_cast<PackArguments*>(arguments[0])] { Pack(process, code, from, to, a, grid, block); };
+            return [=, &process, a = *static_cast<PackArguments*>(arguments[0])] {
+              Pack(process, code, from, to, a, grid, block);
+            };
           }};
 }
 
 Kernel OfResident(const char* name, ResidentCode code) {
   return {name, kernels::kResidentThreads, 0, [=](Process& process, void** arguments, unsigned grid, unsigned block) {
-            return [=, &process, a = *static_cast<ResidentArguments*>(arguments[0])] { Resident(process, code, a, grid, block); };
+            return [=, &process, a = *static_cast<ResidentArguments*>(arguments[0])] {
+              Resident(process, code, a, grid, block);
+            };
           }};
 }
 
@@ -144,9 +151,9 @@ const std::vector<Kernel>& Kernels() {
       SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
 #undef X
 #define X(kernel, Formula) OfResident(#kernel, kernels::kernel),
-      SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
+          SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
 #undef X
-      OfProduct("superoffload_product")};
+              OfProduct("superoffload_product")};
   return *all;
 }
 

@@ -26,12 +26,7 @@ class Process : public simulator::Process {
   virtual Machine machine() const = 0;
   Memory& memory() const { return memory_; }
 
-  struct Copy {
-    bool to_gpu;
-    kernels::CudaPointer gpu;
-    std::byte* host;
-    size_t bytes;
-  };
+  using Copy = simulator::GpuCopy;
   using Done = std::function<void()>;
   // `move(first, bytes)` moves a piece of it now. `done` once all of them have been.
   virtual void Move(const Copy& copy, const std::function<void(size_t first, size_t bytes)>& move,
