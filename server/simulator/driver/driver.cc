@@ -4,14 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
 #include "server/simulator/driver/handles.h"
 #include "server/simulator/driver/results.h"
 
 namespace superoffload::simulator {
 
-using kernels::CudaContext;
-using kernels::CudaDevice;
 using kernels::CudaEvent;
 using kernels::CudaStream;
 using namespace cuda_results;
@@ -37,9 +34,6 @@ Handles<OwnedEvent>& Events() {
   return *events;
 }
 
-std::atomic<Process*> only_process = nullptr;
-thread_local Process* entered_process = nullptr;
-thread_local std::vector<Process*> contexts;  // the last one is current
 thread_local CaptureMode capture_mode = CaptureMode::kGlobal;
 
 // Those under way, of any stream.
@@ -52,51 +46,6 @@ std::set<std::shared_ptr<Capture>> Captures() {
 }
 
 }  // namespace
-
-Process::~Process() = default;
-
-void Process::SetFault() { fault_ = kIllegalAddress; }
-
-int Process::RetainContext(CudaDevice device) {
-  std::lock_guard lock(mu_);
-  int& retained = contexts_[device];
-  if (retained == 0) {
-    if (const int result = TakeContext(device); result != 0) return result;
-  }
-  CountObject(1);
-  return ++retained, kOk;
-}
-
-int Process::ReleaseContext(CudaDevice device) {
-  std::lock_guard lock(mu_);
-  int& retained = contexts_[device];
-  if (retained == 0) return kInvalidContext;
-  if (--retained == 0) GiveContextBack(device);
-  return CountObject(-1), kOk;
-}
-
-bool Process::HasContext(CudaDevice device) const {
-  std::lock_guard lock(mu_);
-  const auto found = contexts_.find(device);
-  return found != contexts_.end() && found->second > 0;
-}
-
-InProcess::InProcess(Process* process) : before_(std::exchange(entered_process, process)) {}
-InProcess::~InProcess() { entered_process = before_; }
-void SetOnlyProcess(Process* process) { only_process = process; }
-
-Process& CallingProcess() {
-  Process* process = entered_process;
-  if (process == nullptr && !contexts.empty()) process = contexts.back();
-  if (process == nullptr) process = only_process;
-  SUPEROFFLOAD_CHECK(process != nullptr, "a driver without a process");
-  return *process;
-}
-
-int FindCurrent(Process** process) {
-  *process = contexts.empty() ? nullptr : contexts.back();
-  return *process == nullptr ? kInvalidContext : (*process)->fault();
-}
 
 int FindCurrentAndSafe(Process** process) {
   const int result = FindCurrent(process);
@@ -179,26 +128,6 @@ int EndCapture(CudaStream handle) {
 }
 
 namespace {
-
-int RetainPrimary(CudaContext* context, CudaDevice device) {
-  Process& process = CallingProcess();
-  *context = reinterpret_cast<CudaContext>(&process);
-  return process.RetainContext(device);
-}
-int ReleasePrimary(CudaDevice device) { return CallingProcess().ReleaseContext(device); }
-int GetPrimaryState(CudaDevice device, unsigned* flags, int* active) {
-  return *flags = 0, *active = CallingProcess().HasContext(device), kOk;
-}
-int SetCurrent(CudaContext context) {
-  if (contexts.empty()) contexts.push_back(nullptr);
-  return contexts.back() = reinterpret_cast<Process*>(context), kOk;
-}
-int PushCurrent(CudaContext context) { return contexts.push_back(reinterpret_cast<Process*>(context)), kOk; }
-int PopCurrent(CudaContext* context) {
-  if (contexts.empty()) return kInvalidContext;
-  *context = reinterpret_cast<CudaContext>(contexts.back());
-  return contexts.pop_back(), kOk;
-}
 
 int CreateStream(CudaStream* handle, unsigned) {
   Process* process;
@@ -319,12 +248,7 @@ int GetErrorString(int result, const char** text) {
 }  // namespace
 
 void AddCommonFunctions(kernels::CudaDriver* d) {
-  d->DevicePrimaryCtxRetain = &RetainPrimary;
-  d->DevicePrimaryCtxRelease = &ReleasePrimary;
-  d->DevicePrimaryCtxGetState = &GetPrimaryState;
-  d->CtxSetCurrent = &SetCurrent;
-  d->CtxPushCurrent = &PushCurrent;
-  d->CtxPopCurrent = &PopCurrent;
+  AddContextFunctions(d);
   d->StreamCreate = &CreateStream;
   d->StreamDestroy = &DestroyStream;
   d->StreamSynchronize = &SynchronizeStream;

@@ -44,7 +44,7 @@ class Clock {
 // One process's use of its GPUs. Functions that end in a context of it find it there.
 class Process {
  public:
-  explicit Process(Clock* clock) : clock_(clock) {}
+  explicit Process(Clock* clock);
   virtual ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -110,8 +110,9 @@ std::shared_ptr<void> Lend(Stream* stream, kernels::CudaStream* handle);
 // Null: there is none.
 std::shared_ptr<Stream> FindStream(kernels::CudaStream handle);
 
-// Fills in contexts, streams, events and captures.
+// Fills in contexts, streams, events and captures; the latter only contexts.
 void AddCommonFunctions(kernels::CudaDriver* driver);
+void AddContextFunctions(kernels::CudaDriver* driver);
 
 // What the product does not call.
 int SynchronizeContext();

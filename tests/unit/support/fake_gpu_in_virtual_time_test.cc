@@ -120,6 +120,7 @@ TEST_F(FakeGpuInVirtualTimeTest, WithoutAContextThereIsNoStreamEventOrMemory) {
   EXPECT_EQ(driver().EventCreate(&event, 0), kInvalidContext);
   EXPECT_EQ(driver().MemAlloc(&pointer, 1), kInvalidContext);
   EXPECT_EQ(driver().MemcpyHtoDAsync(gpu_, host_, kBytes, stream_), kInvalidContext);
+  EXPECT_EQ(driver().CtxPushCurrent(reinterpret_cast<kernels::CudaContext>(1)), kInvalidContext);
   ASSERT_EQ(driver().CtxPushCurrent(context), kOk);
 }
 
