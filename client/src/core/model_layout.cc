@@ -38,6 +38,11 @@ Status ModelLayout::Create(const superoffload_trainer_options& options, ModelLay
   return {};
 }
 
+Status ModelLayout::CheckParameter(uint32_t parameter) const {
+  if (parameter < parameters_.size()) return {};
+  return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ", parameters_.size());
+}
+
 Status ModelLayout::Add(const superoffload_parameter& given) {
   const uint32_t index = static_cast<uint32_t>(parameters_.size());
   ParameterPlace place{.name = given.name == nullptr ? "" : given.name,

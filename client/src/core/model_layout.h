@@ -49,6 +49,8 @@ class ModelLayout {
 
   size_t parameter_count() const { return parameters_.size(); }
   const ParameterPlace& parameter(size_t index) const { return parameters_[index]; }
+  // INVALID_ARGUMENT: there is no such parameter.
+  Status CheckParameter(uint32_t parameter) const;
 
   size_t bucket_count() const { return buckets_.size(); }
   // Of parameters, without what lies between them.

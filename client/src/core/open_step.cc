@@ -20,10 +20,7 @@ OpenStep::OpenStep(const ModelLayout* layout)
 }
 
 Status OpenStep::Check(const GradientPiece& piece) const {
-  if (piece.parameter >= layout_->parameter_count()) {
-    return Error(Code::kInvalidArgument, "parameter ", piece.parameter, " does not exist; there are ",
-                 layout_->parameter_count());
-  }
+  if (Status status = layout_->CheckParameter(piece.parameter); !status.ok()) return status;
   const ParameterPlace& place = layout_->parameter(piece.parameter);
   if (piece.first > place.elements || piece.elements > place.elements - piece.first) {
     return Error(Code::kInvalidArgument, "elements ", piece.first, " and ", piece.elements, " more of ", place.name,
@@ -40,10 +37,7 @@ Status OpenStep::Check(const GradientPiece& piece) const {
 }
 
 Status OpenStep::CheckAbsent(uint32_t parameter) const {
-  if (parameter >= layout_->parameter_count()) {
-    return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ",
-                 layout_->parameter_count());
-  }
+  if (Status status = layout_->CheckParameter(parameter); !status.ok()) return status;
   if (arrived_[parameter] == 0) return {};
   return Error(Code::kFailedPrecondition, layout_->parameter(parameter).name,
                absent_[parameter] ? " is absent in this step already" : " has a gradient in this step");

@@ -6,12 +6,10 @@
 #include "client/src/core/trainer.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "client/src/core/memory_plane.h"
 #include "client/src/memory_passes.h"
-#include "kernels/check.h"
 
 namespace superoffload::client {
 namespace {
@@ -311,10 +309,7 @@ Status Trainer::WaitStep(const Deadline& deadline, superoffload_verdict* verdict
 }
 
 Status Trainer::WaitParameter(uint32_t parameter, const Deadline& deadline) {
-  if (parameter >= layout_.parameter_count()) {
-    return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ",
-                 layout_.parameter_count());
-  }
+  if (Status status = layout_.CheckParameter(parameter); !status.ok()) return status;
   const ParameterPlace& place = layout_.parameter(parameter);
   return Waiting([&](StepPlane& plane) -> Status {
     for (uint32_t i = 0; i < place.bucket_count; ++i) {

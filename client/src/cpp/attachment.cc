@@ -28,6 +28,12 @@ v1::Scalar* FindScalar(v1::ParameterGroup* group, const std::string& name) {
   return found == scalars->end() ? nullptr : &*found;
 }
 
+// DataType of its gradient: its own unless another one is given.
+uint32_t GradientDType(const v1::Parameter& parameter) {
+  const bool same = parameter.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
+  return static_cast<uint32_t>(same ? parameter.dtype() : parameter.gradient_dtype());
+}
+
 uint32_t ThisProcessesCpus() { return std::max(1u, std::thread::hardware_concurrency()); }
 
 // What calls of a daemon that died meet: nobody, or a successor that does not know their token.
@@ -56,7 +62,6 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
   for (int i = 0; i < optimizer_.parameters_size(); ++i) {
     const v1::Parameter& parameter = optimizer_.parameters(i);
     const v1::Placement& place = optimizer_.layout().placements(i);
-    const bool same = parameter.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
     parameters.push_back({.name = parameter.name().c_str(),
                           .elements = elements_[static_cast<size_t>(i)],
                           .parameters_offset = place.parameters_offset(),
@@ -65,7 +70,7 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
                           .first_bucket = place.first_bucket(),
                           .bucket_count = place.bucket_count(),
                           .dtype = static_cast<uint32_t>(parameter.dtype()),
-                          .gradient_dtype = static_cast<uint32_t>(same ? parameter.dtype() : parameter.gradient_dtype())});
+                          .gradient_dtype = GradientDType(parameter)});
   }
   const std::vector<superoffload_bucket> buckets = ToC(optimizer_.layout());
   const superoffload_trainer_options options{.parameters = parameters.data(),
@@ -204,14 +209,12 @@ absl::Status Attachment::BeginStep(double gradient_scale) {
 
 absl::Status Attachment::GradientReady(size_t parameter) {
   if (absl::Status status = CheckParameter(parameter); !status.ok()) return status;
-  const v1::Parameter& of = optimizer_.parameters(static_cast<int>(parameter));
-  const bool same = of.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
   const superoffload_piece piece{
       .data = reinterpret_cast<uint64_t>(gradients_ + Place(parameter).gradient_offsets(static_cast<int>(slot_))),
       .first = 0,
       .elements = elements_[parameter],
       .parameter = static_cast<uint32_t>(parameter),
-      .dtype = static_cast<uint32_t>(same ? of.dtype() : of.gradient_dtype())};
+      .dtype = GradientDType(optimizer_.parameters(static_cast<int>(parameter)))};
   return HandOver({&piece, 1}, {});
 }
 

@@ -67,7 +67,7 @@ absl::StatusOr<v1::Optimizer> Session::GetOptimizer(const std::string& name, v1:
   v1::Optimizer whole;
   const auto deadline = std::chrono::steady_clock::now() + kPagePatience;
   while (true) {
-    absl::StatusOr<v1::Optimizer> page = Call(*optimizers_, &Stub::GetOptimizer, token_, request);
+    absl::StatusOr<v1::Optimizer> page = Ask(&Stub::GetOptimizer, request);
     if (absl::IsResourceExhausted(page.status()) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kPagePause);
       continue;

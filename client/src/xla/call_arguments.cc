@@ -21,8 +21,6 @@ std::optional<kernels::DType> ToDType(ffi::DataType type) {
   }
 }
 
-}  // namespace
-
 Status PieceOf(const Trainer& trainer, int64_t parameter, int32_t index, const ffi::AnyBuffer& buffer,
                GradientPiece* piece) {
   if (parameter < 0 || static_cast<size_t>(parameter) >= trainer.layout().parameter_count()) {
@@ -43,6 +41,19 @@ Status PieceOf(const Trainer& trainer, int64_t parameter, int32_t index, const f
   return {};
 }
 
+}  // namespace
+
+Status PiecesOf(const Trainer& trainer, CallNumbers parameters, int32_t index, const ffi::RemainingArgs& operands,
+                size_t first, std::vector<GradientPiece>* pieces) {
+  pieces->resize(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto buffer = operands.get<ffi::AnyBuffer>(first + i);
+    if (!buffer.has_value()) return Error(Code::kInvalidArgument, buffer.error().message());
+    if (Status status = PieceOf(trainer, parameters[i], index, *buffer, &(*pieces)[i]); !status.ok()) return status;
+  }
+  return {};
+}
+
 Status HandOverCall::Index(const int32_t** index) const {
   if (operands.size() != 1 + passing + parameters.size()) return Error(Code::kInvalidArgument, "wrong operands");
   const auto buffer = operands.get<ffi::AnyBuffer>(0);
@@ -54,13 +65,7 @@ Status HandOverCall::Index(const int32_t** index) const {
 }
 
 Status HandOverCall::Pieces(const Trainer& trainer, int32_t index, std::vector<GradientPiece>* pieces) const {
-  pieces->resize(parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto buffer = operands.get<ffi::AnyBuffer>(1 + passing + i);
-    if (!buffer.has_value()) return Error(Code::kInvalidArgument, buffer.error().message());
-    if (Status status = PieceOf(trainer, parameters[i], index, *buffer, &(*pieces)[i]); !status.ok()) return status;
-  }
-  return {};
+  return PiecesOf(trainer, parameters, index, operands, 1 + passing, pieces);
 }
 
 Status ParameterResults(const Trainer& trainer, ffi::RemainingRets results, std::vector<void*>* to) {

@@ -36,9 +36,10 @@ xla::ffi::Error Handled(int64_t number, Call call) {
   return xla::ffi::Error(static_cast<xla::ffi::ErrorCode>(status.code), std::move(status.message));
 }
 
-// `index`: of the slice of the parameter that the buffer is; negative: it is the whole.
-Status PieceOf(const Trainer& trainer, int64_t parameter, int32_t index, const xla::ffi::AnyBuffer& buffer,
-               GradientPiece* piece);
+// The gradients of `parameters`, which are operands from `first` on. `index`: of the slices of the parameters that they
+// are; negative: they are whole.
+Status PiecesOf(const Trainer& trainer, CallNumbers parameters, int32_t index, const xla::ffi::RemainingArgs& operands,
+                size_t first, std::vector<GradientPiece>* pieces);
 
 // Of a "hand_over". Operands: the number of the slice, what passes through, gradients of `parameters`.
 struct HandOverCall {

@@ -30,12 +30,8 @@ Status StepCall::Run(Trainer& trainer, const StepNumbers& given, std::optional<S
                  "two steps inside one jit came in another order than in the program: make the second one's "
                  "gradients depend on the first one's parameters, or use a loop (jax.lax.scan, fori_loop)");
   }
-  std::vector<GradientPiece> pieces(parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto buffer = gradients.get<xla::ffi::AnyBuffer>(i);
-    if (!buffer.has_value()) return Error(Code::kInvalidArgument, buffer.error().message());
-    if (Status status = PieceOf(trainer, parameters[i], -1, *buffer, &pieces[i]); !status.ok()) return status;
-  }
+  std::vector<GradientPiece> pieces;
+  if (Status status = PiecesOf(trainer, parameters, -1, gradients, 0, &pieces); !status.ok()) return status;
   std::vector<void*> to;
   if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
   const std::vector<uint32_t> without(absent.begin(), absent.end()), places(scheduled.begin(), scheduled.end());
