@@ -7,11 +7,9 @@
 #include <utility>
 
 #include "kernels/check.h"
-#include "server/simulator/driver/results.h"
 
 namespace superoffload::simulator {
 
-using kernels::CudaPointer;
 using kernels::CudaStatus;
 using kernels::CudaStream;
 using namespace cuda_results;
@@ -37,26 +35,16 @@ class ProcessWithoutMemory final : public Process {
       d.MemHostUnregister = [](void*) { return kOk; };
       d.MemHostAlloc = [](void** data, size_t bytes, unsigned) { return *data = std::calloc(1, bytes), kOk; };
       d.MemFreeHost = [](void* data) { return std::free(data), kOk; };
-      d.MemcpyHtoDAsync = [](CudaPointer to, const void* from, size_t bytes, CudaStream stream) {
-        return Begin({true, to, const_cast<std::byte*>(static_cast<const std::byte*>(from)), bytes}, stream);
-      };
-      d.MemcpyDtoHAsync = [](void* to, CudaPointer from, size_t bytes, CudaStream stream) {
-        return Begin({false, from, static_cast<std::byte*>(to), bytes}, stream);
-      };
       return d;
     }();
     return table;
   }
 
- private:
-  static int Begin(const GpuCopy& copy, CudaStream stream) {
-    Process* process;
-    if (const int result = FindCurrent(&process); result != 0) return result;
-    return Issue(stream, [process, copy](std::function<void()> done) {
-      static_cast<ProcessWithoutMemory*>(process)->copier_(copy, std::move(done));
-    });
+  int Copy(const GpuCopy& copy, CudaStream stream) override {
+    return Issue(stream, [this, copy](std::function<void()> done) { copier_(copy, std::move(done)); });
   }
 
+ private:
   const SimulatedCuda::Copier copier_;
 };
 

@@ -23,7 +23,7 @@ Function* OfFakeDriver(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
 }
 
-// One setting of the fake driver (tests/support/fake_cuda/settings.h), while it lives.
+// One setting of the fake driver (tests/support/fake_cuda/machine.h), while it lives.
 class FakeCudaSetting {
  public:
   FakeCudaSetting(const char* variable, const char* value) : variable_(variable) { ::setenv(variable, value, 1); }

@@ -19,6 +19,14 @@
 
 namespace superoffload::simulator {
 
+// CUresults that calls end with.
+namespace cuda_results {
+inline constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
+                     kEccUncorrectable = 214, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700,
+                     kOutOfResources = 701, kAlreadyRegistered = 712, kNotRegistered = 713, kCaptureUnsupported = 900,
+                     kCaptureInvalidated = 901, kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907;
+}  // namespace cuda_results
+
 // A copy between the GPU and the host.
 struct GpuCopy {
   bool to_gpu;
@@ -31,17 +39,14 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual std::shared_ptr<Stream> MakeStream() = 0;
-
   // Has the calling thread do it, as the default stream: returns when it is done. A CUresult.
   virtual int DoNow(const Stream::Operation& operation) = 0;
-
   // Returns when it is reached.
   virtual void Await(const EventRecord& record) = 0;
-
   virtual double Now() const = 0;  // seconds
 };
 
-// One process's use of its GPUs. Functions that end in a context of it find it there.
+// One process's use of its GPUs. It is its context, too.
 class Process {
  public:
   explicit Process(Clock* clock);
@@ -52,7 +57,10 @@ class Process {
   // Its functions; of the process that the calling thread's context is of.
   virtual const kernels::CudaDriver& driver() const = 0;
 
-  // What a device's first context costs; a CUresult.
+  // Enqueues a copy; a CUresult, as of all that follow.
+  virtual int Copy(const GpuCopy& copy, kernels::CudaStream stream) = 0;
+
+  // What a device's first context costs.
   virtual int TakeContext(kernels::CudaDevice) { return 0; }
   virtual void GiveContextBack(kernels::CudaDevice) {}
 
@@ -66,20 +74,21 @@ class Process {
   void CountObject(int by) { objects_ += by; }
   int objects() const { return objects_; }
 
+  kernels::CudaContext context() const { return context_; }
   int RetainContext(kernels::CudaDevice device);
   int ReleaseContext(kernels::CudaDevice device);
-  bool HasContext(kernels::CudaDevice device) const;
+  bool HasContext(kernels::CudaDevice device);
 
  private:
   Clock* const clock_;
+  const kernels::CudaContext context_;
   std::atomic<int> fault_{0};
   std::atomic<int> objects_{0};
-  mutable std::mutex mu_;
+  std::mutex mu_;
   std::map<kernels::CudaDevice, int> contexts_;  // how often each was retained
 };
 
-// Whose process the calling thread is, while this lives: for calls that need no context. Where a program has one
-// process only, that is everybody's.
+// Whose process the calling thread is, while this lives: for calls that need no context.
 class InProcess {
  public:
   explicit InProcess(Process* process);
@@ -90,16 +99,21 @@ class InProcess {
  private:
   Process* const before_;
 };
-void SetOnlyProcess(Process* process);
-// That of the current context, or the one that the thread is in.
-Process& CallingProcess();
 
-// The process whose context is current; else a CUresult, which what needs a context ends with.
-int FindCurrent(Process** process);
-// And for calls that a capture might suffer from: those that the calling thread's mode forbids, by which the captures
-// that forbid it are lost, too.
-int FindCurrentAndSafe(Process** process);
-int CheckSafe();
+// What a call needs: a process, which is that of the current context if the thread is in none; or a current context; or
+// also that no capture forbids it to the calling thread's mode. The captures that do are lost.
+enum class Needs { kProcess, kContext, kContextAndSafe };
+// The CUresult that the call ends with if it has not what it needs.
+int FindProcess(Needs needs, Process** process);
+int CheckSafe();  // the last of them alone
+
+// A function of a driver's table that calls `function(process, arguments...)`.
+template <Needs needs, auto function, typename... Arguments>
+int Call(Arguments... arguments) {
+  Process* process;
+  const int result = FindProcess(needs, &process);
+  return result != 0 ? result : function(*process, arguments...);
+}
 
 // Enqueues on a stream, or on the calling thread, whose context is current.
 int Issue(kernels::CudaStream stream, Stream::Operation operation);
@@ -110,7 +124,7 @@ std::shared_ptr<void> Lend(Stream* stream, kernels::CudaStream* handle);
 // Null: there is none.
 std::shared_ptr<Stream> FindStream(kernels::CudaStream handle);
 
-// Fills in contexts, streams, events and captures; the latter only contexts.
+// Fills in contexts, streams, events, captures and copies; the latter only contexts.
 void AddCommonFunctions(kernels::CudaDriver* driver);
 void AddContextFunctions(kernels::CudaDriver* driver);
 

@@ -3,6 +3,7 @@
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_DRIVER_HANDLES_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_DRIVER_HANDLES_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,18 +13,25 @@
 
 namespace superoffload::simulator {
 
+inline std::atomic<uintptr_t> last_handle = 0x5c0000000000;  // of any kind
+
 // Thread-safe.
 template <typename T>
 class Handles {
  public:
-  // `first`: of the handles, so that those of other kinds are others.
-  explicit Handles(uintptr_t first) : next_(first) {}
+  // Those of this kind. Never destroyed: streams that are left run until the program ends.
+  static Handles& Get() {
+    static auto* const handles = new Handles;
+    return *handles;
+  }
 
-  void* Add(std::shared_ptr<T> object) {
+  // `Handle`: a pointer of the driver's.
+  template <typename Handle>
+  Handle Add(std::shared_ptr<T> object) {
+    const uintptr_t handle = last_handle += 0x100;
     std::lock_guard lock(mu_);
-    next_ += kStep;
-    objects_.emplace(next_, std::move(object));
-    return reinterpret_cast<void*>(next_);
+    objects_.emplace(handle, std::move(object));
+    return reinterpret_cast<Handle>(handle);
   }
 
   // Null: there is none.
@@ -47,10 +55,7 @@ class Handles {
   }
 
  private:
-  static constexpr uintptr_t kStep = 0x100;
-
   mutable std::mutex mu_;
-  uintptr_t next_;
   std::map<uintptr_t, std::shared_ptr<T>> objects_;
 };
 

@@ -23,11 +23,9 @@ void EventRecord::Then(std::function<void()> then) {
   then();
 }
 
-Stream::~Stream() = default;
-
 void Stream::Record(GpuEvent* event) {
   const auto record = std::make_shared<EventRecord>(capture());
-  event->SetLatest(record);
+  event->latest = record;
   Do([this, record](std::function<void()> done) {
     record->Reach(Now());
     done();
@@ -35,7 +33,7 @@ void Stream::Record(GpuEvent* event) {
 }
 
 void Stream::Wait(const GpuEvent& event) {
-  Do([record = event.latest()](std::function<void()> done) {
+  Do([record = event.latest](std::function<void()> done) {
     record == nullptr ? done() : record->Then(std::move(done));
   });
 }
@@ -80,14 +78,9 @@ std::shared_ptr<Capture> Stream::capture() const {
   return capture_;
 }
 
-void Stream::Join(std::shared_ptr<Capture> capture) {
+std::shared_ptr<Capture> Stream::SetCapture(std::shared_ptr<Capture> capture) {
   std::lock_guard lock(mu_);
-  capture_ = std::move(capture);
-}
-
-std::shared_ptr<Capture> Stream::EndCapture() {
-  std::lock_guard lock(mu_);
-  return std::exchange(capture_, nullptr);
+  return std::exchange(capture_, std::move(capture));
 }
 
 // A loop, not a recursion: a stream may have thousands of operations that are done at once.

@@ -53,23 +53,18 @@ class EventRecord {
   std::vector<std::function<void()>> waiting_;
 };
 
-class GpuEvent {
- public:
+struct GpuEvent {
   // Whether the record that was enqueued last has been reached; true when there is none.
-  bool complete() const { return latest_ == nullptr || latest_->reached(); }
+  bool complete() const { return latest == nullptr || latest->reached(); }
 
-  const std::shared_ptr<EventRecord>& latest() const { return latest_; }  // null: it was never recorded
-  void SetLatest(std::shared_ptr<EventRecord> record) { latest_ = std::move(record); }
-
- private:
-  std::shared_ptr<EventRecord> latest_;  // shared with the operations that record it and wait for it
+  std::shared_ptr<EventRecord> latest;  // shared with the operations that record it and wait for it; null: none
 };
 
 // Thread-safe where its clock has threads.
 class Stream {
  public:
   Stream() = default;
-  virtual ~Stream();
+  virtual ~Stream() = default;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
@@ -94,9 +89,8 @@ class Stream {
 
   // Null: none is under way.
   std::shared_ptr<Capture> capture() const;
-  void Join(std::shared_ptr<Capture> capture);
-  // Null: there was none.
-  std::shared_ptr<Capture> EndCapture();
+  // Returns the one before.
+  std::shared_ptr<Capture> SetCapture(std::shared_ptr<Capture> capture);
 
  protected:
   // Has Run called soon, not from inside of this call: a host call may not run before what enqueued it goes on.

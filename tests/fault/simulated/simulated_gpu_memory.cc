@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kNoMemory = 0.1;  // of the resident buckets
 
-fake_cuda::Machine Superchip() { return *fake_cuda::FindMachine("gh200"); }
+fake_cuda::Machine Superchip() { return fake_cuda::FindMachine("gh200"); }
 
 }  // namespace
 
@@ -64,7 +64,8 @@ class SimulatedGpuMemory::User final : public fake_cuda::Process {
   bool has_threads() const override { return false; }
   void SetFault() override { Fail("the GPU is to use memory that is not there"); }
 
-  void Move(const Copy& copy, const std::function<void(size_t, size_t)>& move, const Done& done) override {
+  void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
+            const Done& done) override {
     if (waits_()) {
       move(0, copy.bytes);
       return done();

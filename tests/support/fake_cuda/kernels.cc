@@ -1,4 +1,4 @@
-#include "tests/support/fake_cuda/kernels.h"
+#include "kernels/cuda/kernels.cuh"
 
 #include <algorithm>
 #include <chrono>
@@ -11,10 +11,9 @@
 #include <vector>
 
 #include "kernels/algorithm.h"
-#include "kernels/cuda/kernels.cuh"
 #include "kernels/elements/elements.h"
 #include "kernels/elements/scalar_element.h"
-#include "tests/support/fake_cuda/process.h"
+#include "tests/support/fake_cuda/launch.h"
 #include "tests/unit/kernels/cuda/fake_cuda.h"
 
 // A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
@@ -56,10 +55,6 @@ void PackAlone(const PackArguments& a) {
   auto* const slot = static_cast<std::byte*>(a.slot.data);
   std::memset(slot, 0, a.elements * width);
   for (const PackedTensor& tensor : std::span(a.table.tensors, a.table.count)) {
-    if (a.dtype == a.slot.dtype) {
-      std::memcpy(slot + tensor.first * width, tensor.data, tensor.elements * width);
-      continue;
-    }
     if (a.dtype == a.slot.dtype) {
       std::memcpy(slot + tensor.first * width, tensor.data, tensor.elements * width);
       continue;

@@ -8,92 +8,85 @@
 #include <vector>
 
 #include "server/simulator/driver/handles.h"
-#include "tests/support/fake_cuda/kernels.h"
-#include "tests/support/fake_cuda/machine.h"
-#include "tests/support/fake_cuda/process.h"
 
 namespace superoffload::fake_cuda {
+
+using kernels::CudaFunction;
+using kernels::CudaModule;
+
 namespace {
 
 struct Module {
   std::mutex mu;
-  std::vector<void*> functions;  // of it that were found
+  std::vector<CudaFunction> functions;  // of it that were found
 };
 struct Function {
   const Kernel* kernel;
   std::weak_ptr<Module> module;
-  std::atomic<unsigned> most_dynamic_bytes;
+  std::atomic<unsigned> most_dynamic_bytes;  // at first what is left of 48 KiB
 };
-
-// Never destroyed: streams run until the program ends.
-simulator::Handles<Module>& Modules() {
-  static auto* const modules = new simulator::Handles<Module>(0x5e0000000000);
-  return *modules;
-}
-simulator::Handles<Function>& Functions() {
-  static auto* const functions = new simulator::Handles<Function>(0x5c0000000000);
-  return *functions;
-}
+using Modules = simulator::Handles<Module>;
+using Functions = simulator::Handles<Function>;
 
 unsigned Left(unsigned bytes, unsigned taken) { return bytes - std::min(bytes, taken); }
 
-bool Exist(Dimensions d, Dimensions most) {
-  return d.x >= 1 && d.y >= 1 && d.z >= 1 && d.x <= most.x && d.y <= most.y && d.z <= most.z;
-}
-
 }  // namespace
 
-int LoadModule(Process& process, void** module) {
-  *module = Modules().Add(std::make_shared<Module>());
+int LoadModule(Process& process, CudaModule* module, const void* image) {
+  if (image == nullptr) return kInvalidValue;
+  *module = Modules::Get().Add<CudaModule>(std::make_shared<Module>());
   return process.CountObject(1), kOk;
 }
 
-int UnloadModule(Process& process, void* module) {
-  const std::shared_ptr<Module> taken = Modules().Take(module);
+int UnloadModule(Process& process, CudaModule module) {
+  const std::shared_ptr<Module> taken = Modules::Get().Take(module);
   if (taken == nullptr) return kInvalidHandle;
-  for (void* const function : taken->functions) Functions().Take(function);
+  for (const CudaFunction function : taken->functions) Functions::Get().Take(function);
   return process.CountObject(-1), kOk;
 }
 
-int GetFunction(void** function, void* module, const char* name) {
+int GetFunction(Process&, CudaFunction* function, CudaModule module, const char* name) {
   *function = nullptr;
   const Kernel* const kernel = FindKernel(name);
-  const std::shared_ptr<Module> found = Modules().Find(module);
+  const std::shared_ptr<Module> found = Modules::Get().Find(module);
   if (found == nullptr) return kInvalidHandle;
   if (kernel == nullptr) return kNotFound;
-  *function = Functions().Add(std::make_shared<Function>(kernel, found, Left(kSharedBytes, kernel->static_bytes)));
+  *function = Functions::Get().Add<CudaFunction>(
+      std::make_shared<Function>(kernel, found, Left(kSharedBytes, kernel->static_bytes)));
   std::lock_guard lock(found->mu);
   return found->functions.push_back(*function), kOk;
 }
 
-int AllowShared(Process& process, void* function, int dynamic_bytes) {
-  const std::shared_ptr<Function> found = Functions().Find(function);
+int SetAttribute(Process& process, CudaFunction function, int attribute, int value) {
+  const std::shared_ptr<Function> found = Functions::Get().Find(function);
   if (found == nullptr) return kInvalidHandle;
   const unsigned most = Left(process.machine().shared_bytes, found->kernel->static_bytes);
-  if (dynamic_bytes < 0 || static_cast<unsigned>(dynamic_bytes) > most) return kInvalidValue;
-  found->most_dynamic_bytes = static_cast<unsigned>(dynamic_bytes);
-  return kOk;
+  const bool known = attribute == kernels::kCudaFunctionDynamicSharedBytes;
+  if (!known || value < 0 || static_cast<unsigned>(value) > most) return kInvalidValue;
+  return found->most_dynamic_bytes = static_cast<unsigned>(value), kOk;
 }
 
-int Launch(Process& process, void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes,
-           kernels::CudaStream stream, void** arguments) {
-  const std::shared_ptr<Function> launched = Functions().Find(function);
+int Launch(Process& process, CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+           unsigned block_y, unsigned block_z, unsigned dynamic_bytes, kernels::CudaStream stream, void** arguments,
+           void**) {
+  const std::shared_ptr<Function> launched = Functions::Get().Find(function);
   if (launched == nullptr) return kInvalidHandle;
-  if (!Exist(grid, {kMostGridX, kMostGridYz, kMostGridYz})) return kInvalidValue;
-  if (!Exist(block, {kMostThreads, kMostThreads, kMostBlockZ})) return kInvalidValue;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads > kMostThreads || dynamic_bytes > launched->most_dynamic_bytes) return kInvalidValue;
-  if (threads > launched->kernel->most_threads) return kOutOfResources;
-  // The kernels here know one dimension.
-  if (grid.y * grid.z * block.y * block.z != 1) return kInvalidValue;
-  const auto run = launched->kernel->bind(process, arguments, grid.x, block.x);
+  const uint64_t asked[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z, uint64_t{block_x} * block_y * block_z};
+  const uint64_t most[] = {kMostGridX, kMostGridYz, kMostGridYz, kMostThreads, kMostThreads, kMostBlockZ, kMostThreads};
+  for (size_t i = 0; i < std::size(asked); ++i) {
+    if (asked[i] < 1 || asked[i] > most[i]) return kInvalidValue;
+  }
+  if (dynamic_bytes > launched->most_dynamic_bytes) return kInvalidValue;
+  if (asked[6] > launched->kernel->most_threads) return kOutOfResources;  // their registers do not fit
+  if (grid_y * grid_z * block_y * block_z != 1) return kInvalidValue;     // the kernels here know one dimension
+  const auto run = launched->kernel->bind(process, arguments, grid_x, block_x);
   return simulator::Issue(stream, [&process, launched, run](const Process::Done& done) {
     process.Work([&process, launched, run] { launched->module.expired() ? process.SetFault() : run(); }, done);
   });
 }
 
-const char* NameOf(void* function) {
-  const std::shared_ptr<Function> found = Functions().Find(function);
+const char* NameOf(CudaFunction function) {
+  const std::shared_ptr<Function> found = Functions::Get().Find(function);
   return found == nullptr ? nullptr : found->kernel->name;
 }
 

@@ -1,38 +1,97 @@
 // A libcuda.so.1 for machines without a GPU: it covers everything up to the driver's calls, and says nothing about a
-// GPU. It is process.h's under the wall clock (thread_clock.h): streams are threads that are late, copies outlive their
-// process (outlive.h), and what goes wrong elsewhere goes wrong here when told to (settings.h).
+// GPU. It is process.h's under the wall clock, and what goes wrong elsewhere goes wrong here when told to (machine.h).
+//
+// Each stream is a thread that runs its work in order, each piece late at random: so whoever forgets a wait gets wrong
+// bits, the surer the longer the streams dawdle. The default stream is the calling thread itself, as if the host
+// computed what a trainer's GPU does. Copies outlive their process (outlive.h).
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <future>
+#include <mutex>
 #include <optional>
+#include <random>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
-#include "kernels/gpu/cuda_driver.h"
-#include "tests/support/fake_cuda/addresses.h"
 #include "tests/support/fake_cuda/launch.h"
-#include "tests/support/fake_cuda/memory.h"
 #include "tests/support/fake_cuda/outlive.h"
-#include "tests/support/fake_cuda/process.h"
-#include "tests/support/fake_cuda/settings.h"
-#include "tests/support/fake_cuda/thread_clock.h"
 
 namespace fake = superoffload::fake_cuda;
 namespace simulator = superoffload::simulator;
-using superoffload::kernels::CudaAccess;
-using superoffload::kernels::CudaAllocation;
-using superoffload::kernels::CudaAllocationProperties;
-using superoffload::kernels::CudaContext;
-using superoffload::kernels::CudaDevice;
 using superoffload::kernels::CudaDriver;
-using superoffload::kernels::CudaEvent;
 using superoffload::kernels::CudaFunction;
-using superoffload::kernels::CudaModule;
 using superoffload::kernels::CudaPointer;
 using superoffload::kernels::CudaStream;
-using superoffload::kernels::CudaUuid;
 
 namespace {
+
+double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class ThreadStream final : public simulator::Stream {
+ public:
+  ~ThreadStream() override {
+    SetCapture(nullptr);
+    AwaitIdle();
+    Signal(&stop_);
+    thread_.join();
+  }
+
+  void Synchronize() override { AwaitIdle(); }
+
+ private:
+  void Begin() override { Signal(&signalled_); }
+  void Continue() override { Signal(&signalled_); }
+  void Dawdle() override {
+    if (delay_ > 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % static_cast<unsigned>(delay_)));
+  }
+  double Now() const override { return SecondsNow(); }
+
+  void Signal(bool* what) {
+    {
+      std::lock_guard lock(mu_);
+      *what = true;
+    }
+    changed_.notify_all();
+  }
+  void RunUntilStopped() {
+    std::unique_lock lock(mu_);
+    while (true) {
+      changed_.wait(lock, [this] { return stop_ || signalled_; });
+      if (!std::exchange(signalled_, false)) return;
+      lock.unlock();
+      Run();
+      lock.lock();
+    }
+  }
+
+  const int delay_ = fake::Setting("FAKE_CUDA_DELAY");
+  std::minstd_rand random_{std::random_device{}()};
+  std::mutex mu_;
+  std::condition_variable changed_;
+  bool signalled_ = false, stop_ = false;
+  std::thread thread_{[this] { RunUntilStopped(); }};
+};
+
+class ThreadClock final : public simulator::Clock {
+ public:
+  std::shared_ptr<simulator::Stream> MakeStream() override { return std::make_shared<ThreadStream>(); }
+  int DoNow(const simulator::Stream::Operation& operation) override {
+    const auto is_done = std::make_shared<std::promise<void>>();
+    operation([is_done] { is_done->set_value(); });
+    return is_done->get_future().wait(), fake::kOk;
+  }
+  void Await(const simulator::EventRecord& record) override {
+    while (!record.reached()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  double Now() const override { return SecondsNow(); }
+};
 
 class ThisProcess final : public fake::Process {
  public:
@@ -41,7 +100,8 @@ class ThisProcess final : public fake::Process {
   fake::Machine machine() const override { return fake::ThisMachine(); }
   bool has_threads() const override { return true; }
 
-  void Move(const Copy& copy, const std::function<void(size_t, size_t)>& move, const Done& done) override {
+  void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
+            const Done& done) override {
     const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", copy.to_gpu ? "HtoD" : "DtoH"));
     std::optional<fake::UnfinishedCopy> unfinished;
     if (!copy.to_gpu) {
@@ -61,145 +121,129 @@ class ThisProcess final : public fake::Process {
 
 // Never destroyed: streams that are left run until the process ends.
 ThisProcess& TheProcess() {
-  static auto* const process = [] {
-    static auto* const clock = new fake::ThreadClock([] { return fake::Setting("FAKE_CUDA_DELAY"); });
-    static auto* const memory = new fake::Memory(fake::ThisMachine, fake::OutOfMemory);
-    auto* const made = new ThisProcess(clock, memory);
-    simulator::SetOnlyProcess(made);
-    return made;
-  }();
+  static auto* const memory = new fake::Memory(fake::ThisMachine, fake::OutOfMemory);
+  static auto* const process = new ThisProcess(new ThreadClock, memory);
   return *process;
 }
 
-const CudaDriver& Driver() { return TheProcess().driver(); }
+std::mutex stall_mu;
+std::condition_variable stall_changed;
+std::string stalled_call;
+int stalled_threads = 0;
+std::atomic<bool> any_stalled = false;
 
-std::atomic<fakeCudaCopyHook> on_copy_to_gpu = nullptr;
-std::atomic<fakeCudaLaunchHook> on_launch = nullptr;
-
-// A call that may be stalled, told to fail, or too late.
-template <typename... Arguments>
-int Told(const char* call, int (*CudaDriver::*function)(Arguments...), std::type_identity_t<Arguments>... arguments) {
-  fake::AwaitRelease(call);
-  if (const int failure = fake::SettingOf("FAKE_CUDA_FAIL", call); failure != 0) return failure;
-  if (const int fault = TheProcess().fault(); fault != 0) return fault;
-  return (Driver().*function)(arguments...);
+void AwaitRelease(const char* call) {
+  if (!any_stalled.load(std::memory_order_acquire)) return;
+  std::unique_lock lock(stall_mu);
+  if (stalled_call != call) return;
+  ++stalled_threads;
+  stall_changed.notify_all();
+  stall_changed.wait(lock, [call] { return stalled_call != call; });
+  --stalled_threads;
 }
+
+std::atomic<void (*)(uint64_t to, size_t bytes)> on_copy_to_gpu = nullptr;
+std::atomic<void (*)(const char* name, unsigned blocks, unsigned shared_bytes)> on_launch = nullptr;
+
+// A call that may be stalled or told to fail.
+template <typename... Arguments>
+int Do(const char* call, int (*CudaDriver::*function)(Arguments...), std::type_identity_t<Arguments>... arguments) {
+  AwaitRelease(call);
+  if (const int failure = fake::SettingOf("FAKE_CUDA_FAIL", call); failure != 0) return failure;
+  const simulator::InProcess here(&TheProcess());
+  return (TheProcess().driver().*function)(arguments...);
+}
+
+template <typename Function>
+struct ArgumentsOf;
+template <typename... Arguments>
+struct ArgumentsOf<int (*)(Arguments...)> {
+  using Types = std::tuple<Arguments...>;
+};
+template <typename Function, size_t i>
+using Argument = std::tuple_element_t<i, typename ArgumentsOf<Function>::Types>;
 
 }  // namespace
 
 extern "C" {
 
-int cuInit(unsigned flags) { return Told(__func__, &CudaDriver::Init, flags); }
-int cuDeviceGetCount(int* count) { return Driver().DeviceGetCount(count); }
-int cuDeviceGet(CudaDevice* device, int ordinal) { return Driver().DeviceGet(device, ordinal); }
-int cuDeviceGetName(char* name, int bytes, CudaDevice device) { return Driver().DeviceGetName(name, bytes, device); }
-int cuDeviceGetAttribute(int* value, int attribute, CudaDevice device) {
-  return Driver().DeviceGetAttribute(value, attribute, device);
-}
-int cuDeviceGetUuid_v2(CudaUuid* uuid, CudaDevice device) { return Driver().DeviceGetUuid(uuid, device); }
-int cuDeviceCanAccessPeer(int* can, CudaDevice device, CudaDevice peer) {
-  return Driver().DeviceCanAccessPeer(can, device, peer);
-}
-int cuDevicePrimaryCtxGetState(CudaDevice device, unsigned* flags, int* active) {
-  return Driver().DevicePrimaryCtxGetState(device, flags, active);
-}
-int cuDevicePrimaryCtxRetain(CudaContext* context, CudaDevice device) {
-  return Told(__func__, &CudaDriver::DevicePrimaryCtxRetain, context, device);
-}
-int cuDevicePrimaryCtxRelease_v2(CudaDevice device) { return Driver().DevicePrimaryCtxRelease(device); }
-int cuCtxSetCurrent(CudaContext context) { return Driver().CtxSetCurrent(context); }
-int cuCtxPushCurrent_v2(CudaContext context) { return Driver().CtxPushCurrent(context); }
-int cuCtxPopCurrent_v2(CudaContext* context) { return Driver().CtxPopCurrent(context); }
-int cuModuleLoadData(CudaModule* module, const void* image) {
-  return Told(__func__, &CudaDriver::ModuleLoadData, module, image);
-}
-int cuModuleUnload(CudaModule module) { return Told(__func__, &CudaDriver::ModuleUnload, module); }
-int cuModuleGetFunction(CudaFunction* function, CudaModule module, const char* name) {
-  return Told(__func__, &CudaDriver::ModuleGetFunction, function, module, name);
-}
-int cuFuncSetAttribute(CudaFunction function, int attribute, int value) {
-  return Told(__func__, &CudaDriver::FuncSetAttribute, function, attribute, value);
+#define A(member, i) Argument<decltype(CudaDriver::member), i>
+#define CALL_1(symbol, member) \
+  int symbol(A(member, 0) a) { return Do(#symbol, &CudaDriver::member, a); }
+#define CALL_2(symbol, member) \
+  int symbol(A(member, 0) a, A(member, 1) b) { return Do(#symbol, &CudaDriver::member, a, b); }
+#define CALL_3(symbol, member) \
+  int symbol(A(member, 0) a, A(member, 1) b, A(member, 2) c) { return Do(#symbol, &CudaDriver::member, a, b, c); }
+#define CALL_4(symbol, member)                                                 \
+  int symbol(A(member, 0) a, A(member, 1) b, A(member, 2) c, A(member, 3) d) { \
+    return Do(#symbol, &CudaDriver::member, a, b, c, d);                       \
+  }
+#define CALL_5(symbol, member)                                                                 \
+  int symbol(A(member, 0) a, A(member, 1) b, A(member, 2) c, A(member, 3) d, A(member, 4) e) { \
+    return Do(#symbol, &CudaDriver::member, a, b, c, d, e);                                    \
+  }
+CALL_1(cuInit, Init)
+CALL_1(cuDeviceGetCount, DeviceGetCount)
+CALL_2(cuDeviceGet, DeviceGet)
+CALL_3(cuDeviceGetName, DeviceGetName)
+CALL_3(cuDeviceGetAttribute, DeviceGetAttribute)
+CALL_2(cuDeviceGetUuid_v2, DeviceGetUuid)
+CALL_3(cuDeviceCanAccessPeer, DeviceCanAccessPeer)
+CALL_3(cuDevicePrimaryCtxGetState, DevicePrimaryCtxGetState)
+CALL_2(cuDevicePrimaryCtxRetain, DevicePrimaryCtxRetain)
+CALL_1(cuDevicePrimaryCtxRelease_v2, DevicePrimaryCtxRelease)
+CALL_1(cuCtxSetCurrent, CtxSetCurrent)
+CALL_1(cuCtxPushCurrent_v2, CtxPushCurrent)
+CALL_1(cuCtxPopCurrent_v2, CtxPopCurrent)
+CALL_2(cuModuleLoadData, ModuleLoadData)
+CALL_1(cuModuleUnload, ModuleUnload)
+CALL_3(cuModuleGetFunction, ModuleGetFunction)
+CALL_3(cuFuncSetAttribute, FuncSetAttribute)
+CALL_2(cuMemAlloc_v2, MemAlloc)
+CALL_1(cuMemFree_v2, MemFree)
+CALL_2(cuMemGetInfo_v2, MemGetInfo)
+CALL_3(cuMemGetAllocationGranularity, MemGetAllocationGranularity)
+CALL_4(cuMemCreate, MemCreate)
+CALL_1(cuMemRelease, MemRelease)
+CALL_4(cuMemExportToShareableHandle, MemExportToShareableHandle)
+CALL_3(cuMemImportFromShareableHandle, MemImportFromShareableHandle)
+CALL_5(cuMemAddressReserve, MemAddressReserve)
+CALL_2(cuMemAddressFree, MemAddressFree)
+CALL_5(cuMemMap, MemMap)
+CALL_2(cuMemUnmap, MemUnmap)
+CALL_4(cuMemSetAccess, MemSetAccess)
+CALL_3(cuMemHostAlloc, MemHostAlloc)
+CALL_1(cuMemFreeHost, MemFreeHost)
+CALL_3(cuMemHostRegister_v2, MemHostRegister)
+CALL_1(cuMemHostUnregister, MemHostUnregister)
+CALL_4(cuMemcpyDtoHAsync_v2, MemcpyDtoHAsync)
+CALL_4(cuMemcpyDtoDAsync_v2, MemcpyDtoDAsync)
+CALL_2(cuStreamCreate, StreamCreate)
+CALL_1(cuStreamDestroy_v2, StreamDestroy)
+CALL_1(cuStreamSynchronize, StreamSynchronize)
+CALL_3(cuStreamWaitEvent, StreamWaitEvent)
+CALL_2(cuStreamIsCapturing, StreamIsCapturing)
+CALL_1(cuThreadExchangeStreamCaptureMode, ThreadExchangeStreamCaptureMode)
+CALL_2(cuEventCreate, EventCreate)
+CALL_1(cuEventDestroy_v2, EventDestroy)
+CALL_2(cuEventRecord, EventRecord)
+CALL_1(cuEventQuery, EventQuery)
+CALL_1(cuEventSynchronize, EventSynchronize)
+CALL_3(cuEventElapsedTime, EventElapsedTime)
+CALL_2(cuGetErrorString, GetErrorString)
+
+int cuMemcpyHtoDAsync_v2(CudaPointer to, const void* from, size_t bytes, CudaStream stream) {
+  if (const auto hook = on_copy_to_gpu.load(); hook != nullptr) hook(to, bytes);
+  return Do(__func__, &CudaDriver::MemcpyHtoDAsync, to, from, bytes, stream);
 }
 int cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream, void** arguments,
                    void** extra) {
   const char* const name = fake::NameOf(function);
-  if (const fakeCudaLaunchHook hook = on_launch; hook != nullptr && name != nullptr) hook(name, grid_x, shared_bytes);
-  return Told(__func__, &CudaDriver::LaunchKernel, function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-              shared_bytes, stream, arguments, extra);
+  if (const auto hook = on_launch.load(); hook != nullptr && name != nullptr) hook(name, grid_x, shared_bytes);
+  return Do(__func__, &CudaDriver::LaunchKernel, function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+            shared_bytes, stream, arguments, extra);
 }
-int cuMemAlloc_v2(CudaPointer* pointer, size_t bytes) { return Told(__func__, &CudaDriver::MemAlloc, pointer, bytes); }
-int cuMemFree_v2(CudaPointer pointer) { return Told(__func__, &CudaDriver::MemFree, pointer); }
-int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
-  return Told(__func__, &CudaDriver::MemGetInfo, free_bytes, total_bytes);
-}
-int cuMemGetAllocationGranularity(size_t* bytes, const CudaAllocationProperties* properties, int option) {
-  return Driver().MemGetAllocationGranularity(bytes, properties, option);
-}
-int cuMemCreate(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
-                unsigned long long flags) {
-  return Told(__func__, &CudaDriver::MemCreate, allocation, bytes, properties, flags);
-}
-int cuMemRelease(CudaAllocation allocation) { return Driver().MemRelease(allocation); }
-int cuMemExportToShareableHandle(void* handle, CudaAllocation allocation, int type, unsigned long long flags) {
-  return Told(__func__, &CudaDriver::MemExportToShareableHandle, handle, allocation, type, flags);
-}
-int cuMemImportFromShareableHandle(CudaAllocation* allocation, void* handle, int type) {
-  return Told(__func__, &CudaDriver::MemImportFromShareableHandle, allocation, handle, type);
-}
-int cuMemAddressReserve(CudaPointer* pointer, size_t bytes, size_t alignment, CudaPointer at,
-                        unsigned long long flags) {
-  return Driver().MemAddressReserve(pointer, bytes, alignment, at, flags);
-}
-int cuMemAddressFree(CudaPointer pointer, size_t bytes) { return Driver().MemAddressFree(pointer, bytes); }
-int cuMemMap(CudaPointer pointer, size_t bytes, size_t offset, CudaAllocation allocation, unsigned long long flags) {
-  return Driver().MemMap(pointer, bytes, offset, allocation, flags);
-}
-int cuMemUnmap(CudaPointer pointer, size_t bytes) { return Driver().MemUnmap(pointer, bytes); }
-int cuMemSetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* access, size_t count) {
-  return Told(__func__, &CudaDriver::MemSetAccess, pointer, bytes, access, count);
-}
-int cuMemHostAlloc(void** data, size_t bytes, unsigned flags) {
-  return Told(__func__, &CudaDriver::MemHostAlloc, data, bytes, flags);
-}
-int cuMemFreeHost(void* data) { return Told(__func__, &CudaDriver::MemFreeHost, data); }
-int cuMemHostRegister_v2(void* data, size_t bytes, unsigned flags) {
-  return Told(__func__, &CudaDriver::MemHostRegister, data, bytes, flags);
-}
-int cuMemHostUnregister(void* data) { return Told(__func__, &CudaDriver::MemHostUnregister, data); }
-int cuMemcpyHtoDAsync_v2(CudaPointer to, const void* from, size_t bytes, CudaStream stream) {
-  if (const fakeCudaCopyHook hook = on_copy_to_gpu; hook != nullptr) hook(to, bytes);
-  return Told(__func__, &CudaDriver::MemcpyHtoDAsync, to, from, bytes, stream);
-}
-int cuMemcpyDtoHAsync_v2(void* to, CudaPointer from, size_t bytes, CudaStream stream) {
-  return Told(__func__, &CudaDriver::MemcpyDtoHAsync, to, from, bytes, stream);
-}
-int cuMemcpyDtoDAsync_v2(CudaPointer to, CudaPointer from, size_t bytes, CudaStream stream) {
-  return Told(__func__, &CudaDriver::MemcpyDtoDAsync, to, from, bytes, stream);
-}
-int cuStreamCreate(CudaStream* stream, unsigned flags) {
-  return Told(__func__, &CudaDriver::StreamCreate, stream, flags);
-}
-int cuStreamDestroy_v2(CudaStream stream) { return Driver().StreamDestroy(stream); }
-int cuStreamSynchronize(CudaStream stream) { return Told(__func__, &CudaDriver::StreamSynchronize, stream); }
-int cuStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned flags) {
-  return Told(__func__, &CudaDriver::StreamWaitEvent, stream, event, flags);
-}
-int cuStreamIsCapturing(CudaStream stream, int* status) {
-  return Told(__func__, &CudaDriver::StreamIsCapturing, stream, status);
-}
-int cuThreadExchangeStreamCaptureMode(int* mode) { return Driver().ThreadExchangeStreamCaptureMode(mode); }
-int cuEventCreate(CudaEvent* event, unsigned flags) { return Told(__func__, &CudaDriver::EventCreate, event, flags); }
-int cuEventDestroy_v2(CudaEvent event) { return Driver().EventDestroy(event); }
-int cuEventRecord(CudaEvent event, CudaStream stream) {
-  return Told(__func__, &CudaDriver::EventRecord, event, stream);
-}
-int cuEventQuery(CudaEvent event) { return Told(__func__, &CudaDriver::EventQuery, event); }
-int cuEventSynchronize(CudaEvent event) { return Told(__func__, &CudaDriver::EventSynchronize, event); }
-int cuEventElapsedTime(float* milliseconds, CudaEvent begin, CudaEvent end) {
-  return Driver().EventElapsedTime(milliseconds, begin, end);
-}
-int cuGetErrorString(int result, const char** text) { return Driver().GetErrorString(result, text); }
 
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuCtxSynchronize() { return simulator::SynchronizeContext(); }
@@ -207,21 +251,42 @@ int cuStreamBeginCapture_v2(CudaStream stream, int mode) {
   return simulator::BeginCapture(stream, static_cast<simulator::CaptureMode>(mode));
 }
 int cuStreamEndCapture(CudaStream stream, fake::Graph* graph) {
-  *graph = nullptr;
-  return simulator::EndCapture(stream);
+  return *graph = nullptr, simulator::EndCapture(stream);
 }
 
-void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook) { on_copy_to_gpu = hook; }
-void fakeCudaOnLaunch(fakeCudaLaunchHook hook) { on_launch = hook; }
-int fakeCudaPageableCopies() { return TheProcess().pageable_copies(); }
+// For tests, which find them with dlsym. Each copy to the GPU, or launch, calls the hook first; null: no longer.
+void fakeCudaOnCopyToGpu(void (*hook)(uint64_t to, size_t bytes)) { on_copy_to_gpu = hook; }
+void fakeCudaOnLaunch(void (*hook)(const char* name, unsigned blocks, unsigned shared_bytes)) { on_launch = hook; }
+
+// Calls of this name wait until another is named, or none (null).
+void fakeCudaStall(const char* call) {
+  {
+    std::lock_guard lock(stall_mu);
+    stalled_call = call == nullptr ? "" : call;
+    any_stalled.store(call != nullptr, std::memory_order_release);
+  }
+  stall_changed.notify_all();
+}
+// Returns when one waits.
+void fakeCudaAwaitStalled() {
+  std::unique_lock lock(stall_mu);
+  stall_changed.wait(lock, [] { return stalled_threads > 0; });
+}
+
+// What has been made and not been given back.
 int fakeCudaObjects() { return TheProcess().objects() + TheProcess().memory().objects(); }
-uint64_t fakeCudaAlias(uint64_t pointer) { return fake::IsAddress(pointer) ? fake::AliasOf(pointer) : pointer; }
+// Copies that have waited because their host memory was not registered.
+int fakeCudaPageableCopies() { return TheProcess().pageable_copies(); }
+// Where the host finds the memory of a device pointer.
+uint64_t fakeCudaAlias(uint64_t pointer) { return fake::Memory::AliasOf(pointer); }
+// Bytes of this process's GPU memory, now and at most since the last reset.
 size_t fakeCudaUsedBytes() { return TheProcess().memory().UsedBytes(); }
 size_t fakeCudaPeakBytes() { return TheProcess().memory().PeakBytes(); }
 void fakeCudaResetPeak() { TheProcess().memory().ResetPeak(); }
+// How many GPUs may use the memory.
 int fakeCudaAccessors(uint64_t pointer) { return static_cast<int>(TheProcess().memory().Accessors(pointer).size()); }
 
-// For fake_nccl.cc and tests.
+// Work of a stream; null: of the calling thread.
 int fakeCudaIssue(void* stream, void (*work)(void*), void* argument) {
   const auto operation = [=](const std::function<void()>& done) {
     work(argument);

@@ -6,14 +6,46 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
+#include <cstdlib>
 #include <utility>
 
 #include "kernels/check.h"
-#include "tests/support/fake_cuda/addresses.h"
 
 namespace superoffload::fake_cuda {
+
+using kernels::CudaAccess;
+using kernels::CudaAllocation;
+using kernels::CudaAllocationProperties;
+using kernels::CudaPointer;
+
 namespace {
+
+constexpr uint64_t kGranule = uint64_t{2} << 20;
+constexpr uint64_t kArenaBytes = uint64_t{1} << 34;  // and as much for their aliases
+
+uint64_t WholeGranules(uint64_t bytes) { return (bytes + kGranule - 1) / kGranule * kGranule; }
+
+// Of device pointers, for the whole program.
+uint64_t Arena() {
+  static const uint64_t begin = [] {
+    void* const data =
+        ::mmap(nullptr, 2 * kArenaBytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) std::abort();
+    return WholeGranules(reinterpret_cast<uint64_t>(data));
+  }();
+  return begin;
+}
+bool IsAddress(uint64_t pointer) { return pointer >= Arena() && pointer < Arena() + kArenaBytes; }
+
+struct Taken {
+  std::mutex mu;
+  std::map<uint64_t, size_t> ranges;
+  uint64_t cursor = 0;
+};
+Taken& AllTaken() {
+  static auto* const all = new Taken;
+  return *all;
+}
 
 int MakeFile(size_t bytes) {
   const int fd = ::memfd_create("fake-gpu-memory", MFD_CLOEXEC);
@@ -25,18 +57,11 @@ size_t FileBytes(int fd) {
   return ::fstat(fd, &file) == 0 ? static_cast<size_t>(file.st_size) : 0;
 }
 
-bool InGranules(uint64_t pointer, size_t bytes) {
-  return bytes > 0 && pointer % Memory::kGranularity == 0 && bytes % Memory::kGranularity == 0;
-}
+int Duplicate(uint64_t descriptor) { return ::fcntl(static_cast<int>(descriptor), F_DUPFD_CLOEXEC, 0); }
+
+bool InGranules(uint64_t pointer, size_t bytes) { return bytes > 0 && (pointer | bytes) % kGranule == 0; }
 
 }  // namespace
-
-Memory::Physical::Physical(Usage* usage_given, size_t bytes_given, bool exportable_given)
-    : usage(usage_given), bytes(bytes_given), exportable(exportable_given) {
-  usage->now += bytes;
-  usage->peak = std::max(usage->peak, usage->now);
-}
-Memory::Physical::~Physical() { usage->now -= bytes; }
 
 Memory::Memory(std::function<Machine()> machine, std::function<bool()> out_of_memory)
     : machine_(std::move(machine)), out_of_memory_(std::move(out_of_memory)) {}
@@ -44,7 +69,12 @@ Memory::Memory(std::function<Machine()> machine, std::function<bool()> out_of_me
 Memory::~Memory() { SUPEROFFLOAD_CHECK_EQ(objects(), 0, "memory of the GPU is left"); }
 
 Memory::PhysicalPtr Memory::MakePhysical(size_t bytes, bool exportable) {
-  return std::make_shared<Physical>(&usage_, bytes, exportable);
+  used_ += bytes;
+  peak_ = std::max(peak_, used_);
+  return {new Physical{exportable}, [this, bytes](const Physical* physical) {
+            used_ -= bytes;
+            delete physical;
+          }};
 }
 
 int Memory::objects() const {
@@ -52,15 +82,31 @@ int Memory::objects() const {
   return static_cast<int>(ranges_.size() + mapped_.size() + created_.size() + registered_.size());
 }
 
+// Addresses are not used again soon, so that who uses freed memory is noticed. 0: there are none.
 uint64_t Memory::TakeRange(size_t bytes) {
-  const uint64_t begin = TakeAddresses(bytes);
-  if (begin != 0) ranges_[begin] = RangeBytes(bytes);
-  return begin;
+  bytes = WholeGranules(bytes);
+  auto& [mu, ranges, cursor] = AllTaken();
+  std::lock_guard lock(mu);
+  for (const uint64_t first : {std::max(cursor, Arena()), Arena()}) {
+    for (uint64_t at = first; bytes <= kArenaBytes && at + bytes <= Arena() + kArenaBytes;) {
+      if (!Touches(ranges, at, bytes)) {
+        ranges[at] = ranges_[at] = bytes;
+        return cursor = at + bytes, at;
+      }
+      const auto last = std::prev(ranges.lower_bound(at + bytes));
+      at = last->first + last->second;
+    }
+  }
+  return 0;
 }
 
 void Memory::GiveRangeBack(uint64_t pointer) {
-  if (ranges_.erase(pointer) == 1) GiveAddressesBack(pointer);
+  if (ranges_.erase(pointer) == 0) return;
+  std::lock_guard lock(AllTaken().mu);
+  AllTaken().ranges.erase(pointer);
 }
+
+uint64_t Memory::AliasOf(CudaPointer pointer) { return IsAddress(pointer) ? pointer + kArenaBytes : pointer; }
 
 // Takes the descriptor over.
 int Memory::MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical) {
@@ -84,18 +130,13 @@ int Memory::UnmapFile(uint64_t pointer) {
 }
 
 // The machine may have become another one, with the same contexts.
-size_t Memory::Used() const { return usage_.now + contexts_.size() * machine_().context_bytes; }
+size_t Memory::ContextBytes() const { return contexts_.size() * machine_().context_bytes; }
 
 bool Memory::IsLeft(size_t bytes) const {
-  const size_t all = machine_().memory_bytes, used = Used();
+  const size_t all = machine_().memory_bytes, used = used_ + ContextBytes();
   return used <= all && bytes <= all - used;
 }
 bool Memory::Fits(size_t bytes) const { return !out_of_memory_() && IsLeft(bytes); }
-
-bool Memory::AnyMapped(uint64_t pointer, size_t bytes) const {
-  const auto after = mapped_.lower_bound(pointer + bytes);
-  return after != mapped_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > pointer;
-}
 
 // Whether mappings cover all of it, one behind the other.
 bool Memory::Covered(uint64_t pointer, size_t bytes) const {
@@ -108,7 +149,7 @@ bool Memory::Covered(uint64_t pointer, size_t bytes) const {
   }
 }
 
-int Memory::Allocate(uint64_t* pointer, size_t bytes) {
+int Memory::Allocate(CudaPointer* pointer, size_t bytes) {
   std::lock_guard lock(mu_);
   if (bytes == 0 || !Fits(bytes)) return kOutOfMemory;
   const int fd = MakeFile(bytes);
@@ -122,107 +163,107 @@ int Memory::Allocate(uint64_t* pointer, size_t bytes) {
   return result;
 }
 
-int Memory::Free(uint64_t pointer) {
+int Memory::Free(CudaPointer pointer) {
   std::lock_guard lock(mu_);
   const int result = UnmapFile(pointer);
   if (result == 0) GiveRangeBack(pointer);
   return result;
 }
 
+int Memory::GetInfo(size_t* free_bytes, size_t* total_bytes) const {
+  *total_bytes = machine_().memory_bytes;
+  return *free_bytes = *total_bytes - std::min(*total_bytes, UsedBytes()), kOk;
+}
 size_t Memory::UsedBytes() const {
   std::lock_guard lock(mu_);
-  return Used();
+  return used_ + ContextBytes();
 }
 size_t Memory::PeakBytes() const {
   std::lock_guard lock(mu_);
-  return usage_.peak + contexts_.size() * machine_().context_bytes;
+  return peak_ + ContextBytes();
 }
 void Memory::ResetPeak() {
   std::lock_guard lock(mu_);
-  usage_.peak = usage_.now;
+  peak_ = used_;
 }
 
-int Memory::Create(kernels::CudaAllocation* allocation, size_t bytes, bool exportable) {
+int Memory::GetGranularity(size_t* bytes, const CudaAllocationProperties*, int) const { return *bytes = kGranule, kOk; }
+
+int Memory::Create(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
+                   unsigned long long) {
   std::lock_guard lock(mu_);
   if (!InGranules(0, bytes)) return kInvalidValue;
   const int fd = Fits(bytes) ? MakeFile(bytes) : -1;
   if (fd < 0) return kOutOfMemory;
-  *allocation = static_cast<kernels::CudaAllocation>(fd);
-  created_[*allocation] = MakePhysical(bytes, exportable);
-  return 0;
+  *allocation = static_cast<CudaAllocation>(fd);
+  return created_[*allocation] = MakePhysical(bytes, properties->handle_types != 0), kOk;
 }
 
-int Memory::Import(kernels::CudaAllocation* allocation, int descriptor) {
-  const int fd = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+int Memory::Import(CudaAllocation* allocation, void* descriptor, int) {
+  const int fd = Duplicate(reinterpret_cast<uintptr_t>(descriptor));
   if (fd < 0) return kInvalidValue;
-  *allocation = static_cast<kernels::CudaAllocation>(fd);
+  *allocation = static_cast<CudaAllocation>(fd);
   std::lock_guard lock(mu_);
-  created_[*allocation] = MakePhysical(0);
-  return 0;
+  return created_[*allocation] = MakePhysical(0), kOk;
 }
 
-int Memory::Export(kernels::CudaAllocation allocation, int* descriptor) const {
+int Memory::Export(void* descriptor, CudaAllocation allocation, int, unsigned long long) const {
   std::lock_guard lock(mu_);
   const auto found = created_.find(allocation);
   if (found == created_.end() || !found->second->exportable) return kInvalidValue;
-  *descriptor = ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0);
-  return *descriptor < 0 ? kInvalidValue : 0;
+  const int fd = Duplicate(allocation);
+  return *static_cast<int*>(descriptor) = fd, fd < 0 ? kInvalidValue : kOk;
 }
 
-int Memory::Release(kernels::CudaAllocation allocation) {
+int Memory::Release(CudaAllocation allocation) {
   std::lock_guard lock(mu_);
   if (created_.erase(allocation) != 1) return kInvalidValue;
-  ::close(static_cast<int>(allocation));
-  return 0;
+  return ::close(static_cast<int>(allocation)), kOk;
 }
 
-int Memory::Reserve(uint64_t* pointer, size_t bytes) {
+int Memory::Reserve(CudaPointer* pointer, size_t bytes, size_t, CudaPointer, unsigned long long) {
   std::lock_guard lock(mu_);
   if (!InGranules(0, bytes)) return kInvalidValue;
   *pointer = TakeRange(bytes);
-  return *pointer == 0 ? kOutOfMemory : 0;
+  return *pointer == 0 ? kOutOfMemory : kOk;
 }
 
-int Memory::Unreserve(uint64_t pointer, size_t bytes) {
+int Memory::Unreserve(CudaPointer pointer, size_t bytes) {
   std::lock_guard lock(mu_);
   const auto found = ranges_.find(pointer);
-  if (found == ranges_.end() || found->second != bytes || AnyMapped(pointer, bytes)) return kInvalidValue;
-  GiveRangeBack(pointer);
-  return 0;
+  if (found == ranges_.end() || found->second != bytes || Touches(mapped_, pointer, bytes)) return kInvalidValue;
+  return GiveRangeBack(pointer), kOk;
 }
 
-int Memory::Map(uint64_t pointer, size_t bytes, kernels::CudaAllocation allocation) {
+int Memory::Map(CudaPointer pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
   std::lock_guard lock(mu_);
   const auto handle = created_.find(allocation);
   if (handle == created_.end() || !InGranules(pointer, bytes)) return kInvalidValue;
-  if (Containing(ranges_, pointer, bytes) == ranges_.end() || AnyMapped(pointer, bytes)) return kInvalidValue;
+  if (Containing(ranges_, pointer, bytes) == ranges_.end() || Touches(mapped_, pointer, bytes)) return kInvalidValue;
   if (FileBytes(static_cast<int>(allocation)) < bytes) return kInvalidValue;
-  return MapFile(pointer, bytes, ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0), PROT_NONE, handle->second);
+  return MapFile(pointer, bytes, Duplicate(allocation), PROT_NONE, handle->second);
 }
 
-int Memory::SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices) {
+int Memory::SetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses, size_t count) {
   std::lock_guard lock(mu_);
+  std::set<int> devices;
+  for (size_t i = 0; i < count; ++i) devices.insert(accesses[i].location.id);
   const auto gpus = static_cast<int>(machine_().uuids.size());
-  for (const int device : devices) {
-    if (device < 0 || device >= gpus) return kInvalidDevice;
-  }
+  if (count > 0 && (*devices.begin() < 0 || *devices.rbegin() >= gpus)) return kInvalidDevice;
   if (!InGranules(pointer, bytes) || !Covered(pointer, bytes)) return kInvalidValue;
   for (auto it = mapped_.lower_bound(pointer); it != mapped_.end() && it->first < pointer + bytes; ++it) {
-    for (const int device : devices) {
-      std::vector<int>& accessors = it->second.accessors;
-      if (std::ranges::find(accessors, device) == accessors.end()) accessors.push_back(device);
-    }
+    it->second.accessors.insert(devices.begin(), devices.end());
   }
   return ::mprotect(reinterpret_cast<void*>(AliasOf(pointer)), bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : kInvalidValue;
 }
 
-std::vector<int> Memory::Accessors(uint64_t pointer) const {
+std::set<int> Memory::Accessors(CudaPointer pointer) const {
   std::lock_guard lock(mu_);
   const auto found = Containing(mapped_, pointer, 1);
-  return found == mapped_.end() ? std::vector<int>() : found->second.accessors;
+  return found == mapped_.end() ? std::set<int>() : found->second.accessors;
 }
 
-int Memory::Unmap(uint64_t pointer, size_t bytes) {
+int Memory::Unmap(CudaPointer pointer, size_t bytes) {
   std::lock_guard lock(mu_);
   const auto found = mapped_.find(pointer);
   return found == mapped_.end() || found->second.bytes != bytes ? kInvalidValue : UnmapFile(pointer);
@@ -250,7 +291,7 @@ void* Memory::OnGpu(const void* pointer, size_t bytes) const {
   return usable || IsPinned(pointer, bytes) == Pinned::kAll ? const_cast<void*>(pointer) : nullptr;
 }
 
-bool Memory::IsDevicePointer(uint64_t pointer, size_t bytes) const {
+bool Memory::IsDevicePointer(CudaPointer pointer, size_t bytes) const {
   std::lock_guard lock(mu_);
   return IsAddress(pointer) && Covered(pointer, std::max(bytes, size_t{1}));
 }

@@ -1,20 +1,23 @@
-// The memory that a process has of its fake GPUs, and host memory that it registered with them. The GPU's is in files
-// that other processes can map; addresses.h says where.
+// The memory that a process has of its fake GPUs, and host memory that it registered with them.
 //
-// All functions are thread-safe and return a CUresult unless said.
+// The GPU's is in files that other processes can map. A device pointer lies in a reserved range that no access of the
+// host is allowed to: it faults, as it does on a GPU that is not coherent. Work of the GPU uses the same memory at its
+// alias, a fixed distance away.
+//
+// All functions are thread-safe. Those that return a CUresult are the driver's.
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MEMORY_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
 
-#include "kernels/gpu/cuda_driver.h"
 #include "tests/support/fake_cuda/machine.h"
 
 namespace superoffload::fake_cuda {
@@ -32,8 +35,9 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   // What the process takes of the GPU's memory: allocations, contexts, and page tables of registered host memory.
-  int Allocate(uint64_t* pointer, size_t bytes);
-  int Free(uint64_t pointer);
+  int Allocate(kernels::CudaPointer* pointer, size_t bytes);
+  int Free(kernels::CudaPointer pointer);
+  int GetInfo(size_t* free_bytes, size_t* total_bytes) const;
   size_t UsedBytes() const;
   size_t PeakBytes() const;  // the most that were used at once, since ResetPeak
   void ResetPeak();
@@ -41,28 +45,29 @@ class Memory {
   // The virtual memory API, with its rules: sizes and addresses are whole granules, a mapping is unmapped as it was
   // mapped, addresses are given back when nothing is mapped there, memory is used until neither its handle nor a
   // mapping of it is left, and nobody reaches it before its access was set. An allocation is a descriptor of its file.
-  static constexpr size_t kGranularity = size_t{2} << 20;
-  int Create(kernels::CudaAllocation* allocation, size_t bytes, bool exportable);
-  int Import(kernels::CudaAllocation* allocation, int descriptor);
-  int Export(kernels::CudaAllocation allocation, int* descriptor) const;
+  int GetGranularity(size_t* bytes, const kernels::CudaAllocationProperties*, int) const;
+  int Create(kernels::CudaAllocation* allocation, size_t bytes, const kernels::CudaAllocationProperties* properties,
+             unsigned long long);
+  int Import(kernels::CudaAllocation* allocation, void* descriptor, int);
+  int Export(void* descriptor, kernels::CudaAllocation allocation, int, unsigned long long) const;
   int Release(kernels::CudaAllocation allocation);
-  int Reserve(uint64_t* pointer, size_t bytes);
-  int Unreserve(uint64_t pointer, size_t bytes);
-  int Map(uint64_t pointer, size_t bytes, kernels::CudaAllocation allocation);
-  int SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices);
-  int Unmap(uint64_t pointer, size_t bytes);
+  int Reserve(kernels::CudaPointer* pointer, size_t bytes, size_t, kernels::CudaPointer, unsigned long long);
+  int Unreserve(kernels::CudaPointer pointer, size_t bytes);
+  int Map(kernels::CudaPointer pointer, size_t bytes, size_t, kernels::CudaAllocation allocation, unsigned long long);
+  int SetAccess(kernels::CudaPointer pointer, size_t bytes, const kernels::CudaAccess* accesses, size_t count);
+  int Unmap(kernels::CudaPointer pointer, size_t bytes);
 
   // The GPUs whose access to this memory was opened.
-  std::vector<int> Accessors(uint64_t pointer) const;
+  std::set<int> Accessors(kernels::CudaPointer pointer) const;
 
   // A context of a GPU, which nobody in this process had.
   int TakeContext(int device);
   void GiveContextBack(int device);
 
   // Host memory: whole pages that exist, once each. Who registers unregisters, by the same base; who allocates frees.
-  int Register(void* data, size_t bytes);
+  int Register(void* data, size_t bytes, unsigned);
   int Unregister(void* data);
-  int AllocateHost(void** data, size_t bytes);
+  int AllocateHost(void** data, size_t bytes, unsigned);
   int FreeHost(void* data);
 
   // Copies from and to memory that is all registered are asynchronous. The driver takes none of it in part.
@@ -71,31 +76,24 @@ class Memory {
 
   // Where the GPU's work finds what a pointer names, in device memory or in host memory that it can use; null: nowhere.
   void* OnGpu(const void* pointer, size_t bytes) const;
-  bool IsDevicePointer(uint64_t pointer, size_t bytes) const;
+  bool IsDevicePointer(kernels::CudaPointer pointer, size_t bytes) const;
+  static uint64_t AliasOf(kernels::CudaPointer pointer);  // itself, where it is none of the GPU's
 
   // Allocations, reservations, mappings and registrations.
   int objects() const;
 
  private:
-  // Physical memory: used while somebody refers to it. That of another process counts there.
-  struct Usage {
-    size_t now = 0, peak = 0;
-  };
+  // Physical memory, a handle's and its mappings': used while somebody refers to it. That of another process counts
+  // there.
   struct Physical {
-    Physical(Usage* usage_given, size_t bytes_given, bool exportable_given);
-    ~Physical();
-    Physical(const Physical&) = delete;
-    Physical& operator=(const Physical&) = delete;
-    Usage* const usage;
-    const size_t bytes;
-    const bool exportable;
+    bool exportable;
   };
-  using PhysicalPtr = std::shared_ptr<Physical>;  // a handle's and its mappings'
+  using PhysicalPtr = std::shared_ptr<const Physical>;
   struct Mapped {
     size_t bytes;
     int fd;
     PhysicalPtr physical;
-    std::vector<int> accessors;
+    std::set<int> accessors;
   };
   struct Host {
     size_t bytes;
@@ -116,24 +114,29 @@ class Memory {
     return offset <= size && bytes <= size - offset ? found : map.end();
   }
 
+  // Whether some of it is in one of the ranges.
+  template <typename Ranges>
+  static bool Touches(const Ranges& map, uint64_t pointer, size_t bytes) {
+    const auto after = map.lower_bound(pointer + bytes);
+    return after != map.begin() && std::prev(after)->first + SizeOf(std::prev(after)->second) > pointer;
+  }
+
   PhysicalPtr MakePhysical(size_t bytes, bool exportable = false);
   uint64_t TakeRange(size_t bytes);
   void GiveRangeBack(uint64_t pointer);
   int MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical);
   int UnmapFile(uint64_t pointer);
-  size_t Used() const;
+  size_t ContextBytes() const;
   bool IsLeft(size_t bytes) const;
   bool Fits(size_t bytes) const;
-  bool AnyMapped(uint64_t pointer, size_t bytes) const;
   bool Covered(uint64_t pointer, size_t bytes) const;
-  bool AnyRegistered(uint64_t begin, size_t bytes) const;
-  int RegisterAs(uint64_t begin, size_t bytes, bool allocated);
+  int RegisterAs(void* data, size_t bytes, bool allocated);
   bool Forget(void* data, bool allocated);
 
   const std::function<Machine()> machine_;
   const std::function<bool()> out_of_memory_;
   mutable std::mutex mu_;
-  Usage usage_;
+  size_t used_ = 0, peak_ = 0;
   std::map<uint64_t, size_t> ranges_;  // of addresses, taken
   std::map<uint64_t, Mapped> mapped_;
   std::map<uint64_t, PhysicalPtr> created_;  // VMM allocations that this process has handles of

@@ -17,7 +17,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tests/support/fake_cuda/settings.h"
+#include "tests/support/fake_cuda/machine.h"
 
 namespace superoffload::fake_cuda {
 namespace {

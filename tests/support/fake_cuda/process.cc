@@ -1,161 +1,60 @@
 #include "tests/support/fake_cuda/process.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <vector>
+#include <map>
+#include <type_traits>
 
 #include "tests/support/fake_cuda/launch.h"
 
 namespace superoffload::fake_cuda {
 
-using kernels::CudaAccess;
-using kernels::CudaAllocation;
-using kernels::CudaAllocationProperties;
 using kernels::CudaDevice;
-using kernels::CudaFunction;
-using kernels::CudaModule;
 using kernels::CudaPointer;
 using kernels::CudaStream;
-using kernels::CudaUuid;
+using simulator::Needs;
 
 namespace {
 
 constexpr int kBrokenUuid = 13;       // of a GPU that must not be opened by mistake
 constexpr int kClockKhz = 1'980'000;  // an H100's
+constexpr int kRegisters = 64 << 10, kWarp = 32, kMultiprocessors = 132;
 
-// What a call needs that works in a context, or needs none; `IsSafe`: a capture forbids it, to the threads that its
-// mode names.
-#define IN_CONTEXT(process)                                                          \
-  simulator::Process* found;                                                         \
-  if (const int result = simulator::FindCurrent(&found); result != 0) return result; \
-  Process& process = static_cast<Process&>(*found)
-#define IN_CONTEXT_AND_SAFE(process)                                                        \
-  simulator::Process* found;                                                                \
-  if (const int result = simulator::FindCurrentAndSafe(&found); result != 0) return result; \
-  Process& process = static_cast<Process&>(*found)
-
-Process& Calling() { return static_cast<Process&>(simulator::CallingProcess()); }
-const Machine ThatMachine() { return Calling().machine(); }
-Memory& ThatMemory() { return Calling().memory(); }
-
-int GetCount(int* count) { return *count = static_cast<int>(ThatMachine().uuids.size()), kOk; }
-int Get(CudaDevice* device, int ordinal) {
-  const bool exists = ordinal >= 0 && ordinal < static_cast<int>(ThatMachine().uuids.size());
+int GetCount(Process& process, int* count) { return *count = static_cast<int>(process.machine().uuids.size()), kOk; }
+int Get(Process& process, CudaDevice* device, int ordinal) {
+  const bool exists = ordinal >= 0 && ordinal < static_cast<int>(process.machine().uuids.size());
   return *device = ordinal, exists ? kOk : kInvalidDevice;
 }
-int GetName(char* name, int bytes, CudaDevice) {
-  return std::strncpy(name, ThatMachine().name, static_cast<size_t>(bytes)), kOk;
+int GetName(Process& process, char* name, int bytes, CudaDevice) {
+  return std::strncpy(name, process.machine().name, static_cast<size_t>(bytes)), kOk;
 }
-int GetAttribute(int* value, int attribute, CudaDevice) {
-  const Machine machine = ThatMachine();
-  *value = attribute == kernels::kCudaPageableMemoryAccess      ? machine.pageable_access
-           : attribute == kernels::kCudaHostPageTables          ? machine.host_page_tables
-           : attribute == kernels::kCudaClockKhz                ? kClockKhz
-           : attribute == kernels::kCudaMostSharedBytesPerBlock ? static_cast<int>(machine.shared_bytes)
-           : LaunchAttribute(attribute) != 0                    ? LaunchAttribute(attribute)
-                                                                : 1;
-  return kOk;
+int GetDeviceAttribute(Process& process, int* value, int attribute, CudaDevice) {
+  const Machine machine = process.machine();
+  const std::map<int, int64_t> values = {{1, kMostThreads},
+                                         {2, kMostThreads},
+                                         {3, kMostThreads},
+                                         {4, kMostBlockZ},
+                                         {5, kMostGridX},
+                                         {6, kMostGridYz},
+                                         {7, kMostGridYz},
+                                         {8, kSharedBytes},
+                                         {10, kWarp},
+                                         {12, kRegisters},
+                                         {16, kMultiprocessors},
+                                         {kernels::kCudaClockKhz, kClockKhz},
+                                         {kernels::kCudaPageableMemoryAccess, machine.pageable_access},
+                                         {kernels::kCudaHostPageTables, machine.host_page_tables},
+                                         {kernels::kCudaMostSharedBytesPerBlock, machine.shared_bytes}};
+  const auto found = values.find(attribute);
+  return *value = found == values.end() ? 1 : static_cast<int>(found->second), kOk;
 }
-int GetUuid(CudaUuid* uuid, CudaDevice device) {
+int GetUuid(Process& process, kernels::CudaUuid* uuid, CudaDevice device) {
   *uuid = {};
-  uuid->bytes[0] = static_cast<char>(ThatMachine().uuids.at(static_cast<size_t>(device)));
-  return kOk;
+  return uuid->bytes[0] = static_cast<char>(process.machine().uuids.at(static_cast<size_t>(device))), kOk;
 }
-int CanAccessPeer(int* can, CudaDevice device, CudaDevice peer) {
-  return *can = device != peer && ThatMachine().peers, kOk;
+int CanAccessPeer(Process& process, int* can, CudaDevice device, CudaDevice peer) {
+  return *can = device != peer && process.machine().peers, kOk;
 }
-
-int LoadModuleData(CudaModule* module, const void* image) {
-  IN_CONTEXT_AND_SAFE(process);
-  if (image == nullptr) return kInvalidValue;
-  return LoadModule(process, reinterpret_cast<void**>(module));
-}
-int Unload(CudaModule module) {
-  IN_CONTEXT_AND_SAFE(process);
-  return UnloadModule(process, module);
-}
-int FindFunction(CudaFunction* function, CudaModule module, const char* name) {
-  return GetFunction(reinterpret_cast<void**>(function), module, name);
-}
-int SetFunctionAttribute(CudaFunction function, int attribute, int value) {
-  if (attribute != kernels::kCudaFunctionDynamicSharedBytes) return kInvalidValue;
-  return AllowShared(Calling(), function, value);
-}
-int LaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                 unsigned block_y, unsigned block_z, unsigned shared_bytes, CudaStream stream, void** arguments,
-                 void**) {
-  IN_CONTEXT(process);
-  return Launch(process, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream,
-                arguments);
-}
-
-int Allocate(CudaPointer* pointer, size_t bytes) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().Allocate(pointer, bytes);
-}
-int Free(CudaPointer pointer) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().Free(pointer);
-}
-int GetInfo(size_t* free_bytes, size_t* total_bytes) {
-  IN_CONTEXT(process);
-  *total_bytes = process.machine().memory_bytes;
-  *free_bytes = *total_bytes - std::min(*total_bytes, process.memory().UsedBytes());
-  return kOk;
-}
-int GetGranularity(size_t* bytes, const CudaAllocationProperties*, int) { return *bytes = Memory::kGranularity, kOk; }
-int Create(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties, unsigned long long) {
-  return ThatMemory().Create(allocation, bytes, properties->handle_types != 0);
-}
-int Release(CudaAllocation allocation) { return ThatMemory().Release(allocation); }
-int Export(void* handle, CudaAllocation allocation, int, unsigned long long) {
-  return ThatMemory().Export(allocation, static_cast<int*>(handle));
-}
-int Import(CudaAllocation* allocation, void* handle, int) {
-  return ThatMemory().Import(allocation, static_cast<int>(reinterpret_cast<intptr_t>(handle)));
-}
-int Reserve(CudaPointer* pointer, size_t bytes, size_t, CudaPointer, unsigned long long) {
-  return ThatMemory().Reserve(pointer, bytes);
-}
-int Unreserve(CudaPointer pointer, size_t bytes) { return ThatMemory().Unreserve(pointer, bytes); }
-int Map(CudaPointer pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
-  return ThatMemory().Map(pointer, bytes, allocation);
-}
-int Unmap(CudaPointer pointer, size_t bytes) { return ThatMemory().Unmap(pointer, bytes); }
-int SetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses, size_t count) {
-  std::vector<int> devices;
-  for (size_t i = 0; i < count; ++i) devices.push_back(accesses[i].location.id);
-  return ThatMemory().SetAccess(pointer, bytes, devices);
-}
-
-int Register(void* data, size_t bytes, unsigned) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().Register(data, bytes);
-}
-int Unregister(void* data) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().Unregister(data);
-}
-int AllocateHost(void** data, size_t bytes, unsigned) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().AllocateHost(data, bytes);
-}
-int FreeHost(void* data) {
-  IN_CONTEXT_AND_SAFE(process);
-  return process.memory().FreeHost(data);
-}
-
-int CopyUp(CudaPointer to, const void* from, size_t bytes, CudaStream stream) {
-  IN_CONTEXT(process);
-  return process.Enqueue({true, to, const_cast<std::byte*>(static_cast<const std::byte*>(from)), bytes}, stream);
-}
-int CopyDown(void* to, CudaPointer from, size_t bytes, CudaStream stream) {
-  IN_CONTEXT(process);
-  return process.Enqueue({false, from, static_cast<std::byte*>(to), bytes}, stream);
-}
-int CopyWithin(CudaPointer to, CudaPointer from, size_t bytes, CudaStream stream) {
-  IN_CONTEXT(process);
+int CopyWithin(Process& process, CudaPointer to, CudaPointer from, size_t bytes, CudaStream stream) {
   const auto work = [&process, to, from, bytes] {
     void* const target = process.memory().OnGpu(reinterpret_cast<void*>(to), bytes);
     const void* const source = process.memory().OnGpu(reinterpret_cast<void*>(from), bytes);
@@ -165,47 +64,58 @@ int CopyWithin(CudaPointer to, CudaPointer from, size_t bytes, CudaStream stream
   return simulator::Issue(stream, [&process, work](const Process::Done& done) { process.Work(work, done); });
 }
 
-#undef IN_CONTEXT
-#undef IN_CONTEXT_AND_SAFE
+// Calls a function of those above or of launch.h, or one of the process's memory.
+template <auto function, typename... Arguments>
+int CallOf(simulator::Process& found, Arguments... arguments) {
+  auto& process = static_cast<Process&>(found);
+  if constexpr (std::is_member_function_pointer_v<decltype(function)>) {
+    return (process.memory().*function)(arguments...);
+  } else {
+    return function(process, arguments...);
+  }
+}
+template <Needs needs, auto function, typename... Arguments>
+int Call(Arguments... arguments) {
+  return simulator::Call<needs, &CallOf<function, Arguments...>>(arguments...);
+}
 
 }  // namespace
 
 const kernels::CudaDriver& Process::driver() const {
   static const kernels::CudaDriver table = [] {
+    constexpr Needs kProcess = Needs::kProcess, kContext = Needs::kContext, kSafe = Needs::kContextAndSafe;
     kernels::CudaDriver d{};
     simulator::AddCommonFunctions(&d);
     d.Init = [](unsigned) { return kOk; };
-    d.DeviceGetCount = &GetCount;
-    d.DeviceGet = &Get;
-    d.DeviceGetName = &GetName;
-    d.DeviceGetAttribute = &GetAttribute;
-    d.DeviceGetUuid = &GetUuid;
-    d.DeviceCanAccessPeer = &CanAccessPeer;
-    d.ModuleLoadData = &LoadModuleData;
-    d.ModuleUnload = &Unload;
-    d.ModuleGetFunction = &FindFunction;
-    d.FuncSetAttribute = &SetFunctionAttribute;
-    d.LaunchKernel = &LaunchKernel;
-    d.MemAlloc = &Allocate;
-    d.MemFree = &Free;
-    d.MemGetInfo = &GetInfo;
-    d.MemGetAllocationGranularity = &GetGranularity;
-    d.MemCreate = &Create;
-    d.MemRelease = &Release;
-    d.MemExportToShareableHandle = &Export;
-    d.MemImportFromShareableHandle = &Import;
-    d.MemAddressReserve = &Reserve;
-    d.MemAddressFree = &Unreserve;
-    d.MemMap = &Map;
-    d.MemUnmap = &Unmap;
-    d.MemSetAccess = &SetAccess;
-    d.MemHostAlloc = &AllocateHost;
-    d.MemFreeHost = &FreeHost;
-    d.MemHostRegister = &Register;
-    d.MemHostUnregister = &Unregister;
-    d.MemcpyHtoDAsync = &CopyUp;
-    d.MemcpyDtoHAsync = &CopyDown;
-    d.MemcpyDtoDAsync = &CopyWithin;
+    d.DeviceGetCount = &Call<kProcess, &GetCount>;
+    d.DeviceGet = &Call<kProcess, &Get>;
+    d.DeviceGetName = &Call<kProcess, &GetName>;
+    d.DeviceGetAttribute = &Call<kProcess, &GetDeviceAttribute>;
+    d.DeviceGetUuid = &Call<kProcess, &GetUuid>;
+    d.DeviceCanAccessPeer = &Call<kProcess, &CanAccessPeer>;
+    d.ModuleLoadData = &Call<kSafe, &LoadModule>;
+    d.ModuleUnload = &Call<kSafe, &UnloadModule>;
+    d.ModuleGetFunction = &Call<kProcess, &GetFunction>;
+    d.FuncSetAttribute = &Call<kProcess, &SetAttribute>;
+    d.LaunchKernel = &Call<kContext, &Launch>;
+    d.MemAlloc = &Call<kSafe, &Memory::Allocate>;
+    d.MemFree = &Call<kSafe, &Memory::Free>;
+    d.MemGetInfo = &Call<kContext, &Memory::GetInfo>;
+    d.MemGetAllocationGranularity = &Call<kProcess, &Memory::GetGranularity>;
+    d.MemCreate = &Call<kProcess, &Memory::Create>;
+    d.MemRelease = &Call<kProcess, &Memory::Release>;
+    d.MemExportToShareableHandle = &Call<kProcess, &Memory::Export>;
+    d.MemImportFromShareableHandle = &Call<kProcess, &Memory::Import>;
+    d.MemAddressReserve = &Call<kProcess, &Memory::Reserve>;
+    d.MemAddressFree = &Call<kProcess, &Memory::Unreserve>;
+    d.MemMap = &Call<kProcess, &Memory::Map>;
+    d.MemUnmap = &Call<kProcess, &Memory::Unmap>;
+    d.MemSetAccess = &Call<kProcess, &Memory::SetAccess>;
+    d.MemHostAlloc = &Call<kSafe, &Memory::AllocateHost>;
+    d.MemFreeHost = &Call<kSafe, &Memory::FreeHost>;
+    d.MemHostRegister = &Call<kSafe, &Memory::Register>;
+    d.MemHostUnregister = &Call<kSafe, &Memory::Unregister>;
+    d.MemcpyDtoDAsync = &Call<kContext, &CopyWithin>;
     return d;
   }();
   return table;
@@ -218,7 +128,7 @@ int Process::TakeContext(CudaDevice device) {
   return memory_.TakeContext(device);
 }
 
-int Process::Enqueue(const Copy& copy, CudaStream stream) {
+int Process::Copy(const simulator::GpuCopy& copy, CudaStream stream) {
   const Machine that = machine();
   if (!that.host_is_gpu && !memory_.IsDevicePointer(copy.gpu, copy.bytes)) return kInvalidValue;
   const Memory::Pinned pinned = memory_.IsPinned(copy.host, copy.bytes);
@@ -227,19 +137,15 @@ int Process::Enqueue(const Copy& copy, CudaStream stream) {
   if (waits && that.refuses_pageable) return kInvalidValue;
   if (waits) ++pageable_copies_;
   const bool needs_pinned = pinned == Memory::Pinned::kAll && !that.host_page_tables;
-  const int result = simulator::Issue(stream, [this, copy, needs_pinned](const Done& done) {
-    Move(copy, [=, this](size_t first, size_t bytes) { MovePiece(copy, needs_pinned, first, bytes); }, done);
-  });
+  const auto move = [this, copy, needs_pinned](size_t first, size_t bytes) {
+    void* const on_gpu = memory_.OnGpu(reinterpret_cast<const void*>(copy.gpu + first), bytes);
+    const bool unpinned = needs_pinned && memory_.IsPinned(copy.host, copy.bytes) != Memory::Pinned::kAll;  // meanwhile
+    if (unpinned || on_gpu == nullptr) return SetFault();
+    std::byte* const host = copy.host + first;
+    copy.to_gpu ? std::memcpy(on_gpu, host, bytes) : std::memcpy(host, on_gpu, bytes);
+  };
+  const int result = simulator::Issue(stream, [this, copy, move](const Done& done) { Move(copy, move, done); });
   return waits && result == kOk ? simulator::Synchronize(stream) : result;
-}
-
-void Process::MovePiece(const Copy& copy, bool needs_pinned, size_t first, size_t bytes) {
-  if (needs_pinned && memory_.IsPinned(copy.host, copy.bytes) != Memory::Pinned::kAll)
-    return SetFault();  // not any longer
-  void* const on_gpu = memory_.OnGpu(reinterpret_cast<const void*>(copy.gpu + first), bytes);
-  if (on_gpu == nullptr) return SetFault();
-  std::byte* const host = copy.host + first;
-  copy.to_gpu ? std::memcpy(on_gpu, host, bytes) : std::memcpy(host, on_gpu, bytes);
 }
 
 }  // namespace superoffload::fake_cuda

@@ -1,6 +1,6 @@
 // A process as the fake driver sees it, whatever the clock: devices, memory, copies and launches, no kinder than
-// hardware. Device memory is not the host's (addresses.h), copies of memory that is not registered wait, launches that
-// no GPU could run are refused (launch.h), and whatever touches memory that is not there ends the process's use of the
+// hardware. Device memory is not the host's (memory.h), copies of memory that is not registered wait, launches that no
+// GPU could run are refused (launch.h), and whatever touches memory that is not there ends the process's use of the
 // GPU.
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_PROCESS_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_PROCESS_H_
@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <functional>
 
-#include "server/simulator/driver/driver.h"
 #include "tests/support/fake_cuda/memory.h"
 
 namespace superoffload::fake_cuda {
@@ -22,14 +21,14 @@ class Process : public simulator::Process {
   const kernels::CudaDriver& driver() const override;
   int TakeContext(kernels::CudaDevice device) override;
   void GiveContextBack(kernels::CudaDevice device) override { memory_.GiveContextBack(device); }
+  int Copy(const simulator::GpuCopy& copy, kernels::CudaStream stream) override;
 
   virtual Machine machine() const = 0;
   Memory& memory() const { return memory_; }
 
-  using Copy = simulator::GpuCopy;
   using Done = std::function<void()>;
   // `move(first, bytes)` moves a piece of it now. `done` once all of them have been.
-  virtual void Move(const Copy& copy, const std::function<void(size_t first, size_t bytes)>& move,
+  virtual void Move(const simulator::GpuCopy& copy, const std::function<void(size_t first, size_t bytes)>& move,
                     const Done& done) = 0;
 
   // Does the work of a kernel, or of a copy within the GPU, some time from now; then calls `done`.
@@ -38,13 +37,9 @@ class Process : public simulator::Process {
   // Whether a block of a kernel has threads, which may wait for each other.
   virtual bool has_threads() const = 0;
 
-  // A CUresult, as the driver's function.
-  int Enqueue(const Copy& copy, kernels::CudaStream stream);
   int pageable_copies() const { return pageable_copies_; }  // that have waited
 
  private:
-  void MovePiece(const Copy& copy, bool needs_pinned, size_t first, size_t bytes);
-
   Memory& memory_;
   std::atomic<int> pageable_copies_ = 0;
 };

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.cuh"
-#include "tests/support/fake_cuda/settings.h"
+#include "tests/support/fake_cuda/machine.h"
 #include "tests/support/gpu_buffer.h"
 
 namespace superoffload::kernels {

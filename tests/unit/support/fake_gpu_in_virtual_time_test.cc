@@ -19,14 +19,15 @@ using kernels::CudaEvent;
 using kernels::CudaStream;
 using namespace simulator::cuda_results;
 
-fake_cuda::Machine Pcie() { return *fake_cuda::FindMachine("h100-pcie"); }
+fake_cuda::Machine Pcie() { return fake_cuda::FindMachine("h100-pcie"); }
 
 class ProcessInVirtualTime final : public fake_cuda::Process {
  public:
   using fake_cuda::Process::Process;
   fake_cuda::Machine machine() const override { return Pcie(); }
   bool has_threads() const override { return false; }
-  void Move(const Copy& copy, const std::function<void(size_t, size_t)>& move, const Done& done) override {
+  void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
+            const Done& done) override {
     move(0, copy.bytes);
     done();
   }

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "kernels/gpu/cuda_driver.h"
-#include "tests/support/fake_cuda/settings.h"
+#include "tests/support/fake_cuda/machine.h"
 
 namespace superoffload::kernels {
 namespace {
