@@ -25,8 +25,6 @@ enum class CaptureMode { kGlobal, kThreadLocal, kRelaxed };
 
 // A capture under way, of one or more streams.
 struct Capture {
-  Capture(CaptureMode mode_given, std::thread::id begun_by) : mode(mode_given), thread(begun_by) {}
-
   const CaptureMode mode;
   const std::thread::id thread;  // which began it
   std::atomic<bool> invalidated{false};

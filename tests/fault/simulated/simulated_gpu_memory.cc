@@ -60,8 +60,6 @@ class SimulatedGpuMemory::User final : public fake_cuda::Process {
         alive_(std::move(alive)),
         waits_(std::move(waits)) {}
 
-  fake_cuda::Machine machine() const override { return Superchip(); }
-  bool has_threads() const override { return false; }
   void SetFault() override { Fail("the GPU is to use memory that is not there"); }
 
   void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,

@@ -86,8 +86,7 @@ void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType t
   }
   if (!found || !Find(process, &a.slot.data, a.elements * kernels::DTypeBytes(a.slot.dtype)) ||
       !Find(process, &a.chunk_sums, chunks * sizeof(double))) {
-    process.SetFault();
-    return;
+    return process.SetFault();
   }
   a.table.tensors = tensors.data();
   if (!process.has_threads()) return PackAlone(a);
@@ -96,7 +95,7 @@ void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType t
 }
 
 // The host takes too long for what nobody looks at: the time is a GPU's.
-void Product(Process& process, kernels::ProductArguments p) {
+void Product(Process& process, kernels::ProductArguments p, unsigned, unsigned) {
   const size_t bytes = size_t{p.n} * p.n * sizeof(float);
   if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes))
     return process.SetFault();
@@ -109,46 +108,38 @@ void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned
     found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
   if (!found || !Find(process, &a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
       !Find(process, &a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
-    process.SetFault();
-    return;
+    return process.SetFault();
   }
   RunAlone([&] { LaunchFakeInTurn(code, grid, block, a); });
 }
 
-Kernel OfPack(const char* name, kernels::DType from, kernels::DType to, PackCode code) {
-  return {name, kernels::kRealPackThreads, kernels::kPackSharedBytes,
-          [=](Process& process, void** arguments, unsigned grid, unsigned block) {
-            return [=, &process, a = *static_cast<PackArguments*>(arguments[0])] {
-              Pack(process, code, from, to, a, grid, block);
-            };
-          }};
-}
-
-Kernel OfResident(const char* name, ResidentCode code) {
-  return {name, kernels::kResidentThreads, 0, [=](Process& process, void** arguments, unsigned grid, unsigned block) {
-            return [=, &process, a = *static_cast<ResidentArguments*>(arguments[0])] {
-              Resident(process, code, a, grid, block);
-            };
-          }};
-}
-
-Kernel OfProduct(const char* name) {
-  return {name, kernels::kProductTile * kernels::kProductTile, kernels::kProductStaticBytes,
-          [](Process& process, void** arguments, unsigned, unsigned) {
-            return [&process, p = *static_cast<kernels::ProductArguments*>(arguments[0])] { Product(process, p); };
+// `run(process, arguments, blocks, threads)`.
+template <typename Arguments, typename Run>
+Kernel Of(const char* name, unsigned most_threads, unsigned static_bytes, Run run) {
+  return {name, most_threads, static_bytes, [run](Process& process, void** arguments, unsigned grid, unsigned block) {
+            return [=, &process, a = *static_cast<Arguments*>(arguments[0])] { run(process, a, grid, block); };
           }};
 }
 
 // Registers need no count: with at most 256 threads, none of which can have more than 255, a block's 64 Ki suffice.
 const std::vector<Kernel>& Kernels() {
   static const auto* const all = new std::vector<Kernel>{
-#define X(kernel, from, to) OfPack(#kernel, kernels::DType::from, kernels::DType::to, kernels::kernel),
+#define X(kernel, from, to)                                                                                     \
+  Of<PackArguments>(#kernel, kernels::kRealPackThreads, kernels::kPackSharedBytes,                              \
+                    [](Process& process, const PackArguments& a, unsigned grid, unsigned block) {               \
+                      Pack(process, kernels::kernel, kernels::DType::from, kernels::DType::to, a, grid, block); \
+                    }),
       SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
 #undef X
-#define X(kernel, Formula) OfResident(#kernel, kernels::kernel),
+#define X(kernel, Formula)                                                                                \
+  Of<ResidentArguments>(#kernel, kernels::kResidentThreads, 0,                                            \
+                        [](Process& process, const ResidentArguments& a, unsigned grid, unsigned block) { \
+                          Resident(process, kernels::kernel, a, grid, block);                             \
+                        }),
           SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
 #undef X
-              OfProduct("superoffload_product")};
+              Of<kernels::ProductArguments>("superoffload_product", kernels::kProductTile * kernels::kProductTile,
+                                            kernels::kProductStaticBytes, Product)};
   return *all;
 }
 

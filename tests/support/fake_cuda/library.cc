@@ -9,8 +9,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -97,24 +97,19 @@ class ThisProcess final : public fake::Process {
  public:
   using fake::Process::Process;
 
-  fake::Machine machine() const override { return fake::ThisMachine(); }
   bool has_threads() const override { return true; }
 
   void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
             const Done& done) override {
     const std::chrono::microseconds longer(fake::SettingOf("FAKE_CUDA_SLOW", copy.to_gpu ? "HtoD" : "DtoH"));
-    std::optional<fake::UnfinishedCopy> unfinished;
+    std::shared_ptr<void> unfinished;
     if (!copy.to_gpu) {
-      unfinished.emplace(copy.host, memory().OnGpu(reinterpret_cast<const void*>(copy.gpu), copy.bytes), copy.bytes);
+      const void* const from = memory().OnGpu(reinterpret_cast<const void*>(copy.gpu), copy.bytes);
+      unfinished = fake::Unfinished(copy.host, from, copy.bytes);
     }
     if (longer.count() > 0) std::this_thread::sleep_for(longer);
     move(0, copy.bytes);
     unfinished.reset();
-    done();
-  }
-
-  void Work(const std::function<void()>& work, const Done& done) override {
-    work();
     done();
   }
 };

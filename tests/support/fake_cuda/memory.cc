@@ -39,8 +39,8 @@ bool IsAddress(uint64_t pointer) { return pointer >= Arena() && pointer < Arena(
 
 struct Taken {
   std::mutex mu;
-  std::map<uint64_t, size_t> ranges;
-  uint64_t cursor = 0;
+  std::map<uint64_t, size_t> ends;  // by begin
+  uint64_t cursor = Arena();
 };
 Taken& AllTaken() {
   static auto* const all = new Taken;
@@ -71,7 +71,7 @@ Memory::~Memory() { SUPEROFFLOAD_CHECK_EQ(objects(), 0, "memory of the GPU is le
 Memory::PhysicalPtr Memory::MakePhysical(size_t bytes, bool exportable) {
   used_ += bytes;
   peak_ = std::max(peak_, used_);
-  return {new Physical{exportable}, [this, bytes](const Physical* physical) {
+  return {new bool(exportable), [this, bytes](const bool* physical) {
             used_ -= bytes;
             delete physical;
           }};
@@ -85,16 +85,16 @@ int Memory::objects() const {
 // Addresses are not used again soon, so that who uses freed memory is noticed. 0: there are none.
 uint64_t Memory::TakeRange(size_t bytes) {
   bytes = WholeGranules(bytes);
-  auto& [mu, ranges, cursor] = AllTaken();
+  auto& [mu, ends, cursor] = AllTaken();
   std::lock_guard lock(mu);
-  for (const uint64_t first : {std::max(cursor, Arena()), Arena()}) {
+  for (const uint64_t first : {cursor, Arena()}) {
     for (uint64_t at = first; bytes <= kArenaBytes && at + bytes <= Arena() + kArenaBytes;) {
-      if (!Touches(ranges, at, bytes)) {
-        ranges[at] = ranges_[at] = bytes;
-        return cursor = at + bytes, at;
+      const auto after = ends.lower_bound(at + bytes);
+      if (after == ends.begin() || std::prev(after)->second <= at) {
+        ranges_[at] = {bytes};
+        return cursor = ends[at] = at + bytes, at;
       }
-      const auto last = std::prev(ranges.lower_bound(at + bytes));
-      at = last->first + last->second;
+      at = std::prev(after)->second;
     }
   }
   return 0;
@@ -103,20 +103,15 @@ uint64_t Memory::TakeRange(size_t bytes) {
 void Memory::GiveRangeBack(uint64_t pointer) {
   if (ranges_.erase(pointer) == 0) return;
   std::lock_guard lock(AllTaken().mu);
-  AllTaken().ranges.erase(pointer);
+  AllTaken().ends.erase(pointer);
 }
 
 uint64_t Memory::AliasOf(CudaPointer pointer) { return IsAddress(pointer) ? pointer + kArenaBytes : pointer; }
 
-// Takes the descriptor over.
 int Memory::MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical) {
-  if (::mmap(reinterpret_cast<void*>(AliasOf(pointer)), bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) ==
-      MAP_FAILED) {
-    ::close(fd);
-    return kOutOfMemory;
-  }
-  mapped_[pointer] = {bytes, fd, std::move(physical), {}};
-  return 0;
+  void* const alias = reinterpret_cast<void*>(AliasOf(pointer));
+  if (::mmap(alias, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) return kOutOfMemory;
+  return mapped_[pointer] = {{bytes}, std::move(physical), {}}, kOk;
 }
 
 int Memory::UnmapFile(uint64_t pointer) {
@@ -124,9 +119,7 @@ int Memory::UnmapFile(uint64_t pointer) {
   if (found == mapped_.end()) return kInvalidValue;
   ::mmap(reinterpret_cast<void*>(AliasOf(pointer)), found->second.bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  ::close(found->second.fd);
-  mapped_.erase(found);
-  return 0;
+  return mapped_.erase(found), kOk;
 }
 
 // The machine may have become another one, with the same contexts.
@@ -140,13 +133,12 @@ bool Memory::Fits(size_t bytes) const { return !out_of_memory_() && IsLeft(bytes
 
 // Whether mappings cover all of it, one behind the other.
 bool Memory::Covered(uint64_t pointer, size_t bytes) const {
-  const uint64_t end = pointer + bytes;
-  while (true) {
+  for (const uint64_t end = pointer + bytes; pointer < end;) {
     const auto found = Containing(mapped_, pointer, 1);
     if (found == mapped_.end()) return false;
     pointer = found->first + found->second.bytes;
-    if (pointer >= end) return true;
   }
+  return true;
 }
 
 int Memory::Allocate(CudaPointer* pointer, size_t bytes) {
@@ -154,12 +146,10 @@ int Memory::Allocate(CudaPointer* pointer, size_t bytes) {
   if (bytes == 0 || !Fits(bytes)) return kOutOfMemory;
   const int fd = MakeFile(bytes);
   *pointer = fd < 0 ? 0 : TakeRange(bytes);
-  if (*pointer == 0) {
-    if (fd >= 0) ::close(fd);
-    return kOutOfMemory;
-  }
-  const int result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, MakePhysical(bytes));
-  if (result != 0) GiveRangeBack(*pointer);
+  int result = kOutOfMemory;
+  if (*pointer != 0) result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, MakePhysical(bytes));
+  if (fd >= 0) ::close(fd);
+  if (result != kOk) GiveRangeBack(*pointer);
   return result;
 }
 
@@ -210,7 +200,7 @@ int Memory::Import(CudaAllocation* allocation, void* descriptor, int) {
 int Memory::Export(void* descriptor, CudaAllocation allocation, int, unsigned long long) const {
   std::lock_guard lock(mu_);
   const auto found = created_.find(allocation);
-  if (found == created_.end() || !found->second->exportable) return kInvalidValue;
+  if (found == created_.end() || !*found->second) return kInvalidValue;
   const int fd = Duplicate(allocation);
   return *static_cast<int*>(descriptor) = fd, fd < 0 ? kInvalidValue : kOk;
 }
@@ -231,7 +221,7 @@ int Memory::Reserve(CudaPointer* pointer, size_t bytes, size_t, CudaPointer, uns
 int Memory::Unreserve(CudaPointer pointer, size_t bytes) {
   std::lock_guard lock(mu_);
   const auto found = ranges_.find(pointer);
-  if (found == ranges_.end() || found->second != bytes || Touches(mapped_, pointer, bytes)) return kInvalidValue;
+  if (found == ranges_.end() || found->second.bytes != bytes || Touches(mapped_, pointer, bytes)) return kInvalidValue;
   return GiveRangeBack(pointer), kOk;
 }
 
@@ -241,7 +231,7 @@ int Memory::Map(CudaPointer pointer, size_t bytes, size_t, CudaAllocation alloca
   if (handle == created_.end() || !InGranules(pointer, bytes)) return kInvalidValue;
   if (Containing(ranges_, pointer, bytes) == ranges_.end() || Touches(mapped_, pointer, bytes)) return kInvalidValue;
   if (FileBytes(static_cast<int>(allocation)) < bytes) return kInvalidValue;
-  return MapFile(pointer, bytes, Duplicate(allocation), PROT_NONE, handle->second);
+  return MapFile(pointer, bytes, static_cast<int>(allocation), PROT_NONE, handle->second);
 }
 
 int Memory::SetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses, size_t count) {

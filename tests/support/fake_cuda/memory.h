@@ -34,6 +34,8 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  Machine machine() const { return machine_(); }
+
   // What the process takes of the GPU's memory: allocations, contexts, and page tables of registered host memory.
   int Allocate(kernels::CudaPointer* pointer, size_t bytes);
   int Free(kernels::CudaPointer pointer);
@@ -84,41 +86,34 @@ class Memory {
 
  private:
   // Physical memory, a handle's and its mappings': used while somebody refers to it. That of another process counts
-  // there.
-  struct Physical {
-    bool exportable;
-  };
-  using PhysicalPtr = std::shared_ptr<const Physical>;
-  struct Mapped {
+  // there. Whether it may be exported.
+  using PhysicalPtr = std::shared_ptr<const bool>;
+  struct Range {
     size_t bytes;
-    int fd;
+  };
+  struct Mapped : Range {
     PhysicalPtr physical;
     std::set<int> accessors;
   };
-  struct Host {
-    size_t bytes;
+  struct Host : Range {
     bool allocated;  // by the driver
     PhysicalPtr tables;
   };
 
-  static size_t SizeOf(const Mapped& mapping) { return mapping.bytes; }
-  static size_t SizeOf(const Host& host) { return host.bytes; }
-  static size_t SizeOf(size_t bytes) { return bytes; }
   // The one that contains all of it, or end().
   template <typename Ranges>
   static auto Containing(const Ranges& map, uint64_t pointer, size_t bytes) {
-    auto found = map.upper_bound(pointer);
-    if (found == map.begin()) return map.end();
-    --found;
-    const size_t offset = pointer - found->first, size = SizeOf(found->second);
+    const auto after = map.upper_bound(pointer);
+    if (after == map.begin()) return map.end();
+    const auto found = std::prev(after);
+    const size_t offset = pointer - found->first, size = found->second.bytes;
     return offset <= size && bytes <= size - offset ? found : map.end();
   }
-
   // Whether some of it is in one of the ranges.
   template <typename Ranges>
   static bool Touches(const Ranges& map, uint64_t pointer, size_t bytes) {
     const auto after = map.lower_bound(pointer + bytes);
-    return after != map.begin() && std::prev(after)->first + SizeOf(std::prev(after)->second) > pointer;
+    return after != map.begin() && std::prev(after)->first + std::prev(after)->second.bytes > pointer;
   }
 
   PhysicalPtr MakePhysical(size_t bytes, bool exportable = false);
@@ -137,7 +132,7 @@ class Memory {
   const std::function<bool()> out_of_memory_;
   mutable std::mutex mu_;
   size_t used_ = 0, peak_ = 0;
-  std::map<uint64_t, size_t> ranges_;  // of addresses, taken
+  std::map<uint64_t, Range> ranges_;  // of addresses, taken
   std::map<uint64_t, Mapped> mapped_;
   std::map<uint64_t, PhysicalPtr> created_;  // VMM allocations that this process has handles of
   std::map<uint64_t, Host> registered_;

@@ -27,7 +27,7 @@ int Memory::RegisterAs(void* data, size_t bytes, bool allocated) {
   }
   const size_t cost = resident.size() * machine_().register_cost;
   if (!IsLeft(cost)) return kOutOfMemory;
-  return registered_[at] = {bytes, allocated, MakePhysical(cost)}, kOk;
+  return registered_[at] = {{bytes}, allocated, MakePhysical(cost)}, kOk;
 }
 
 // False: there is none of this kind.

@@ -23,19 +23,25 @@ class Process : public simulator::Process {
   void GiveContextBack(kernels::CudaDevice device) override { memory_.GiveContextBack(device); }
   int Copy(const simulator::GpuCopy& copy, kernels::CudaStream stream) override;
 
-  virtual Machine machine() const = 0;
+  Machine machine() const { return memory_.machine(); }
   Memory& memory() const { return memory_; }
 
   using Done = std::function<void()>;
   // `move(first, bytes)` moves a piece of it now. `done` once all of them have been.
   virtual void Move(const simulator::GpuCopy& copy, const std::function<void(size_t first, size_t bytes)>& move,
-                    const Done& done) = 0;
+                    const Done& done) {
+    move(0, copy.bytes);
+    done();
+  }
 
   // Does the work of a kernel, or of a copy within the GPU, some time from now; then calls `done`.
-  virtual void Work(const std::function<void()>& work, const Done& done) = 0;
+  virtual void Work(const std::function<void()>& work, const Done& done) {
+    work();
+    done();
+  }
 
   // Whether a block of a kernel has threads, which may wait for each other.
-  virtual bool has_threads() const = 0;
+  virtual bool has_threads() const { return false; }
 
   int pageable_copies() const { return pageable_copies_; }  // that have waited
 

@@ -21,22 +21,6 @@ using namespace simulator::cuda_results;
 
 fake_cuda::Machine Pcie() { return fake_cuda::FindMachine("h100-pcie"); }
 
-class ProcessInVirtualTime final : public fake_cuda::Process {
- public:
-  using fake_cuda::Process::Process;
-  fake_cuda::Machine machine() const override { return Pcie(); }
-  bool has_threads() const override { return false; }
-  void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
-            const Done& done) override {
-    move(0, copy.bytes);
-    done();
-  }
-  void Work(const std::function<void()>& work, const Done& done) override {
-    work();
-    done();
-  }
-};
-
 class FakeGpuInVirtualTimeTest : public ::testing::Test {
  protected:
   FakeGpuInVirtualTimeTest() {
@@ -59,7 +43,7 @@ class FakeGpuInVirtualTimeTest : public ::testing::Test {
   fake_cuda::Process* process_ = nullptr;
   simulator::SimulatedCuda cuda_{&time_,
                                  [this](simulator::Clock* clock) {
-                                   auto process = std::make_unique<ProcessInVirtualTime>(clock, &memory_);
+                                   auto process = std::make_unique<fake_cuda::Process>(clock, &memory_);
                                    process_ = process.get();
                                    return process;
                                  },
