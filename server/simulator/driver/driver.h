@@ -1,6 +1,6 @@
 // The CUDA driver where there is none, as far as one process sees it: contexts, streams, events and captures, with the
 // driver's rules. A thread without a current context can do next to nothing; once something has touched memory that is
-// not there, every call fails.
+// not there, every call fails but those that give streams, events and contexts back.
 //
 // Two things are passed in. The clock makes streams, and says how their work progresses: in virtual time
 // (../simulated_cuda.h), or by threads. The process says what else there is: what its table of functions has of

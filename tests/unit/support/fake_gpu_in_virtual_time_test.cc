@@ -71,6 +71,10 @@ TEST_F(FakeGpuInVirtualTimeTest, ACopyOfMemoryThatIsFreedMeanwhileEndsEverything
   EXPECT_EQ(driver().MemcpyDtoHAsync(host_, freed, kBytes, stream_), kIllegalAddress);
   CudaEvent event = nullptr;
   EXPECT_EQ(driver().EventCreate(&event, 0), kIllegalAddress);
+  kernels::CudaPointer reserved = 0;
+  EXPECT_EQ(driver().MemAddressReserve(&reserved, size_t{2} << 20, 0, 0, 0), kIllegalAddress);
+  int gpus = 0;
+  EXPECT_EQ(driver().DeviceGetCount(&gpus), kIllegalAddress) << "nor does it answer";
 }
 
 TEST_F(FakeGpuInVirtualTimeTest, CopiesOfMemoryThatIsNotThereAreRefused) {
