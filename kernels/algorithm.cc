@@ -8,18 +8,23 @@ namespace superoffload::kernels {
 
 namespace {
 
-constexpr const Algorithm* kAlgorithms[] = {
+std::vector<const Algorithm*>& All() {
+  static std::vector<const Algorithm*> all = {
 #define X(name) &name,
 #include "kernels/algorithms.inc"
 #undef X
-};
+  };
+  return all;
+}
 
 }  // namespace
 
-std::span<const Algorithm* const> Algorithms() { return kAlgorithms; }
+std::span<const Algorithm* const> Algorithms() { return All(); }
+
+void AddAlgorithm(const Algorithm& algorithm) { All().push_back(&algorithm); }
 
 const Algorithm* FindAlgorithm(std::string_view name) {
-  for (const Algorithm* algorithm : kAlgorithms) {
+  for (const Algorithm* algorithm : All()) {
     if (algorithm->name == name) return algorithm;
   }
   return nullptr;

@@ -1,8 +1,10 @@
 // What an optimizer algorithm is: data. Its name, its state arrays, its scalars and its passes; everything outside an
 // algorithm's own folder loops over these and names none of them.
 //
-// An algorithm turns (state, gradient) into the next state, element by element. Array 0 of the state is the fp32 master
-// weight p. A pass over a chunk does one of
+// An algorithm turns (state, gradient) into the next state. Array 0 of the state is the fp32 master weight p. What it
+// updates at once is its grain: an element; a block, whose elements share a scale, where blocks count from the beginning
+// of each parameter; or a matrix, a whole parameter, for which stages prepare directions (MatrixStages). A pass over a
+// chunk does one of
 //
 //   absorb               state = next(state, pending)                                     written
 //   publish              theta = next(state, gradient).p, in the parameter dtype          state is only read
@@ -10,8 +12,9 @@
 //   plain                state = next(state, pending); theta = state.p                    the classic one-pass step
 //
 // Passes cover elements [first, n) of a chunk of at most kChunkElements, whose arrays begin at the views' pointers;
-// `first` is a multiple of kRangeAlignment. `norm` gets the squares of the published gradient (unscaled); it is null
-// where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside the call can be repaired.
+// `first` is a multiple of kRangeAlignment and of the block. `norm` gets the squares of the published gradient (unscaled);
+// it is null where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside the call can be
+// repaired.
 // Every pass is bit-identical on every instruction set and to the scalar one. Nothing here allocates, locks or fails.
 #ifndef SUPEROFFLOAD_KERNELS_ALGORITHM_H_
 #define SUPEROFFLOAD_KERNELS_ALGORITHM_H_
@@ -29,16 +32,32 @@
 
 namespace superoffload::kernels {
 
-inline constexpr size_t kMaxStateArrays = 4;
+inline constexpr size_t kMaxStateArrays = 6;
 inline constexpr size_t kMaxScalars = 16;
 
 // Where a range of a chunk may begin: every parameter does, and the norm's lanes and the vectors of every machine fit.
 inline constexpr size_t kRangeAlignment = 64;
 
-// A state array, with one element per element of the parameters.
+// How the codes of one block, and its scale, stand for numbers: for whoever has to cut blocks elsewhere. Code 0 is the
+// number 0 under every scale, as the gaps of a layout have it.
+struct BlockCodec {
+  size_t scales;  // the array that has them, an entry per block
+  void (*decode)(size_t n, const void* codes, const void* scale, float* values);
+  void (*encode)(size_t n, const float* values, void* codes, void* scale);
+};
+
+// A state array. An entry stands for `elements_per_entry` elements of the parameters, from each parameter's first on: one,
+// or a block where the entry is its scale.
 struct StateArray {
   std::string_view name;  // in checkpoints, the wire and state dicts
   DType dtype = DType::kFloat32;
+  uint32_t elements_per_entry = 1;
+  const BlockCodec* codec = nullptr;  // of entries that are worth nothing without their block's scale
+
+  constexpr uint64_t Entries(uint64_t elements) const {
+    return (elements + elements_per_entry - 1) / elements_per_entry;
+  }
+  constexpr uint64_t Bytes(uint64_t elements) const { return Entries(elements) * DTypeBytes(dtype); }
 };
 
 // A hyper-parameter of a parameter group.
@@ -52,6 +71,7 @@ struct Scalar {
 // The state of one range of elements, an array each, in the algorithm's order.
 struct StateView {
   void* arrays[kMaxStateArrays] = {};
+  float* directions = nullptr;  // one per element, of algorithms with stages only
 
   SUPEROFFLOAD_HOST_DEVICE float* Floats(size_t array) const { return static_cast<float*>(arrays[array]); }
 };
@@ -94,6 +114,27 @@ struct AlgorithmKernels {
                 MutableElements theta);
 };
 
+// One parameter, as the stages of a pass see it.
+struct MatrixView {
+  uint64_t rows = 1, columns = 1;  // its first dimension, and the product of the others
+  StateView state;                 // from its first element on
+  ConstElements gradient;
+  float* scratch = nullptr;  // scratch_elements(rows, columns): for what stages hand on beside directions
+
+  uint64_t elements() const { return rows * columns; }
+};
+
+// Before the state is written, or parameters are published, stages turn the state and the gradient of a whole matrix into
+// directions; the passes then go element by element, from these and the gradient. No stage writes state, so that one that
+// was cut off is begun again.
+struct MatrixStages {
+  uint64_t (*scratch_elements)(uint64_t rows, uint64_t columns);
+  size_t count;
+  // What stage `stage` does for elements [first, end) of a matrix, of which `first` is a multiple of kChunkElements; other
+  // ranges are under way beside it, and stages before have ended. Which ranges there are depends on the matrix only.
+  void (*run)(size_t stage, size_t first, size_t end, const MatrixView& matrix, const StepConstants& constants);
+};
+
 struct Algorithm {
   std::string_view name;
   std::span<const StateArray> arrays;  // 1 to kMaxStateArrays; the first is an fp32 array
@@ -107,7 +148,11 @@ struct Algorithm {
   // Those this machine can run, the fastest first, the scalar one last.
   const std::vector<const AlgorithmKernels*>& (*supported)();
 
-  const char* resident_kernel;  // kernels/cuda: `plain` on the GPU
+  const char* resident_kernel;  // kernels/cuda: `plain` on the GPU; null: there is none
+
+  // The grain, where it is not an element.
+  uint32_t block_elements = 1;  // a power of two, and that of the scales in `arrays`
+  const MatrixStages* stages = nullptr;  // then no pass both absorbs and publishes: that kernel is null
 
   const AlgorithmKernels& best() const { return *supported().front(); }
   const AlgorithmKernels& scalar() const { return *supported().back(); }
@@ -122,6 +167,9 @@ struct Algorithm {
 // Every algorithm, and the one of a name; null when there is none.
 std::span<const Algorithm* const> Algorithms();
 const Algorithm* FindAlgorithm(std::string_view name);
+
+// One more, for the rest of the process. To be called before anybody asks for them.
+void AddAlgorithm(const Algorithm& algorithm);
 
 }  // namespace superoffload::kernels
 

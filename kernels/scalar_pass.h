@@ -2,8 +2,12 @@
 // `kArrays`, as in vector/pass-inl.h, and
 //
 //   static void Update(const Step&, float gradient, float* element)    element[a]: of state array a, in place
+//   static constexpr DType kDTypes[kArrays]                            of the arrays, unless all are fp32; values are
+//                                                                      rounded to nearest even as they are stored
 #ifndef SUPEROFFLOAD_KERNELS_SCALAR_PASS_H_
 #define SUPEROFFLOAD_KERNELS_SCALAR_PASS_H_
+
+#include <cstring>
 
 #include "kernels/algorithm.h"
 #include "kernels/elements/scalar_element.h"
@@ -13,8 +17,29 @@ namespace superoffload::kernels {
 
 template <class F>
 struct ScalarPasses {
+  static constexpr DType TypeOf(size_t array) {
+    if constexpr (requires { F::kDTypes; }) {
+      return F::kDTypes[array];
+    } else {
+      return DType::kFloat32;
+    }
+  }
+
+  static MutableElements Array(const StateView& state, size_t array) { return {state.arrays[array], TypeOf(array)}; }
+
   static void LoadState(const StateView& state, size_t i, float* element) {
-    for (size_t a = 0; a < F::kArrays; ++a) element[a] = state.Floats(a)[i];
+    for (size_t a = 0; a < F::kArrays; ++a) {
+      const MutableElements array = Array(state, a);
+      element[a] = LoadElement({array.data, array.dtype}, i);
+    }
+  }
+
+  static void SaveState(const StateView& state, size_t i, UndoSlot& undo) {
+    for (size_t a = 0; a < F::kArrays; ++a) {
+      const size_t bytes = DTypeBytes(TypeOf(a));
+      std::memcpy(undo.OldBytes(a, kUndoElements) + i % kUndoElements * bytes,
+                  static_cast<const std::byte*>(state.arrays[a]) + i * bytes, bytes);
+    }
   }
 
   static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
@@ -24,13 +49,13 @@ struct ScalarPasses {
       float element[F::kArrays];
       LoadState(state, i, element);
       if (undo != nullptr) {
-        for (size_t a = 0; a < F::kArrays; ++a) *undo->Old<float>(a, i) = element[a];
+        SaveState(state, i, *undo);
         KeepOrder();
         undo->torn = TornGranule(i, 1);
         KeepOrder();
       }
       F::Update(step, LoadElement(pending, i), element);
-      for (size_t a = 0; a < F::kArrays; ++a) state.Floats(a)[i] = element[a];
+      for (size_t a = 0; a < F::kArrays; ++a) StoreElement(Array(state, a), i, element[a]);
     }
   }
 

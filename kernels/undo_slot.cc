@@ -4,16 +4,19 @@
 
 namespace superoffload::kernels {
 
-size_t UndoTornGranule(const UndoSlot& slot, size_t n, std::span<const StateArray> arrays, const StateView& state) {
+size_t UndoTornGranule(const UndoSlot& slot, size_t n, const Algorithm& algorithm, const StateView& state) {
   if (slot.torn == 0) return 0;
   const size_t first = slot.torn >> 16, count = slot.torn & 0xffff;
-  if (count > kUndoElements || first > n || count > n - first) return n + 1;
-  for (size_t array = 0; array < arrays.size(); ++array) {
-    const size_t bytes = DTypeBytes(arrays[array].dtype);
-    const auto* const old = reinterpret_cast<const std::byte*>(slot.old[array]);
-    auto* const to = static_cast<std::byte*>(state.arrays[array]);
-    for (size_t i = first; i < first + count; ++i) {
-      std::memcpy(to + i * bytes, old + i % kUndoElements * bytes, bytes);
+  const size_t kept = UndoElements(algorithm.block_elements);
+  const size_t most = algorithm.block_elements > 1 ? algorithm.block_elements : kept;
+  if (count > most || first > n || count > n - first || first % algorithm.block_elements != 0) return n + 1;
+  for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
+    const StateArray& array = algorithm.arrays[a];
+    const size_t bytes = DTypeBytes(array.dtype);
+    const std::byte* const old = slot.OldBytes(a, kept);
+    auto* const to = static_cast<std::byte*>(state.arrays[a]);
+    for (size_t i = first; i < first + count; i += array.elements_per_entry) {
+      std::memcpy(to + array.Bytes(i), old + array.Bytes(i % kept), bytes);
     }
   }
   return first;

@@ -18,29 +18,60 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/algorithm.h"
 
 namespace superoffload::kernels {
 
-// Old values kept. Recovery needs the last granule only, but stores that hit the same lines again and again cost more
-// than a slot that stays in the first-level cache (kernels/bench/README.md has the measurement).
+// Elements whose old values are kept, at least. Recovery needs the last granule only, but stores that hit the same lines
+// again and again cost more than a slot that stays in the first-level cache (kernels/bench/README.md has the measurement).
 inline constexpr size_t kUndoElements = 64;
 
+// As many, where a granule is a block: of two, because one is still named while the next one is saved.
+constexpr size_t UndoElements(size_t block_elements) {
+  return 2 * block_elements > kUndoElements ? 2 * block_elements : kUndoElements;
+}
+
+// What the old values follow: of each state array as many bytes, the element i of the range at i modulo the elements that
+// are kept; arrays of fewer bytes use the front.
 struct alignas(64) UndoSlot {
   uint64_t claim;  // the owner's name for the range that is being updated; 0: none
   uint64_t torn;   // TornGranule of the granule that was saved last; 0: none
   uint64_t reserved[6];
-  // Per state array, element i of the range at i mod kUndoElements; arrays of narrower elements use the front.
-  float old[kMaxStateArrays][kUndoElements];
 
-  template <typename Element>
-  Element* Old(size_t array, size_t element) {
-    return reinterpret_cast<Element*>(old[array]) + element % kUndoElements;
+  // Of an algorithm with blocks of kBlock elements, whose array has an entry per kPerEntry elements.
+  template <typename Entry, size_t kBlock = 1, size_t kPerEntry = 1>
+  Entry* Old(size_t array, size_t element) {
+    constexpr size_t kKept = UndoElements(kBlock);
+    return reinterpret_cast<Entry*>(OldBytes(array, kKept)) + element % kKept / kPerEntry;
+  }
+  std::byte* OldBytes(size_t array, size_t kept) {
+    return reinterpret_cast<std::byte*>(this + 1) + array * kept * sizeof(float);
+  }
+  const std::byte* OldBytes(size_t array, size_t kept) const {
+    return const_cast<UndoSlot*>(this)->OldBytes(array, kept);
   }
 };
-static_assert(sizeof(UndoSlot) == 64 + kMaxStateArrays * sizeof(float) * kUndoElements);
-static_assert(offsetof(UndoSlot, old) == 64);
+static_assert(sizeof(UndoSlot) == 64);
+
+// Of a slot with its old values. Algorithms of few arrays have room for four, as they always had.
+constexpr size_t UndoSlotBytes(const Algorithm& algorithm) {
+  const size_t arrays = algorithm.arrays.size() > 4 ? algorithm.arrays.size() : 4;
+  return sizeof(UndoSlot) + arrays * UndoElements(algorithm.block_elements) * sizeof(float);
+}
+
+// A slot of its own, outside of a record.
+class OwnedUndoSlot {
+ public:
+  explicit OwnedUndoSlot(const Algorithm& algorithm) : lines_(UndoSlotBytes(algorithm) / sizeof(UndoSlot)) {}
+  UndoSlot* get() { return lines_.data(); }
+  UndoSlot* operator->() { return get(); }
+  UndoSlot& operator*() { return *get(); }
+
+ private:
+  std::vector<UndoSlot> lines_;
+};
 
 // Elements [first, first + count) of a range, in one word so that it changes at once.
 constexpr uint64_t TornGranule(size_t first, size_t count) { return uint64_t{first} << 16 | count; }
@@ -68,7 +99,7 @@ inline void EndUndo(UndoSlot& slot) {
 // After a kill inside a pass over the `n` elements at `state`: undoes the torn granule and returns how many elements
 // from the start are updated. The others are as before the pass. A slot that contradicts itself undoes nothing and
 // returns n + 1.
-size_t UndoTornGranule(const UndoSlot& slot, size_t n, std::span<const StateArray> arrays, const StateView& state);
+size_t UndoTornGranule(const UndoSlot& slot, size_t n, const Algorithm& algorithm, const StateView& state);
 
 }  // namespace superoffload::kernels
 

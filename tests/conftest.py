@@ -14,12 +14,12 @@ BINARY = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
 
 
 class Daemon:
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, binary: str | os.PathLike[str] = BINARY) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="so-test-")
         self.endpoint = f"unix:{self.directory.name}/control.sock"
         self.process = subprocess.Popen(
             [
-                BINARY,
+                binary,
                 f"--runtime_directory={self.directory.name}",
                 *flags,
             ],
@@ -57,9 +57,9 @@ def _run(started: Daemon):
         assert started.stop() == 0, started.log
 
 
-def several(count: int):
+def several(count: int, binary: str | os.PathLike[str] = BINARY):
     """Daemons that stop without an error at the end."""
-    started = [Daemon("--metrics_address=off") for _ in range(count)]
+    started = [Daemon("--metrics_address=off", binary=binary) for _ in range(count)]
     yield started
     for each in started:
         assert each.stop() == 0, each.log

@@ -33,7 +33,12 @@ std::string ProgressText(const v1::CheckpointProgress& p) {
 }
 
 std::string RestoredText(const v1::Optimizer& o) {
-  return absl::StrFormat("optimizer \"%s\" is restored to step %d\n", o.name(), o.committed_steps());
+  std::string text = absl::StrFormat("optimizer \"%s\" is restored to step %d\n", o.name(), o.committed_steps());
+  if (o.blocks_encoded_again() > 0) {
+    absl::StrAppendFormat(&text, "%d blocks of codes were cut elsewhere by the ranks that saved them, and are rounded anew\n",
+                          o.blocks_encoded_again());
+  }
+  return text;
 }
 
 std::string AbsoluteWithoutSlash(const std::string& path) {

@@ -65,7 +65,7 @@ class AdamBench {
  public:
   AdamBench(const Baselines& baselines, size_t elements, DType dtype, int threads, const std::string& python)
       : baselines_(baselines), team_(threads), arrays_(elements, dtype, dtype, team_), width_(DTypeBytes(dtype)) {
-    for (int i = 0; i < threads; ++i) undo_.push_back(std::make_unique<UndoSlot>());
+    for (int i = 0; i < threads; ++i) undo_.emplace_back(kAdamW);
     if (!python.empty()) torch_ = std::make_unique<TorchProcess>(python, arrays_, threads);
   }
 
@@ -193,7 +193,7 @@ class AdamBench {
   Team team_;
   const Arrays arrays_;
   const size_t width_;
-  std::vector<std::unique_ptr<UndoSlot>> undo_;  // per thread
+  std::vector<OwnedUndoSlot> undo_;  // per thread
   std::unique_ptr<TorchProcess> torch_;
 };
 

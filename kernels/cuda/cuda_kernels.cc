@@ -104,6 +104,7 @@ CudaStatus CudaKernels::FindFunctions() {
   }
   for (const Algorithm* algorithm : Algorithms()) {
     const char* const name = algorithm->resident_kernel;
+    if (name == nullptr) continue;
     if (CudaStatus status = driver.Status(driver.ModuleGetFunction(&residents_[name], resident, name), name);
         !status.ok()) {
       return status;

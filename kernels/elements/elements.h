@@ -15,7 +15,7 @@ namespace superoffload::kernels {
 // Elements of one chunk: the unit of work and of the norm's fixed reduction.
 inline constexpr size_t kChunkElements = 64 * 1024;
 
-// An array of elements of a run-time dtype.
+// An array of elements of a run-time dtype, one that IsFloat.
 struct ConstElements {
   const void* data;
   DType dtype;

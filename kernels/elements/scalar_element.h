@@ -18,6 +18,7 @@ SUPEROFFLOAD_HOST_DEVICE inline float LoadElement(ConstElements elements, size_t
     case DType::kFloat16:
       return WidenFloat16(static_cast<const uint16_t*>(elements.data)[i]);
     case DType::kFloat32:
+    case DType::kUInt8:
       break;
   }
   return static_cast<const float*>(elements.data)[i];
@@ -32,6 +33,7 @@ SUPEROFFLOAD_HOST_DEVICE inline void StoreElement(MutableElements elements, size
       static_cast<uint16_t*>(elements.data)[i] = NarrowToFloat16(value);
       return;
     case DType::kFloat32:
+    case DType::kUInt8:
       break;
   }
   static_cast<float*>(elements.data)[i] = value;

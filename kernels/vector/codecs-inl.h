@@ -141,6 +141,7 @@ HWY_INLINE auto WithCodec(DType dtype, Visit visit) {
     case DType::kFloat16:
       return visit(Float16());
     case DType::kFloat32:
+    case DType::kUInt8:
       break;
   }
   return visit(Float32());

@@ -69,6 +69,17 @@ absl::StatusOr<ShardPlace> ParsePlace(const std::string& parameter, const Json& 
   return ShardPlace{*std::move(shape), *std::move(offset)};
 }
 
+constexpr uint64_t kMaxBlockElements = kernels::kChunkElements;
+
+absl::StatusOr<BlockedArray> ParseBlocked(const std::string& array, const Json& json) {
+  if (!json.is_object() || !json.contains("scales") || !json["scales"].is_string()) {
+    return Bad(absl::StrCat("the scales of array \"", array, "\" are missing"));
+  }
+  const uint64_t elements = JsonFields(json).Unsigned("elements", 0, kMaxBlockElements);
+  if (elements == 0) return Bad(absl::StrCat("the blocks of array \"", array, "\" have no size"));
+  return BlockedArray{json["scales"].get<std::string>(), static_cast<uint32_t>(elements)};
+}
+
 absl::Status ParseMetadata(const Json& json, Index& index) {
   JsonFields fields(json);
   index.optimizer = fields.Text("optimizer");
@@ -97,6 +108,10 @@ std::string EncodeIndex(const Index& index) {
   for (const auto& [name, place] : index.shards) {
     shards[name] = {{"global_shape", place.global_shape}, {"global_offset", place.global_offset}};
   }
+  OrderedJson blocks = OrderedJson::object();
+  for (const auto& [name, blocked] : index.blocks) {
+    blocks[name] = {{"scales", blocked.scales}, {"elements", blocked.elements}};
+  }
   const OrderedJson json = {{"metadata",
                       {{"format", kFormat},
                        {"version", kVersion},
@@ -115,9 +130,19 @@ std::string EncodeIndex(const Index& index) {
                      {"parameter_groups", index.parameter_groups},
                      {"parameter_steps", index.parameter_steps},
                      {"shards", shards},
+                     {"blocks", blocks},
                      {"crc32", index.file_crc32},
                      {"weight_map", index.tensor_files}};
   return SumUp(json.dump(1, ' ', false, OrderedJson::error_handler_t::replace));
+}
+
+BlockedArrays BlockedArraysOf(const kernels::Algorithm& algorithm) {
+  BlockedArrays blocks;
+  for (const kernels::StateArray& array : algorithm.arrays) {
+    if (array.codec == nullptr) continue;
+    blocks[std::string(array.name)] = {std::string(algorithm.arrays[array.codec->scales].name), algorithm.block_elements};
+  }
+  return blocks;
 }
 
 uint64_t BytesOf(const Index& index) {
@@ -143,7 +168,7 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
     if (!json.contains(part) || !json[part].is_object()) return Bad(absl::StrCat("\"", part, "\" is missing"));
   }
   if (!json.contains("groups") || !json["groups"].is_array()) return Bad("\"groups\" is missing");
-  for (const char* part : {"parameter_steps", "shards"}) {
+  for (const char* part : {"parameter_steps", "shards", "blocks"}) {
     if (json.contains(part) && !json[part].is_object()) return Bad(absl::StrCat("\"", part, "\" is no JSON object"));
   }
   const Json& metadata = json["metadata"];
@@ -192,6 +217,13 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
       absl::StatusOr<ShardPlace> place = ParsePlace(name, json_place);
       if (!place.ok()) return place.status();
       index.shards[name] = *std::move(place);
+    }
+  }
+  if (json.contains("blocks")) {
+    for (const auto& [name, json_blocked] : json["blocks"].items()) {
+      absl::StatusOr<BlockedArray> blocked = ParseBlocked(name, json_blocked);
+      if (!blocked.ok()) return blocked.status();
+      index.blocks[name] = *std::move(blocked);
     }
   }
   for (const auto& [tensor, file] : json["weight_map"].items()) {

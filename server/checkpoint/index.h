@@ -7,7 +7,7 @@
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and
 // beside them what restoring needs: the format's version, the run, steps, algorithm, the hyper-parameters of each parameter
 // group by name, each parameter's group, the steps of each parameter that lacked gradients in some, the place of shards
-// in their tensors, the CRC-32 of each file, and at its end that of the index itself (summed_json.h). Version 2 had no
+// in their tensors, the arrays of codes with the arrays of their scales, the CRC-32 of each file, and at its end that of the index itself (summed_json.h). Version 2 had no
 // CRC-32 of itself, version 1 no steps of parameters either; both are read. Whoever has made a file may have put any number
 // into it: each is in its range, or the index is refused.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/algorithm.h"
 
 namespace superoffload::checkpoint {
 
@@ -43,6 +44,15 @@ struct ShardPlace {
   std::vector<uint64_t> global_shape, global_offset;
 };
 
+// An array whose elements are codes, each block of which has a scale in another array.
+struct BlockedArray {
+  std::string scales;
+  uint32_t elements = 1;  // of a block
+};
+using BlockedArrays = std::map<std::string, BlockedArray>;  // by the array's name
+
+BlockedArrays BlockedArraysOf(const kernels::Algorithm& algorithm);
+
 struct Index {
   std::string optimizer;
   std::string algorithm;
@@ -58,6 +68,7 @@ struct Index {
   std::map<std::string, uint32_t> parameter_groups;  // by parameter name
   std::map<std::string, uint64_t> parameter_steps;   // by parameter name; none: `committed_steps`
   std::map<std::string, ShardPlace> shards;          // by parameter name; none: it is the whole tensor
+  BlockedArrays blocks;
   std::map<std::string, std::string> tensor_files;   // by tensor name
   std::map<std::string, uint32_t> file_crc32;        // by file name; none for a file that nobody summed up
   uint64_t total_bytes = 0;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/index.h"
+#include "server/checkpoint/read_blocks.h"
 #include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/saved_tensors.h"
 #include "server/checkpoint/shard_plan.h"
@@ -20,7 +21,8 @@ namespace fs = std::filesystem;
 
 class Reader {
  public:
-  explicit Reader(const ReadScope& scope) : scope_(scope), saved_(scope) {}
+  Reader(const ReadScope& scope, const kernels::Algorithm& algorithm)
+      : scope_(scope), algorithm_(algorithm), saved_(scope, BlockedArraysOf(algorithm)) {}
 
   absl::Status Open(const RestoreSource& source) {
     if (source.directories.empty() && source.files.empty()) {
@@ -40,17 +42,23 @@ class Reader {
   // Finds every tensor of the optimizer. Scalars that the checkpoint does not have are those of `groups`; so a
   // checkpoint can be restored into an optimizer of another algorithm that has the same arrays.
   absl::Status Match(const engine::OptimizerSpec& spec, std::vector<engine::Scalars> groups) {
-    const kernels::Algorithm& algorithm = *spec.algorithm;
     moment_.groups = std::move(groups);
     for (const engine::ParameterSpec& parameter : spec.parameters) {
       const Box box = parameter.global_shape.empty()
                           ? Box::Whole(parameter.shape)
                           : Box{parameter.global_shape, parameter.global_offset, parameter.shape};
       std::optional<uint64_t> steps;
-      for (const kernels::StateArray& array : algorithm.arrays) {
+      for (const kernels::StateArray& array : algorithm_.arrays) {
+        if (array.elements_per_entry > 1) {  // comes with its codes
+          tensors_.emplace_back();
+          continue;
+        }
         absl::StatusOr<SavedTensors::Tensor> tensor =
             saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box);
         if (!tensor.ok()) return tensor.status();
+        if (array.codec != nullptr) {
+          if (absl::Status status = CheckBlocks(*tensor, algorithm_, array); !status.ok()) return status;
+        }
         for (const SavedTensors::Slice* slice : tensor->slices) {
           if (steps.value_or(slice->steps) != slice->steps) {
             return absl::FailedPreconditionError(
@@ -64,13 +72,13 @@ class Reader {
       moment_.parameter_steps.push_back(steps.value_or(moment_.statistics.committed_steps));
       const auto group = groups_.find(parameter.name);
       if (group == groups_.end()) continue;
-      for (size_t i = 0; i < algorithm.scalars.size(); ++i) {
-        const auto scalar = group->second.find(std::string(algorithm.scalars[i].name));
+      for (size_t i = 0; i < algorithm_.scalars.size(); ++i) {
+        const auto scalar = group->second.find(std::string(algorithm_.scalars[i].name));
         if (scalar != group->second.end()) moment_.groups[parameter.group][i] = scalar->second;
       }
     }
     for (const engine::Scalars& group : moment_.groups) {
-      if (absl::Status status = engine::ValidateScalars(algorithm, group); !status.ok()) {
+      if (absl::Status status = engine::ValidateScalars(algorithm_, group); !status.ok()) {
         return absl::DataLossError(absl::StrCat("the checkpoint's hyper-parameters are damaged: ", status.message()));
       }
     }
@@ -80,18 +88,29 @@ class Reader {
   // Compares every file that is used with its checksum.
   absl::Status Verify() const { return SavedTensors::Verify(tensors_, scope_); }
 
-  absl::Status Load(const optimizer::HostedOptimizer& optimizer) const {
+  absl::Status Load(const optimizer::HostedOptimizer& optimizer) {
     const engine::Layout& layout = optimizer.layout();
     const size_t arrays = layout.state_arrays.size();
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      std::byte* const to = optimizer.memory().state.data() +
-                            layout.StateByte(i % arrays, layout.placements[i / arrays].state_offset);
-      if (absl::Status status = SavedTensors::Read(tensors_[i], to, scope_); !status.ok()) return status;
+      const kernels::StateArray& array = layout.state_arrays[i % arrays].array;
+      if (array.elements_per_entry > 1) continue;
+      const auto at = [&](size_t number) {
+        return optimizer.memory().state.data() + layout.StateByte(number, layout.placements[i / arrays].state_offset);
+      };
+      if (array.codec == nullptr) {
+        if (absl::Status status = SavedTensors::Read(tensors_[i], at(i % arrays), scope_); !status.ok()) return status;
+        continue;
+      }
+      const absl::StatusOr<uint64_t> again =
+          ReadBlocks(tensors_[i], algorithm_, array, at(i % arrays), at(array.codec->scales), scope_);
+      if (!again.ok()) return again.status();
+      blocks_encoded_again_ += *again;
     }
     return absl::OkStatus();
   }
 
   const engine::StepEngine::Moment& moment() const { return moment_; }
+  uint64_t blocks_encoded_again() const { return blocks_encoded_again_; }
 
   // The run that an optimizer goes on with: that of the checkpoint of one of this name, or of rank 0 of its run. 0 when
   // there is none, or it does not know.
@@ -147,8 +166,10 @@ class Reader {
   }
 
   const ReadScope& scope_;
+  const kernels::Algorithm& algorithm_;
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
+  uint64_t blocks_encoded_again_ = 0;
   std::map<std::string, uint64_t> optimizers_;                      // runs by name of the optimizer
   std::map<std::string, uint64_t> runs_;                            // those of ranks 0 by name of the run of several ranks
   std::map<std::string, uint64_t> lineages_;                        // by name of the run
@@ -159,19 +180,23 @@ class Reader {
 
 }  // namespace
 
-absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
-                               const RestoreSource& source, const ReadScope& scope) {
-  Reader reader(scope);
+absl::StatusOr<Restored> RestoreCheckpoint(optimizer::HostedOptimizer& optimizer,
+                                           const optimizer::AttachedTrainer& restorer, const RestoreSource& source,
+                                           const ReadScope& scope) {
+  Reader reader(scope, *optimizer.spec().algorithm);
   if (absl::Status status = reader.Open(source); !status.ok()) return status;
   std::vector<engine::Scalars> groups =
       source.directories.empty() ? optimizer.engine().groups() : optimizer.spec().groups;
   if (absl::Status status = reader.Match(optimizer.spec(), std::move(groups)); !status.ok()) return status;
   if (absl::Status status = reader.Verify(); !status.ok()) return status;
-  const absl::Status status =
-      optimizer.Restore(restorer, reader.moment(), source.lineage, [&] { return reader.Load(optimizer); });
+  if (absl::Status status =
+          optimizer.Restore(restorer, reader.moment(), source.lineage, [&] { return reader.Load(optimizer); });
+      !status.ok()) {
+    return status;
+  }
   const uint64_t run = reader.RunOf(optimizer.id().name, optimizer.spec().member);
-  if (status.ok() && run != 0) optimizer.set_run(run);
-  return status;
+  if (run != 0) optimizer.set_run(run);
+  return Restored{reader.blocks_encoded_again()};
 }
 
 }  // namespace superoffload::checkpoint

@@ -26,6 +26,10 @@ struct RestoreSource {
   uint64_t lineage = 0;                  // of what is restored; 0: a new one is drawn
 };
 
+struct Restored {
+  uint64_t blocks_encoded_again = 0;  // see read_blocks.h
+};
+
 // Restores masters, moments, the number of committed steps and the hyper-parameters. Every parameter of the optimizer
 // is looked for by name in all of `source`, which must be of one step; its elements are put together from the shards that
 // were saved, whatever the number of ranks was. `restorer` counts as attached meanwhile.
@@ -36,8 +40,9 @@ struct RestoreSource {
 // trainer is attached; a parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged
 // files. RESOURCE_EXHAUSTED: what describes the tensors is too large for the user's budget. CANCELLED: `scope` says so; if
 // the state was being loaded, the optimizer is incomplete until it is restored again. Others: what the file system says.
-absl::Status RestoreCheckpoint(optimizer::HostedOptimizer& optimizer, const optimizer::AttachedTrainer& restorer,
-                               const RestoreSource& source, const ReadScope& scope = {});
+absl::StatusOr<Restored> RestoreCheckpoint(optimizer::HostedOptimizer& optimizer,
+                                           const optimizer::AttachedTrainer& restorer, const RestoreSource& source,
+                                           const ReadScope& scope = {});
 
 }  // namespace superoffload::checkpoint
 

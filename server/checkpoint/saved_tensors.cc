@@ -1,9 +1,7 @@
 #include "server/checkpoint/saved_tensors.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -19,36 +17,6 @@ constexpr size_t kReadBytes = size_t{16} << 20;
 constexpr uint64_t kRunsPerLook = 256;  // small ones, between two looks at whether to go on
 constexpr char kStepsPrefix[] = "steps.";  // of tensors beside the arrays, in files that are no checkpoint
 
-// Whether the box lies in its tensor, and the tensor's bytes fit 64 bits.
-bool Fits(const Box& box) {
-  if (!TensorBytes(sizeof(double), box.global_shape)) return false;  // no dtype is larger
-  if (box.shape.size() != box.global_shape.size() || box.offset.size() != box.global_shape.size()) return false;
-  for (size_t i = 0; i < box.shape.size(); ++i) {
-    if (box.shape[i] > box.global_shape[i] || box.offset[i] > box.global_shape[i] - box.shape[i]) return false;
-  }
-  return true;
-}
-
-// Of two boxes of one tensor; none when they have no element in common.
-std::optional<Box> Intersection(const Box& a, const Box& b) {
-  Box both{a.global_shape, {}, {}};
-  for (size_t i = 0; i < a.shape.size(); ++i) {
-    const uint64_t begin = std::max(a.offset[i], b.offset[i]);
-    const uint64_t end = std::min(a.offset[i] + a.shape[i], b.offset[i] + b.shape[i]);
-    if (begin >= end) return std::nullopt;
-    both.offset.push_back(begin);
-    both.shape.push_back(end - begin);
-  }
-  return both;
-}
-
-// Where an element of the tensor lies in `box`, row-major.
-uint64_t Place(const Box& box, const std::vector<uint64_t>& element) {
-  uint64_t place = 0;
-  for (size_t i = 0; i < element.size(); ++i) place = place * box.shape[i] + (element[i] - box.offset[i]);
-  return place;
-}
-
 std::string Words(const std::string& dtype, const std::vector<uint64_t>& shape) {
   return absl::StrCat(dtype, " [", absl::StrJoin(shape, ", "), "]");
 }
@@ -59,42 +27,44 @@ std::string ParameterOf(const std::string& tensor) {
   return dot == std::string::npos ? "" : tensor.substr(dot + 1);
 }
 
-// Reads what `slice` has of `tensor`: runs of elements that are contiguous in both, one after the other.
+std::string ArrayOf(const std::string& tensor) { return tensor.substr(0, tensor.find('.')); }
+
+// Whether a tensor has the scales of another array's blocks.
+bool HasScales(const std::string& tensor, const BlockedArrays& blocks) {
+  const std::string array = ArrayOf(tensor);
+  return std::any_of(blocks.begin(), blocks.end(), [&](const auto& blocked) { return blocked.second.scales == array; });
+}
+
+// Where the tensor `name` is one of blocks: which scales it has.
+void SetScales(const std::string& name, const BlockedArrays& blocks,
+               const std::map<std::string, const SavedTensors::Slice*>& scales, SavedTensors::Slice* slice) {
+  const auto blocked = blocks.find(ArrayOf(name));
+  if (blocked == blocks.end()) return;
+  slice->block_elements = blocked->second.elements;
+  const auto found = scales.find(absl::StrCat(blocked->second.scales, ".", ParameterOf(name)));
+  if (found != scales.end()) slice->scales = found->second;
+}
+
+// Reads what `slice` has of `tensor`.
 absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Tensor& tensor, std::byte* to,
                        const ReadScope& scope) {
-  const std::optional<Box> both = Intersection(slice.box, tensor.box);
-  if (!both) return absl::OkStatus();
-  size_t inner = both->shape.size();  // dimensions from here on lie together in one run
-  uint64_t run = 1;
-  while (inner > 0) {
-    --inner;
-    run *= both->shape[inner];
-    if (both->shape[inner] != slice.box.shape[inner] || both->shape[inner] != tensor.box.shape[inner]) break;
-  }
-  std::vector<uint64_t> element = both->offset;
-  for (uint64_t runs = 0;; ++runs) {
-    const uint64_t bytes = run * tensor.element_bytes;
-    const uint64_t from = slice.offset + Place(slice.box, element) * tensor.element_bytes;
-    std::byte* const at = to + Place(tensor.box, element) * tensor.element_bytes;
+  uint64_t runs = 0;
+  return ForEachSharedRun(slice.box, tensor.box, [&](const SharedRun& run) {
+    const uint64_t bytes = run.count * tensor.element_bytes, from = slice.offset + run.from * tensor.element_bytes;
+    std::byte* const at = to + run.at * tensor.element_bytes;
+    const bool looks = runs++ % kRunsPerLook == 0;
     for (uint64_t done = 0; done < bytes; done += kReadBytes) {
-      if (runs % kRunsPerLook == 0) {
+      if (looks) {
         if (absl::Status status = scope.CheckGoesOn(); !status.ok()) return status;
       }
       const size_t count = static_cast<size_t>(std::min<uint64_t>(kReadBytes, bytes - done));
       if (absl::Status status = slice.file->file.ReadAt(from + done, at + done, count); !status.ok()) return status;
     }
-    size_t dimension = inner;
-    while (dimension > 0 && ++element[dimension - 1] == both->offset[dimension - 1] + both->shape[dimension - 1]) {
-      element[dimension - 1] = both->offset[dimension - 1];
-      --dimension;
-    }
-    if (dimension == 0) return absl::OkStatus();
-  }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
-
-uint64_t Box::Elements() const { return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>()); }
 
 absl::StatusOr<SavedTensors::SavedFile*> SavedTensors::Open(const std::string& path, std::vector<Slice>* slices,
                                                             std::vector<std::string>* names) {
@@ -117,7 +87,10 @@ absl::StatusOr<SavedTensors::SavedFile*> SavedTensors::Open(const std::string& p
   if (absl::Status status = Charge(path, *header, *length); !status.ok()) return status;
   SavedFile* const saved = files_.emplace_back(std::make_unique<SavedFile>(SavedFile{*std::move(opened), std::nullopt})).get();
   for (SafetensorsTensor& tensor : header->tensors) {
-    slices->push_back({saved, data_offset + tensor.begin, std::move(tensor.dtype), Box::Whole(tensor.shape), 0});
+    slices->push_back({.file = saved,
+                       .offset = data_offset + tensor.begin,
+                       .dtype = std::move(tensor.dtype),
+                       .box = Box::Whole(tensor.shape)});
     names->push_back(std::move(tensor.name));
   }
   return saved;
@@ -137,6 +110,8 @@ absl::Status SavedTensors::Charge(const std::string& path, const SafetensorsHead
 }
 
 absl::Status SavedTensors::AddPart(const Part& part) {
+  std::map<std::string, const Slice*> scales;  // of this part, by tensor name
+  std::vector<std::pair<std::string, Slice>> others;
   std::map<std::string, std::set<std::string>> files;  // what the index says is in each
   for (const auto& [tensor, file] : part.index.tensor_files) files[file].insert(tensor);
   for (auto& [name, tensors] : files) {
@@ -155,6 +130,10 @@ absl::Status SavedTensors::AddPart(const Part& part) {
                                               "\", which it has by its index; restore an earlier checkpoint"));
     }
     for (size_t i = 0; i < slices.size(); ++i) {
+      if (HasScales(names[i], part.index.blocks)) {
+        scales[names[i]] = &scales_.emplace_back(std::move(slices[i]));
+        continue;
+      }
       const std::string parameter = ParameterOf(names[i]);
       if (const auto place = part.index.shards.find(parameter); place != part.index.shards.end()) {
         slices[i].box.global_shape = place->second.global_shape;
@@ -166,8 +145,12 @@ absl::Status SavedTensors::AddPart(const Part& part) {
       }
       const auto steps = part.index.parameter_steps.find(parameter);
       slices[i].steps = steps == part.index.parameter_steps.end() ? part.index.committed_steps : steps->second;
-      slices_[names[i]].push_back(std::move(slices[i]));
+      others.emplace_back(names[i], std::move(slices[i]));
     }
+  }
+  for (auto& [name, slice] : others) {
+    SetScales(name, part.index.blocks, scales, &slice);
+    slices_[name].push_back(std::move(slice));
   }
   return absl::OkStatus();
 }
@@ -192,9 +175,15 @@ absl::Status SavedTensors::AddFile(const std::string& path, uint64_t committed_s
     }
     parameter_steps[names[i].substr(std::size(kStepsPrefix) - 1)] = steps;
   }
+  std::map<std::string, const Slice*> scales;
   for (size_t i = 0; i < slices.size(); ++i) {
+    if (HasScales(names[i], blocks_)) scales[names[i]] = &scales_.emplace_back(slices[i]);
+  }
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (scales.contains(names[i])) continue;
     const auto steps = parameter_steps.find(ParameterOf(names[i]));
     slices[i].steps = steps == parameter_steps.end() ? committed_steps : steps->second;
+    SetScales(names[i], blocks_, scales, &slices[i]);
     slices_[names[i]] = {std::move(slices[i])};  // what a file has is used rather than a checkpoint's
   }
   return absl::OkStatus();
@@ -244,7 +233,10 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
 absl::Status SavedTensors::Verify(const std::vector<Tensor>& tensors, const ReadScope& scope) {
   std::set<const SavedFile*> files;
   for (const Tensor& tensor : tensors) {
-    for (const Slice* slice : tensor.slices) files.insert(slice->file);
+    for (const Slice* slice : tensor.slices) {
+      files.insert(slice->file);
+      if (slice->scales != nullptr) files.insert(slice->scales->file);
+    }
   }
   std::vector<char> buffer(kReadBytes);
   for (const SavedFile* saved : files) {

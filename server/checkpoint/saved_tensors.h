@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,24 +15,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/checkpoint/box.h"
 #include "server/checkpoint/file_pool.h"
+#include "server/checkpoint/index.h"
 #include "server/checkpoint/read_scope.h"
 #include "server/checkpoint/run_directory.h"
 #include "server/checkpoint/safetensors.h"
 
 namespace superoffload::checkpoint {
-
-// A box of a tensor of shape `global_shape`.
-struct Box {
-  std::vector<uint64_t> global_shape, offset, shape;
-
-  // The whole of a tensor.
-  static Box Whole(const std::vector<uint64_t>& shape) {
-    return {shape, std::vector<uint64_t>(shape.size(), 0), shape};
-  }
-  uint64_t Elements() const;
-  bool operator==(const Box&) const = default;
-};
 
 class SavedTensors {
  public:
@@ -44,7 +35,9 @@ class SavedTensors {
     uint64_t offset;  // of its first byte in the file
     std::string dtype;
     Box box;
-    uint64_t steps;  // committed ones of its parameter
+    uint64_t steps = 0;              // committed ones of its parameter
+    const Slice* scales = nullptr;   // of its blocks, if it has some: an element each
+    uint32_t block_elements = 1;
   };
   // A tensor, or a box of it, and the slices that together have its elements, each once.
   struct Tensor {
@@ -53,7 +46,9 @@ class SavedTensors {
     std::vector<const Slice*> slices;
   };
 
-  explicit SavedTensors(ReadScope scope = {}) : scope_(std::move(scope)) {}
+  // `blocks`: of files without an index.
+  explicit SavedTensors(ReadScope scope = {}, BlockedArrays blocks = {})
+      : scope_(std::move(scope)), blocks_(std::move(blocks)) {}
 
   // DATA_LOSS: damaged, or an index that contradicts the files. As others, the errors of `scope`.
   absl::Status AddPart(const Part& part);
@@ -64,7 +59,7 @@ class SavedTensors {
   // `name` as TensorName has it. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box) const;
 
-  // All slices by tensor name.
+  // All slices by tensor name, but scales.
   const std::map<std::string, std::vector<Slice>>& slices() const { return slices_; }
 
   // Compares the files of these tensors with their checksums. DATA_LOSS: one is damaged.
@@ -80,12 +75,14 @@ class SavedTensors {
   absl::Status Charge(const std::string& path, const SafetensorsHeader& header, uint64_t text_bytes);
 
   const ReadScope scope_;
+  const BlockedArrays blocks_;
   FilePool pool_;
   std::vector<memory::MemoryReservation> reservations_;  // of what `files_` and `slices_` take
   std::vector<std::unique_ptr<SavedFile>> files_;
   uint64_t kept_bytes_ = 0;                              // that are not reserved
   std::set<std::string> of_parts_;                       // paths of those that parts have
-  std::map<std::string, std::vector<Slice>> slices_;         // by tensor name
+  std::map<std::string, std::vector<Slice>> slices_;     // by tensor name
+  std::deque<Slice> scales_;                             // what slices point to
 };
 
 }  // namespace superoffload::checkpoint

@@ -40,6 +40,12 @@ std::vector<std::vector<Piece>> SplitByBucket(const engine::OptimizerSpec& spec,
   return pieces;
 }
 
+// Of what has an entry per element: that of the parameter.
+std::vector<uint64_t> TensorShape(const kernels::StateArray& array, const engine::ParameterSpec& parameter) {
+  if (array.elements_per_entry == 1) return parameter.shape;
+  return {array.Entries(engine::ElementCount(parameter))};
+}
+
 }  // namespace
 
 std::string TensorName(const kernels::StateArray& array, const std::string& parameter) {
@@ -47,7 +53,17 @@ std::string TensorName(const kernels::StateArray& array, const std::string& para
 }
 
 const char* SafetensorsDType(kernels::DType dtype) {
-  return dtype == kernels::DType::kFloat32 ? "F32" : dtype == kernels::DType::kFloat16 ? "F16" : "BF16";
+  switch (dtype) {
+    case kernels::DType::kBFloat16:
+      return "BF16";
+    case kernels::DType::kFloat16:
+      return "F16";
+    case kernels::DType::kFloat32:
+      return "F32";
+    case kernels::DType::kUInt8:
+      break;
+  }
+  return "U8";
 }
 
 ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& layout,
@@ -59,7 +75,7 @@ ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& la
     const kernels::StateArray& array = spec.algorithm->arrays[a];
     std::vector<uint64_t> bytes;
     for (const engine::ParameterSpec& parameter : spec.parameters) {
-      bytes.push_back(engine::ElementCount(parameter) * kernels::DTypeBytes(array.dtype));
+      bytes.push_back(array.Bytes(engine::ElementCount(parameter)));
     }
     const std::vector<std::vector<uint32_t>> ranges = Split(bytes, shard_bytes);
     plan.places[a].resize(bytes.size());
@@ -68,8 +84,8 @@ ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& la
       uint64_t end = 0;
       for (const uint32_t i : ranges[range]) {
         const engine::ParameterSpec& parameter = spec.parameters[i];
-        header.tensors.push_back(
-            {TensorName(array, parameter.name), SafetensorsDType(array.dtype), parameter.shape, end, end + bytes[i]});
+        header.tensors.push_back({TensorName(array, parameter.name), SafetensorsDType(array.dtype),
+                                  TensorShape(array, parameter), end, end + bytes[i]});
         plan.places[a][i] = {static_cast<uint32_t>(plan.shards.size()), end};
         end += bytes[i];
       }

@@ -20,7 +20,7 @@ struct Shard {
   uint64_t bytes = 0;  // header and data
 };
 
-// A range of elements of one parameter.
+// A range of elements of one parameter: whole blocks, but at its end.
 struct Piece {
   uint32_t parameter = 0;
   uint64_t first = 0;  // element of the parameter

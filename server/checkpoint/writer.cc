@@ -115,6 +115,7 @@ class Writer {
     index.step = moment_.statistics.step;
     index.committed_steps = moment_.statistics.committed_steps;
     index.groups = NamedGroups(optimizer_, moment_);
+    index.blocks = BlockedArraysOf(*spec.algorithm);
     index.total_bytes = progress_->bytes_total;
     for (size_t i = 0; i < files_.size(); ++i) {
       if (absl::Status status = files_[i].Sync(); !status.ok()) return status;
@@ -184,13 +185,13 @@ class Writer {
 
   absl::Status WritePiece(const Piece& piece, size_t array) {
     const engine::Layout& layout = optimizer_.layout();
-    const size_t width = kernels::DTypeBytes(layout.state_arrays[array].dtype);
+    const kernels::StateArray& written_array = layout.state_arrays[array].array;
+    const size_t bytes = written_array.Bytes(piece.elements);
     const std::byte* const data =
         optimizer_.memory().state.data() +
         layout.StateByte(array, layout.placements[piece.parameter].state_offset + piece.first);
     const ShardPlan::Place& place = plan_.places[array][piece.parameter];
-    const WrittenPiece written{place.offset + piece.first * width, piece.elements * width,
-                               memory::Crc32(data, piece.elements * width)};
+    const WrittenPiece written{place.offset + written_array.Bytes(piece.first), bytes, memory::Crc32(data, bytes)};
     if (absl::Status status = files_[place.shard].WriteAt(written.offset, data, written.bytes); !status.ok()) {
       return status;
     }

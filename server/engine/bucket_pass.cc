@@ -1,5 +1,6 @@
 #include "server/engine/bucket_pass.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/chunk_sums.h"
@@ -35,40 +36,89 @@ BucketPass::BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMem
       memory_(memory),
       record_(record),
       on_done_(std::move(on_done)),
-      chunk_sums_(bucket_layout_.chunks()) {}
+      chunk_sums_(bucket_layout_.chunks()) {
+  if (layout.algorithm->stages != nullptr) matrices_.emplace(layout, memory, bucket_layout_);
+}
 
 void BucketPass::Start(const Platform& platform, PassArguments arguments, bool when_idle) {
   arguments_ = std::move(arguments);
   clock_ = platform.clock;
   start_time_ = clock_->Now();
   set_when_idle(when_idle);
-  platform.pool->Submit(this, chunk_sums_.size());
+  pool_ = platform.pool;
+  rounds_ = RoundsOf(arguments_);
+  round_ = 0;
+  bytes_ = 0;
+  SubmitRound();
+}
+
+std::vector<BucketPass::Round> BucketPass::RoundsOf(const PassArguments& arguments) const {
+  const bool updates = arguments.kind != PassKind::kNorm && arguments.kind != PassKind::kPublishMasters &&
+                       arguments.kind != PassKind::kPush;
+  if (!matrices_ || !updates) return {{}};
+  std::vector<Round> rounds;
+  const auto add = [&](Round::Part part, bool prepared) {
+    for (size_t stage = 0; !prepared && stage < layout_.algorithm->stages->count; ++stage) rounds.push_back({part, stage});
+    rounds.push_back({part, std::nullopt});
+  };
+  if (arguments.absorbed_step != 0) {
+    add(Round::Part::kAbsorb, record_->HasDirections(bucket_, arguments.absorbed_step));
+  }
+  if (arguments.kind != PassKind::kAbsorb) add(Round::Part::kPublish, false);
+  return rounds;
+}
+
+void BucketPass::SubmitRound() { pool_->Submit(this, round().stage ? matrices_->tasks() : chunk_sums_.size()); }
+
+// Chunks that are being written can no longer tell what the directions were made of.
+void BucketPass::EndRound() const {
+  if (round().part != Round::Part::kAbsorb) return;
+  if (!round().stage) {
+    record_->DropDirections();
+  } else if (*round().stage + 1 == layout_.algorithm->stages->count) {
+    record_->KeepDirections(bucket_, arguments_.absorbed_step);
+  }
+}
+
+void BucketPass::RunStage(size_t index) const {
+  const BucketMatrices::Task& task = matrices_->task(index);
+  const auto behind = [](uint64_t element, const Segment& segment) { return element < segment.end; };
+  const auto segment = std::upper_bound(arguments_.segments.begin(), arguments_.segments.end(), task.at, behind);
+  if (segment == arguments_.segments.end() || segment->begin > task.at) return;
+  const bool absorbs = round().part == Round::Part::kAbsorb;
+  const std::optional<kernels::StepConstants>& constants = absorbs ? segment->absorb : segment->publish;
+  if (!constants) return;
+  const uint32_t slot = absorbs ? SlotOf(arguments_.absorbed_step) : arguments_.slot;
+  matrices_->Run(*layout_.algorithm->stages, *round().stage, task, slot, *constants);
 }
 
 void BucketPass::RunChunk(size_t index, size_t worker) {
+  if (round().stage) return RunStage(index);
   const ChunkView view = ViewChunk(layout_, memory_, bucket_layout_, index);
   const size_t n = view.elements;
   const kernels::StateView& state = view.state;
   const kernels::MutableElements theta = view.parameters;
   if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, state.Floats(0), theta);
   if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, state.Floats(0));
-  const uint64_t absorbed_step = arguments_.absorbed_step;
+  const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;
+  const uint64_t absorbed_step = absorbs ? arguments_.absorbed_step : 0;
   const kernels::ConstElements gradient = view.gradients[arguments_.slot];
-  const kernels::ConstElements pending = view.gradients[SlotOf(absorbed_step)];
+  const kernels::ConstElements pending = view.gradients[SlotOf(arguments_.absorbed_step)];
   const kernels::AlgorithmKernels& kernels = layout_.algorithm->best();
   const size_t chunk = bucket_layout_.first_chunk + index;
+  if (matrices_ && absorbed_step != 0 && record_->absorbed(chunk) == absorbed_step) return;  // before a kill
   kernels::UndoSlot* const undo = absorbed_step != 0 ? record_->BeginAbsorb(worker, chunk, absorbed_step) : nullptr;
   kernels::NormLanes lanes;
   kernels::NormLanes* const norm = arguments_.sum_known ? nullptr : &lanes;
   ForEachSegment(arguments_.segments, index, n, [&](size_t first, size_t end, const Segment& segment) {
     if (arguments_.kind == PassKind::kNorm) {
       kernels::AddSquares(first, end, gradient, lanes);
-    } else if (segment.absorb && segment.publish) {
+    } else if (absorbs && publishes && segment.absorb && segment.publish) {
       kernels.absorb_and_publish(first, end, state, *segment.absorb, pending, *segment.publish, gradient, theta, norm,
                                  undo);
-    } else if (segment.absorb) {
+    } else if (absorbs && segment.absorb) {
       kernels.absorb(first, end, state, *segment.absorb, pending, undo);
-    } else {
+    } else if (publishes && segment.publish) {
       kernels.publish(first, end, state, *segment.publish, gradient, theta, norm);
     }
   });
@@ -77,6 +127,9 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
 }
 
 void BucketPass::Done() {
+  EndRound();
+  bytes_ += work().bytes;
+  if (++round_ < rounds_.size()) return SubmitRound();
   duration_ = clock_->Now() - start_time_;
   sum_of_squares_ = kernels::SumOfChunks(chunk_sums_);
   on_done_(bucket_);
@@ -85,28 +138,34 @@ void BucketPass::Done() {
 JobWork BucketPass::work() const {
   const uint64_t gradient = kernels::DTypeBytes(bucket_layout_.gradient_dtype);
   const uint64_t theta = kernels::DTypeBytes(bucket_layout_.dtype);
-  uint64_t state = 0;
-  for (const ArrayLayout& array : layout_.state_arrays) state += kernels::DTypeBytes(array.dtype);
   JobWork work;
   if (arguments_.kind == PassKind::kPublishMasters || arguments_.kind == PassKind::kPush) {
     work.bytes = (sizeof(float) + theta) * bucket_layout_.elements;
     work.narrowed = bucket_layout_.elements;
   }
+  const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;
   for (const Segment& segment : arguments_.segments) {
     const uint64_t elements = segment.end - segment.begin;
+    if (round().stage) {  // reads what it is made of, and writes directions
+      const bool runs = (absorbs && segment.absorb) || (publishes && segment.publish);
+      if (runs) work.bytes += layout_.StateBytes(elements) + (gradient + sizeof(float)) * elements;
+      continue;
+    }
     if (arguments_.kind == PassKind::kNorm) {
       work.bytes += gradient * elements;
       continue;
     }
     // What is absorbed and published is read once.
-    if (segment.absorb) work.bytes += (2 * state + gradient) * elements;
-    if (segment.publish) work.bytes += (gradient + theta + (segment.absorb ? 0 : state)) * elements;
-    if (segment.absorb) work.absorbed += elements;
-    if (segment.publish) work.published += elements;
+    const uint64_t state = layout_.StateBytes(elements);
+    const bool absorbed = absorbs && segment.absorb, published = publishes && segment.publish;
+    if (absorbed) work.bytes += 2 * state + gradient * elements;
+    if (published) work.bytes += (gradient + theta) * elements + (absorbed ? 0 : state);
+    if (absorbed) work.absorbed += elements;
+    if (published) work.published += elements;
   }
   return work;
 }
 
-PassReport BucketPass::report() const { return {arguments_.kind, work().bytes, duration_}; }
+PassReport BucketPass::report() const { return {arguments_.kind, bytes_, duration_}; }
 
 }  // namespace superoffload::engine

@@ -1,4 +1,5 @@
-// One pass of the kernels over one bucket, as a job of the worker pool.
+// One pass of the kernels over one bucket, as a job of the worker pool: in one round over its chunks, or, where the
+// algorithm has stages, in a round for each of them and one that ends what they have prepared.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_BUCKET_PASS_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_BUCKET_PASS_H_
 
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "kernels/algorithm.h"
+#include "server/engine/bucket_matrices.h"
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/engine/platform.h"
@@ -34,7 +36,7 @@ struct PassArguments {
 
 class BucketPass final : public ChunkJob {
  public:
-  // `on_done(bucket)` is called by a worker after each pass.
+  // `on_done(bucket)` is called by a worker after each pass, which may start the next one.
   BucketPass(uint32_t bucket, const Layout& layout, const OptimizerMemory& memory, Record* record,
              std::function<void(uint32_t)> on_done);
 
@@ -53,14 +55,31 @@ class BucketPass final : public ChunkJob {
   JobWork work() const override;
 
  private:
+  // What all workers do before any of them does what comes next.
+  struct Round {
+    enum class Part { kAbsorb, kPublish, kBoth } part = Part::kBoth;
+    std::optional<size_t> stage;  // of the algorithm; none: the chunks
+  };
+
+  std::vector<Round> RoundsOf(const PassArguments& arguments) const;
+  void SubmitRound();
+  void EndRound() const;
+  void RunStage(size_t index) const;
+  const Round& round() const { return rounds_[round_]; }
+
   const uint32_t bucket_;
   const Layout& layout_;
   const BucketLayout& bucket_layout_;
   const OptimizerMemory memory_;
   Record* const record_;
   const std::function<void(uint32_t)> on_done_;
+  std::optional<BucketMatrices> matrices_;  // of algorithms with stages
   std::vector<double> chunk_sums_;
   PassArguments arguments_;
+  std::vector<Round> rounds_;
+  size_t round_ = 0;
+  uint64_t bytes_ = 0;  // of the rounds that have ended
+  WorkerPool* pool_ = nullptr;
   double sum_of_squares_ = 0;
   const Clock* clock_ = nullptr;
   absl::Time start_time_;

@@ -35,6 +35,9 @@ inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, 
   for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
     state.arrays[array] = memory.state + layout.StateByte(array, bucket.state_offset + first);
   }
+  if (layout.directions_elements > 0) {
+    state.directions = reinterpret_cast<float*>(memory.state + layout.directions_offset) + first;
+  }
   const auto gradient = [&](int slot) {
     return kernels::ConstElements{
         memory.gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),

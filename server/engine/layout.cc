@@ -44,7 +44,8 @@ class Planner {
       : spec_(spec),
         bucket_bytes_(spec.bucket_bytes == 0 ? kDefaultBucketBytes : spec.bucket_bytes),
         tapers_(spec.layout_version >= 4),
-        alignment_(spec.layout_version >= 4 ? kAlignmentElements : kernels::kRangeAlignment) {
+        alignment_(std::max<uint64_t>(spec.algorithm->block_elements,
+                                      spec.layout_version >= 4 ? kAlignmentElements : kernels::kRangeAlignment)) {
     layout_.version = spec.layout_version;
     layout_.algorithm = spec.algorithm;
     layout_.groups = static_cast<uint32_t>(spec.groups.size());
@@ -84,15 +85,35 @@ class Planner {
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
     uint64_t offset = 0;
     for (const kernels::StateArray& array : layout_.algorithm->arrays) {
-      layout_.state_arrays.push_back({offset, array.dtype});
-      const uint64_t bytes = layout_.state_elements * kernels::DTypeBytes(array.dtype);
-      offset = RoundUp(offset + bytes, kRegionAlignmentBytes) + kArrayStaggerBytes;
+      layout_.state_arrays.push_back({offset, array});
+      offset = RoundUp(offset + array.Bytes(layout_.state_elements), kRegionAlignmentBytes) + kArrayStaggerBytes;
     }
+    if (layout_.algorithm->stages != nullptr) offset = LayOutDirections(offset);
     layout_.state_bytes = offset;
     return std::move(layout_);
   }
 
  private:
+  // From byte `offset` of the state memory on; returns where they end.
+  uint64_t LayOutDirections(uint64_t offset) {
+    for (const ParameterSpec& parameter : spec_.parameters) {
+      const uint64_t rows = parameter.shape.empty() ? 1 : parameter.shape.front();
+      layout_.matrices.push_back({rows, ElementCount(parameter) / rows});
+    }
+    for (const BucketLayout& bucket : layout_.buckets) {
+      uint64_t scratch = 0;
+      for (const Part& part : layout_.PartsOf(bucket)) {
+        const MatrixLayout& matrix = layout_.matrices[part.parameter];
+        scratch += layout_.algorithm->stages->scratch_elements(matrix.rows, matrix.columns);
+      }
+      layout_.directions_elements = std::max(layout_.directions_elements, bucket.elements);
+      layout_.scratch_elements = std::max(layout_.scratch_elements, scratch);
+    }
+    layout_.directions_offset = offset;
+    const uint64_t bytes = (layout_.directions_elements + layout_.scratch_elements) * sizeof(float);
+    return RoundUp(offset + bytes, kRegionAlignmentBytes);
+  }
+
   uint64_t AlignedElements(const ParameterSpec& parameter) const { return RoundUp(ElementCount(parameter), alignment_); }
 
   // It begins with the last `elements` of the parameter.
@@ -104,6 +125,7 @@ class Planner {
       bytes = std::min(bytes, std::max(RoundUp(left / 2, kernels::kChunkElements * element_bytes), kTaperBytes));
     }
     bucket_capacity_ = bytes / element_bytes / alignment_ * alignment_;
+    if (spec_.algorithm->stages != nullptr) bucket_capacity_ = std::max(bucket_capacity_, elements);
     BucketLayout bucket{.group = group_, .dtype = dtype_, .gradient_dtype = gradient_dtype_};
     bucket.parameters_offset = layout_.parameters_bytes;
     bucket.gradient_offsets[0] = slot_bytes_;

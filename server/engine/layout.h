@@ -2,8 +2,9 @@
 //
 // Parameters of one group and one pair of dtypes form a range of the flat parameter space, in reverse order of
 // registration, so that the bucket whose backward pass finishes first comes first. A range is cut into buckets at
-// parameter boundaries; a parameter larger than a bucket is cut inside. Every parameter starts at a multiple of
-// kAlignmentElements in every array. Gaps hold zeros and stay zero under every algorithm.
+// parameter boundaries; a parameter larger than a bucket is cut inside, between two blocks of the algorithm, or has a bucket
+// of its own where the algorithm updates whole matrices. Every parameter starts at a multiple of kAlignmentElements, and of a block, in every array. Gaps hold zeros and stay zero under
+// every algorithm.
 //
 // Buckets taper toward the parameters that backward reaches last, which are those registered first: when one begins, it
 // may hold half of the gradient bytes that are left in the model, at most bucket_bytes and at least kTaperBytes. The
@@ -21,7 +22,7 @@
 // No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
 // fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
 //
-// Each of the algorithm's state arrays is indexed by the element's position in the flat space; the parameter memory and
+// Each of the algorithm's state arrays is indexed by the element's position in the flat space, or by its block's; the parameter memory and
 // each gradient slot hold the ranges one after the other, in their dtypes.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
@@ -81,9 +82,16 @@ struct Part {
   uint64_t elements = 0;
 };
 
+// Where a state array lies in the state memory, from byte `offset` on.
 struct ArrayLayout {
-  uint64_t offset = 0;  // bytes
-  kernels::DType dtype = kernels::DType::kFloat32;
+  uint64_t offset = 0;
+  kernels::StateArray array;
+};
+
+// A parameter of an algorithm with stages, as MatrixView has it.
+struct MatrixLayout {
+  uint64_t rows = 1, columns = 1;
+  uint64_t elements() const { return rows * columns; }
 };
 
 struct Layout {
@@ -97,6 +105,12 @@ struct Layout {
   uint64_t gradients_bytes = 0;
   uint64_t state_elements = 0;           // of each array
   std::vector<ArrayLayout> state_arrays;  // in the algorithm's order
+  // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of one
+  // bucket lie, which all take in turn.
+  std::vector<MatrixLayout> matrices;
+  uint64_t directions_offset = 0;  // bytes
+  uint64_t directions_elements = 0;
+  uint64_t scratch_elements = 0;  // behind the directions
   uint64_t state_bytes = 0;
   uint64_t chunks = 0;  // of all buckets
 
@@ -104,9 +118,16 @@ struct Layout {
     return std::span(parts).subspan(bucket.first_part, bucket.part_count);
   }
 
-  // The byte of the state memory at which element `element` of `array` begins.
+  // The byte of the state memory at which the entry of `array` for element `element` begins, the first of its block.
   uint64_t StateByte(size_t array, uint64_t element) const {
-    return state_arrays[array].offset + element * kernels::DTypeBytes(state_arrays[array].dtype);
+    return state_arrays[array].offset + state_arrays[array].array.Bytes(element);
+  }
+
+  // What all state arrays have for so many elements, in bytes.
+  uint64_t StateBytes(uint64_t elements) const {
+    uint64_t bytes = 0;
+    for (const ArrayLayout& layout : state_arrays) bytes += layout.array.Bytes(elements);
+    return bytes;
   }
 };
 

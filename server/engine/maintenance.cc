@@ -86,7 +86,7 @@ void StepMachine::Recover(std::function<void()> done) {
     stages.push_back([this] {
       recovery_ = std::make_unique<RecoveryPass>(*layout_, memory_, &record_, [this] { pass_done_(kRecoveryPass); });
       ++in_flight_;
-      recovery_->Start(*platform_.pool);
+      recovery_->Start(platform_);
     });
   }
   if (record_.incompleteness() == Incompleteness::kPushing) {

@@ -37,7 +37,7 @@ struct Record::Header {
   uint64_t attempt;           // the last one that was begun; never used again
   uint64_t prepared;          // the step whose gradients have all landed here; committed + 1 or 0
   uint64_t prepared_attempt;  // its attempt
-  uint64_t reserved2;
+  uint64_t directions;        // step << 32 | bucket + 1; 0: none are kept
   double unscale[2];          // the gradient scale without the clip coefficient
   uint8_t reserved1[48];
 };
@@ -55,7 +55,7 @@ struct Offsets {
       : steps(kHeaderBytes + RoundUp(2 * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
         absorbed(steps + RoundUp(2 * layout.placements.size() * sizeof(uint64_t))),
         slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
-        end(slots + kMaxWorkers * sizeof(kernels::UndoSlot)) {}
+        end(slots + kMaxWorkers * kernels::UndoSlotBytes(*layout.algorithm)) {}
   size_t scalars = kHeaderBytes;
   size_t steps, absorbed, slots, end;
 };
@@ -71,6 +71,8 @@ T* At(std::byte* memory, size_t offset) {
 
 size_t Record::Bytes(const Layout& layout) { return Offsets(layout).end; }
 
+size_t Record::UndoBytes(const Layout& layout) { return Offsets(layout).end - Offsets(layout).slots; }
+
 Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
     : deaths_(deaths),
       header_(At<Header>(memory, 0)),
@@ -82,7 +84,7 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       scalars_(At<double>(memory, Offsets(layout).scalars)),
       steps_(At<uint64_t>(memory, Offsets(layout).steps)),
       absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
-      slots_(At<kernels::UndoSlot>(memory, Offsets(layout).slots)) {
+      slots_(memory + Offsets(layout).slots) {
   static_assert(sizeof(Header) == kHeaderBytes);
   SUPEROFFLOAD_CHECK(algorithm_->name.size() < sizeof(Header::algorithm), algorithm_->name);
   if (header_->magic != 0) return;
@@ -197,6 +199,7 @@ void Record::BeginRestore() {
 
 void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_steps) {
   SUPEROFFLOAD_CHECK(parameter_steps.size() == parameters_, parameter_steps.size(), parameters_);
+  header_->directions = 0;
   header_->committed = committed;
   std::fill_n(absorbed_, chunks_, committed);
   for (size_t i = 0; i < parameters_; ++i) steps_[i] = steps_[parameters_ + i] = parameter_steps[i] << 1;
@@ -285,8 +288,8 @@ StepValues Record::Values(uint64_t t) const {
 
 kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t chunk, uint64_t t) {
   SUPEROFFLOAD_CHECK(worker < kMaxWorkers && chunk < chunks_, worker, chunk);
-  kernels::BeginUndo(slots_[worker], t << 32 | (chunk + 1));
-  return &slots_[worker];
+  kernels::BeginUndo(slot(worker), t << 32 | (chunk + 1));
+  return &slot(worker);
 }
 
 void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
@@ -294,7 +297,26 @@ void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
   Order();
   absorbed_[chunk] = t;
   Order();
-  kernels::EndUndo(slots_[worker]);
+  kernels::EndUndo(slot(worker));
+}
+
+bool Record::HasDirections(size_t bucket, uint64_t t) const { return header_->directions == (t << 32 | (bucket + 1)); }
+
+std::optional<size_t> Record::directions() const {
+  if (header_->directions == 0) return std::nullopt;
+  return (header_->directions & 0xffffffff) - 1;
+}
+
+void Record::KeepDirections(size_t bucket, uint64_t t) {
+  Order();
+  header_->directions = t << 32 | (bucket + 1);
+  Order();
+}
+
+void Record::DropDirections() {
+  Order();
+  header_->directions = 0;
+  Order();
 }
 
 }  // namespace superoffload::engine

@@ -5,7 +5,7 @@
 // In memory that survives the process (fixed little-endian layout, no pointers):
 //
 //   RecordHeader | double scalars[2][groups][scalars] | uint64_t steps[2][parameters] | uint64_t absorbed[chunks]
-//                | UndoSlot[kMaxWorkers]
+//                | undo slots[kMaxWorkers]
 //
 // `committed` is the number t of the last committed step; what belongs to step t lies at index t mod 2. Its gradient lies
 // in slot (t-1) mod 2, that of the step before in the other. A chunk whose `absorbed` is k holds the state after step k:
@@ -70,6 +70,7 @@ class Record {
   static constexpr uint32_t kVersion = kLayoutVersion;
 
   static size_t Bytes(const Layout& layout);
+  static size_t UndoBytes(const Layout& layout);  // of these, what the undo slots take; they come last
 
   // `memory` is zero, for a new optimizer, or a record of the same plan; aligned to 64 bytes.
   Record(std::byte* memory, const Layout& layout, Deaths* deaths = &RealDeaths());
@@ -152,6 +153,13 @@ class Record {
   kernels::UndoSlot* BeginAbsorb(size_t worker, size_t chunk, uint64_t t);
   void EndAbsorb(size_t worker, size_t chunk, uint64_t t);
 
+  // Of algorithms with stages: the directions in the state memory are those with which the bucket absorbs step `t`, until
+  // all of it has.
+  bool HasDirections(size_t bucket, uint64_t t) const;
+  std::optional<size_t> directions() const;  // whose they are
+  void KeepDirections(size_t bucket, uint64_t t);
+  void DropDirections();
+
   // A chunk whose update was cut off, and how far it had come.
   struct Torn {
     size_t worker;
@@ -163,14 +171,16 @@ class Record {
   template <typename Repair>
   void ForEachTorn(Repair repair) {
     for (size_t worker = 0; worker < kMaxWorkers; ++worker) {
-      const uint64_t claim = slots_[worker].claim;
+      const uint64_t claim = slot(worker).claim;
       if (claim == 0) continue;
       const Torn torn{worker, (claim & 0xffffffff) - 1, claim >> 32};
       if (torn.chunk < chunks_ && torn.step <= committed() && absorbed_[torn.chunk] + 1 == torn.step) repair(torn);
-      kernels::EndUndo(slots_[worker]);
+      kernels::EndUndo(slot(worker));
     }
   }
-  kernels::UndoSlot& slot(size_t worker) { return slots_[worker]; }
+  kernels::UndoSlot& slot(size_t worker) {
+    return *reinterpret_cast<kernels::UndoSlot*>(slots_ + worker * kernels::UndoSlotBytes(*algorithm_));
+  }
 
  private:
   struct Header;
@@ -193,7 +203,7 @@ class Record {
   double* const scalars_;
   uint64_t* const steps_;
   uint64_t* const absorbed_;
-  kernels::UndoSlot* const slots_;
+  std::byte* const slots_;
 };
 
 }  // namespace superoffload::engine

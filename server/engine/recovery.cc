@@ -16,12 +16,38 @@ RecoveryPass::RecoveryPass(const Layout& layout, const OptimizerMemory& memory, 
   if (t > 1) values_[(t - 1) % 2] = record_.Values(t - 1);
 }
 
-void RecoveryPass::Start(WorkerPool& pool) {
+void RecoveryPass::Start(const Platform& platform) {
   record_.ForEachTorn([this](const Record::Torn& torn) { Repair(torn); });
-  pool.Submit(this, layout_.chunks);
+  if (layout_.algorithm->stages == nullptr) return platform.pool->Submit(this, layout_.chunks);
+  platform_ = &platform;
+  const std::optional<size_t> first = record_.directions();
+  if (first && *first < layout_.buckets.size()) order_.push_back(static_cast<uint32_t>(*first));
+  for (uint32_t i = 0; i < layout_.buckets.size(); ++i) order_.push_back(i);
+  AbsorbNextBucket();
+}
+
+void RecoveryPass::AbsorbNextBucket() {
+  for (; next_ < order_.size(); ++next_) {
+    const uint32_t index = order_[next_];
+    const BucketLayout& bucket = layout_.buckets[index];
+    const uint64_t t = LeastAbsorbed(bucket) + 1;
+    if (t > record_.committed()) continue;
+    // The one before is the caller: it lives on.
+    passes_.push_back(std::make_unique<BucketPass>(index, layout_, memory_, &record_, [this](uint32_t) { AbsorbNextBucket(); }));
+    return passes_.back()->Start(*platform_, {PassKind::kAbsorb, SegmentsOf(bucket, t), t});
+  }
+  record_.DropDirections();
+  platform_->pool->Submit(this, 1);
+}
+
+uint64_t RecoveryPass::LeastAbsorbed(const BucketLayout& bucket) const {
+  uint64_t least = record_.committed();
+  for (uint64_t i = 0; i < bucket.chunks(); ++i) least = std::min(least, record_.absorbed(bucket.first_chunk + i));
+  return least;
 }
 
 void RecoveryPass::RunChunk(size_t index, size_t worker) {
+  if (platform_ != nullptr) return;  // nothing is left to do
   while (record_.absorbed(index) < record_.committed()) {
     const uint64_t t = record_.absorbed(index) + 1;
     Absorb(index, t, 0, layout_.algorithm->best(), record_.BeginAbsorb(worker, index, t));
@@ -34,7 +60,7 @@ void RecoveryPass::Repair(const Record::Torn& torn) {
   const BucketLayout& bucket = BucketOf(torn.chunk);
   const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
   kernels::UndoSlot& slot = record_.slot(torn.worker);
-  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, layout_.algorithm->arrays, chunk.state);
+  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, *layout_.algorithm, chunk.state);
   if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
   // Another instruction set may have cut it where no granule of this one begins.
   Absorb(torn.chunk, torn.step, done, layout_.algorithm->scalar(), &slot);
@@ -51,6 +77,16 @@ void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::
                           kernels::UndoSlot* undo) {
   const BucketLayout& bucket = BucketOf(index);
   const ChunkView chunk = ViewChunk(layout_, memory_, bucket, index - bucket.first_chunk);
+  ForEachSegment(SegmentsOf(bucket, t), index - bucket.first_chunk, chunk.elements,
+                 [&](size_t first, size_t end, const Segment& segment) {
+                   if (end <= done) return;
+                   kernels.absorb(std::max(first, done), end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)],
+                                  undo);
+                 });
+}
+
+// What of the bucket absorbs step `t`.
+std::vector<Segment> RecoveryPass::SegmentsOf(const BucketLayout& bucket, uint64_t t) const {
   const StepValues& values = values_[t % 2];
   const double* const scalars = values.scalars.data() + bucket.group * layout_.algorithm->scalars.size();
   const auto absorb = [&](uint32_t parameter) -> std::optional<kernels::StepConstants> {
@@ -58,12 +94,7 @@ void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::
     return layout_.algorithm->make_constants(scalars, record_.ParameterSteps(t, parameter), values.gradient_scale);
   };
   const auto nothing = [](uint32_t) { return std::optional<kernels::StepConstants>(); };
-  ForEachSegment(MakeSegments(layout_, bucket, absorb, nothing), index - bucket.first_chunk, chunk.elements,
-                 [&](size_t first, size_t end, const Segment& segment) {
-                   if (end <= done) return;
-                   kernels.absorb(std::max(first, done), end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)],
-                                  undo);
-                 });
+  return MakeSegments(layout_, bucket, absorb, nothing);
 }
 
 }  // namespace superoffload::engine

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <vector>
 
+#include "server/engine/bucket_pass.h"
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
 #include "server/engine/record.h"
@@ -12,21 +15,24 @@
 
 namespace superoffload::engine {
 
-// Absorbs every committed gradient that a chunk still lacks: all chunks of the optimizer as one job. May itself be killed
-// at any instruction and run again.
+// Absorbs every committed gradient that a chunk still lacks: all chunks of the optimizer as one job, or bucket after
+// bucket where the algorithm has stages. May itself be killed at any instruction and run again.
 class RecoveryPass final : public ChunkJob {
  public:
   // A step has been committed. `on_done` is called by a worker.
   RecoveryPass(const Layout& layout, const OptimizerMemory& memory, Record* record, std::function<void()> on_done);
 
   // Finishes the chunks whose update was cut off at once, then submits itself.
-  void Start(WorkerPool& pool);
+  void Start(const Platform& platform);
 
   void RunChunk(size_t index, size_t worker) override;
   void Done() override { on_done_(); }
 
  private:
   void Repair(const Record::Torn& torn);
+  void AbsorbNextBucket();
+  uint64_t LeastAbsorbed(const BucketLayout& bucket) const;
+  std::vector<Segment> SegmentsOf(const BucketLayout& bucket, uint64_t t) const;
   void Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
               kernels::UndoSlot* undo);
   const BucketLayout& BucketOf(size_t chunk) const;
@@ -36,6 +42,11 @@ class RecoveryPass final : public ChunkJob {
   Record& record_;
   const std::function<void()> on_done_;
   StepValues values_[2];  // of step t at t mod 2
+  // Where the algorithm has stages: passes of buckets, that whose directions are kept first, and how many are done with.
+  const Platform* platform_ = nullptr;
+  std::vector<uint32_t> order_;
+  size_t next_ = 0;
+  std::vector<std::unique_ptr<BucketPass>> passes_;
 };
 
 }  // namespace superoffload::engine

@@ -30,7 +30,22 @@ absl::Status ValidateShard(const ParameterSpec& parameter) {
       "] does not lie in the tensor [", absl::StrJoin(parameter.global_shape, ", "), "]"));
 }
 
-absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count) {
+absl::Status ValidateMatrix(const ParameterSpec& parameter, const kernels::Algorithm& algorithm) {
+  if (!parameter.global_shape.empty() && parameter.global_shape != parameter.shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it is a shard [", absl::StrJoin(parameter.shape, ", "), "] of [",
+                     absl::StrJoin(parameter.global_shape, ", "), "], and ", std::string(algorithm.name),
+                     " updates whole matrices; give each rank whole ones"));
+  }
+  if (ElementCount(parameter) > kMaxMatrixElements) {
+    return absl::InvalidArgumentError(absl::StrCat("shape [", absl::StrJoin(parameter.shape, ", "), "] has more than ",
+                                                   kMaxMatrixElements, " elements, and ", std::string(algorithm.name),
+                                                   " updates whole matrices; split it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count, const kernels::Algorithm& algorithm) {
   if (parameter.name.empty() || parameter.name.size() > kMaxParameterNameBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("a name of ", parameter.name.size(), " bytes; names have 1 to ", kMaxParameterNameBytes));
@@ -53,7 +68,8 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
     }
     elements *= extent;
   }
-  return ValidateShard(parameter);
+  if (absl::Status status = ValidateShard(parameter); !status.ok()) return status;
+  return algorithm.stages == nullptr ? absl::OkStatus() : ValidateMatrix(parameter, algorithm);
 }
 
 absl::Status ValidateMember(const RunMember& member) {
@@ -115,7 +131,7 @@ absl::Status ValidateSpec(const OptimizerSpec& spec) {
   absl::flat_hash_set<std::string> names;
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const ParameterSpec& parameter = spec.parameters[i];
-    if (absl::Status status = ValidateParameter(parameter, spec.groups.size()); !status.ok()) {
+    if (absl::Status status = ValidateParameter(parameter, spec.groups.size(), *spec.algorithm); !status.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("parameters[", i, "] (\"", parameter.name.substr(0, 80), "\"): ", status.message()));
     }

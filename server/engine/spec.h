@@ -55,6 +55,8 @@ inline constexpr size_t kMaxDimensions = 64;  // of a parameter, as in PyTorch
 inline constexpr size_t kMaxRunNameBytes = 128;
 inline constexpr uint64_t kMaxSteps = 0xffffffff;  // committed ones: the claim of an undo slot has 32 bits for them
 inline constexpr uint64_t kMaxParameterElements = uint64_t{1} << 40;
+// That is updated as a whole: in one bucket of at most kMaxBucketBytes, in any dtype.
+inline constexpr uint64_t kMaxMatrixElements = kMaxBucketBytes / sizeof(float);
 
 // INVALID_ARGUMENT naming the scalar that is out of its range.
 absl::Status ValidateScalar(const kernels::Scalar& scalar, double value);

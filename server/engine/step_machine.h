@@ -315,6 +315,7 @@ class StepMachine final : public StepHandler {
   Stage Passes(PassKind kind, uint32_t first_bucket = 0);  // over all buckets from that one on
   std::vector<Stage> PushStages();
   void ProceedMaintenance();
+  bool one_at_a_time() const { return layout_->algorithm->stages != nullptr; }  // passes: buckets share the directions
   bool Idle() const { return in_flight_ == 0 && ready_.empty() && held_.empty() && !gate_.anybody_waits(); }
 
   bool SnapshotDue() const;

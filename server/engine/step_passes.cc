@@ -18,7 +18,8 @@ constexpr uint32_t kMaxPassesInFlight = 2;
 
 void StepMachine::Advance() {
   std::erase_if(held_, [this](uint32_t index) { return TakeNorm(index); });
-  while (!ready_.empty() && in_flight_ - absorbing_ < kMaxPassesInFlight) {
+  if (one_at_a_time() && !ready_.empty()) HurryAbsorbing();
+  while (!ready_.empty() && (one_at_a_time() ? in_flight_ == 0 : in_flight_ - absorbing_ < kMaxPassesInFlight)) {
     const uint32_t index = *ready_.begin();
     ready_.erase(ready_.begin());
     if (TakeNorm(index)) continue;
@@ -51,6 +52,7 @@ void StepMachine::AbsorbEarly() {
   if (!platform_.pool->idle_work_is_free()) return;
   if (!open_ && predictor_.ShouldSpeculate()) return;  // the link is still busy with what the step has brought
   for (; early_ > 0 && absorbing_ < kMaxPassesInFlight; --early_) {
+    if (one_at_a_time() && in_flight_ > 0) return;
     const uint32_t index = early_ - 1;
     Bucket& bucket = buckets_[index];
     const bool rests = bucket.phase == Phase::kAwaited || bucket.phase == Phase::kNormed || bucket.phase == Phase::kFinal;

@@ -174,11 +174,11 @@ absl::Status StopCheckpoints::RestoreOne(const std::string& entry, optimizer::Op
   if (!created.ok()) return created.status();
   absl::StatusOr<uint64_t> epoch = table.NewEpoch();
   if (!epoch.ok()) return epoch.status();
-  if (absl::Status status = checkpoint::RestoreCheckpoint(
-          **created, {*epoch, owner, std::nullopt}, {.directories = {absl::StrCat(entry, "/", kCheckpointDirectory)}});
-      !status.ok()) {
+  const absl::StatusOr<checkpoint::Restored> restored = checkpoint::RestoreCheckpoint(
+      **created, {*epoch, owner, std::nullopt}, {.directories = {absl::StrCat(entry, "/", kCheckpointDirectory)}});
+  if (!restored.ok()) {
     table.Delete(owner, name).IgnoreError();
-    return status;
+    return restored.status();
   }
   rpc::ApplyPolicies(table, scheduler, *created, *policies, /*patience=*/absl::ZeroDuration()).IgnoreError();  // cannot fail
   const optimizer::OptimizerId id{durable.uid(), name};

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/undo_slot.h"
 #include "server/engine/record.h"
 #include "server/memory/memory_budget.h"
 #include "server/memory/memory_limit.h"
@@ -24,16 +23,17 @@ constexpr uint64_t kMostShards = 1 << 23;
 
 std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
   const memory::MemoryUse use = optimizer::HostedMemory::Use(layout, spec);
-  const uint64_t undo_bytes = engine::kMaxWorkers * sizeof(kernels::UndoSlot);
+  const uint64_t undo_bytes = engine::Record::UndoBytes(layout);
   const uint64_t record_bytes = engine::Record::Bytes(layout);
   std::vector<MemoryItem> items;
   uint64_t arrays_bytes = 0;
   for (size_t i = 0; i < layout.state_arrays.size(); ++i) {
-    const uint64_t element_bytes = kernels::DTypeBytes(layout.state_arrays[i].dtype);
-    const uint64_t bytes = layout.state_elements * element_bytes;
-    const std::string name(layout.algorithm->arrays[i].name);
+    const kernels::StateArray& array = layout.state_arrays[i].array;
+    const uint64_t bytes = array.Bytes(layout.state_elements);
+    const std::string name(array.name);
+    const std::string per = array.elements_per_entry == 1 ? "" : absl::StrCat(" / ", array.elements_per_entry);
     items.push_back({i == 0 ? "master weights" : absl::StrCat("state ", name), bytes,
-                     absl::StrCat(layout.state_elements, " elements x ", element_bytes, " bytes")});
+                     absl::StrCat(layout.state_elements, " elements", per, " x ", kernels::DTypeBytes(array.dtype), " bytes")});
     arrays_bytes += bytes;
   }
   items.push_back(

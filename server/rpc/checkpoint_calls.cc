@@ -56,24 +56,26 @@ grpc::Status CheckpointCalls::Write(grpc::ServerContext* context, const v1::Chec
   return grpc::Status::OK;
 }
 
-absl::StatusOr<optimizer::OptimizerPtr> CheckpointCalls::Restore(const grpc::ServerContextBase& context,
-                                                                 const v1::RestoreOptimizerRequest& request) {
+absl::StatusOr<CheckpointCalls::Restored> CheckpointCalls::Restore(const grpc::ServerContextBase& context,
+                                                                   const v1::RestoreOptimizerRequest& request) {
   absl::StatusOr<transport::Peer> peer = callers_->Authenticate(context);
   if (!peer.ok()) return peer.status();
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(*peer, request.name());
-  if (!optimizer.ok()) return optimizer;
+  if (!optimizer.ok()) return optimizer.status();
   const auto operation = file_operations_.Begin((*optimizer)->id().uid);
   if (!operation.ok()) return operation.status();
   absl::StatusOr<uint64_t> epoch = table_->NewEpoch();
   if (!epoch.ok()) return epoch.status();
   const checkpoint::RestoreSource source = ToRestoreSource(request);
-  const absl::Status restored = checkpoint::RunAs((*optimizer)->id().uid, [&] {
-    return checkpoint::RestoreCheckpoint(
+  absl::StatusOr<checkpoint::Restored> restored;
+  const absl::Status acted = checkpoint::RunAs((*optimizer)->id().uid, [&] {
+    restored = checkpoint::RestoreCheckpoint(
         **optimizer, {*epoch, *peer, std::nullopt}, source,
         checkpoint::ReadScope::Of(**optimizer, [&] { return context.IsCancelled() || stopping_; }));
+    return restored.status();
   });
-  if (!restored.ok()) return restored;
-  return optimizer;
+  if (!acted.ok()) return acted;
+  return Restored{*std::move(optimizer), restored->blocks_encoded_again};
 }
 
 grpc::Status CheckpointCalls::Export(const grpc::ServerContextBase& context, const v1::ExportOptimizerRequest& request,

@@ -23,8 +23,11 @@ class CheckpointCalls {
 
   grpc::Status Write(grpc::ServerContext* context, const v1::CheckpointOptimizerRequest* request,
                      grpc::ServerWriter<v1::CheckpointProgress>* writer);
-  absl::StatusOr<optimizer::OptimizerPtr> Restore(const grpc::ServerContextBase& context,
-                                                  const v1::RestoreOptimizerRequest& request);
+  struct Restored {
+    optimizer::OptimizerPtr optimizer;
+    uint64_t blocks_encoded_again = 0;
+  };
+  absl::StatusOr<Restored> Restore(const grpc::ServerContextBase& context, const v1::RestoreOptimizerRequest& request);
   grpc::Status Export(const grpc::ServerContextBase& context, const v1::ExportOptimizerRequest& request,
                       v1::ExportOptimizerResponse* response);
 

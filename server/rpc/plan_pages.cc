@@ -87,9 +87,11 @@ void SetSizes(const engine::Layout& layout, v1::Layout* out) {
   out->set_state_elements(layout.state_elements);
   for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
     v1::StateArray* const proto = out->add_arrays();
-    proto->set_name(std::string(layout.algorithm->arrays[array].name));
-    proto->set_dtype(ToProto(layout.state_arrays[array].dtype));
-    proto->set_offset(layout.state_arrays[array].offset);
+    const engine::ArrayLayout& laid_out = layout.state_arrays[array];
+    proto->set_name(std::string(laid_out.array.name));
+    proto->set_dtype(ToProto(laid_out.array.dtype));
+    proto->set_offset(laid_out.offset);
+    proto->set_elements_per_entry(laid_out.array.elements_per_entry);
   }
 }
 

@@ -259,9 +259,10 @@ grpc::Status OptimizerServiceImpl::CheckpointOptimizer(grpc::ServerContext* cont
 grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context,
                                                     const v1::RestoreOptimizerRequest* request,
                                                     v1::Optimizer* response) {
-  absl::StatusOr<optimizer::OptimizerPtr> restored = checkpoints_.Restore(*context, *request);
+  absl::StatusOr<CheckpointCalls::Restored> restored = checkpoints_.Restore(*context, *request);
   if (!restored.ok()) return ToGrpc(restored.status());
-  *response = Show(**restored);
+  *response = Show(*restored->optimizer);
+  response->set_blocks_encoded_again(restored->blocks_encoded_again);
   return grpc::Status::OK;
 }
 

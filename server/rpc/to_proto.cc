@@ -85,6 +85,8 @@ v1::DataType ToProto(DType type) {
       return v1::DATA_TYPE_FLOAT16;
     case DType::kFloat32:
       return v1::DATA_TYPE_FLOAT32;
+    case DType::kUInt8:
+      return v1::DATA_TYPE_UINT8;
   }
   return v1::DATA_TYPE_UNSPECIFIED;
 }
@@ -128,6 +130,7 @@ v1::Algorithm ToProto(const kernels::Algorithm& algorithm) {
     v1::Algorithm::Array* const out = proto.add_arrays();
     out->set_name(std::string(array.name));
     out->set_dtype(ToProto(array.dtype));
+    out->set_elements_per_entry(array.elements_per_entry);
   }
   return proto;
 }

@@ -28,11 +28,10 @@ uint64_t SlotBytes(const engine::Layout& layout) {
 }
 
 uint64_t ResidentBytes(const engine::Layout& layout, uint32_t count) {
-  uint64_t element_bytes = 0, bytes = 0;
-  for (const engine::ArrayLayout& array : layout.state_arrays) element_bytes += kernels::DTypeBytes(array.dtype);
+  uint64_t bytes = 0;
   for (size_t i = layout.buckets.size() - std::min<size_t>(count, layout.buckets.size()); i < layout.buckets.size();
        ++i) {
-    bytes += layout.buckets[i].elements * element_bytes + layout.buckets[i].gradient_bytes();
+    bytes += layout.StateBytes(layout.buckets[i].elements) + layout.buckets[i].gradient_bytes();
   }
   return bytes;
 }

@@ -289,11 +289,9 @@ void SimulatedTraining::VerdictReached(const engine::VerdictReport& report) {
 // Masters and moments are read and written, gradient and parameters pass once.
 void SimulatedTraining::UpdateResidents() {
   const kernels::CurrentDevice current(*cuda_.device());
-  double state = 0;
-  for (const engine::ArrayLayout& array : layout_.state_arrays) state += 2.0 * kernels::DTypeBytes(array.dtype);
   for (auto i = static_cast<uint32_t>(buckets_.size()); i-- > 0 && Resident(i);) {
     const engine::BucketLayout& bucket = layout_.buckets[i];
-    const double bytes = state * static_cast<double>(bucket.elements) +
+    const double bytes = 2.0 * static_cast<double>(layout_.StateBytes(bucket.elements)) +
                          static_cast<double>(bucket.gradient_bytes() + bucket.parameters_bytes());
     SimulatedCuda::StreamOf(mover_->up_stream()).Kernel(bytes / machine_.gpu.memory_bandwidth, "update");
     Check(mover_->RecordLanded(i));

@@ -206,9 +206,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   engine.Detach();
   Expect(engine.WaitSettled().ok(), "WaitSettled");
   Expect(engine.parameter_steps() == reference.steps(), "step counts");
-  for (const auto& [offset, dtype] : layout.state_arrays) {
+  for (const auto& [offset, array] : layout.state_arrays) {
     Expect(std::memcmp(memory.state.data() + offset, reference.memory().state.data() + offset,
-                       layout.state_elements * sizeof(float)) == 0,
+                       array.Bytes(layout.state_elements)) == 0,
            "state");
   }
   return 0;

@@ -67,6 +67,7 @@ class SequentialOptimizer {
     if (max_grad_norm > 0) clip = std::min(1.0, max_grad_norm / (norm_ + 1e-6));
     for (uint32_t i = 0; i < steps_.size(); ++i) steps_[i] += is_absent(i) ? 0 : 1;
     for (const engine::BucketLayout& bucket : layout_.buckets) {
+      if (layout_.algorithm->stages != nullptr) Prepare(bucket, gradients, slot, scale * clip, absent);
       ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
         if (is_absent(parameter)) return;
         const engine::ChunkView view = engine::ViewChunk(layout_, memory_.view(), bucket, chunk);
@@ -85,6 +86,35 @@ class SequentialOptimizer {
   void set_steps(std::vector<uint64_t> steps) { steps_ = std::move(steps); }  // those that `initial` holds
 
  private:
+  // The directions of the bucket's matrices, stage by stage.
+  void Prepare(const engine::BucketLayout& bucket, const std::byte* gradients, uint32_t slot, double scale,
+               const std::vector<bool>& absent) {
+    engine::OptimizerMemory memory = memory_.view();
+    memory.gradients = const_cast<std::byte*>(gradients);
+    const engine::BucketMatrices matrices(layout_, memory, bucket);
+    // A layout's algorithm may be one that dies.
+    const kernels::MatrixStages& stages = *kernels::FindAlgorithm(layout_.algorithm->name)->stages;
+    for (size_t stage = 0; stage < stages.count; ++stage) {
+      for (size_t i = 0; i < matrices.tasks(); ++i) {
+        const engine::BucketMatrices::Task& task = matrices.task(i);
+        const uint32_t parameter = ParameterAt(bucket, task.at);
+        if (!absent.empty() && absent[parameter]) continue;
+        const kernels::StepConstants constants =
+            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale);
+        matrices.Run(stages, stage, task, slot, constants);
+      }
+    }
+  }
+
+  uint32_t ParameterAt(const engine::BucketLayout& bucket, uint64_t element) const {
+    uint64_t end = 0;
+    for (const engine::Part& part : layout_.PartsOf(bucket)) {
+      end += part.elements;
+      if (element < end) return part.parameter;
+    }
+    return 0;
+  }
+
   // What a chunk has of one parameter, counted from the chunk's beginning.
   template <typename Body>
   void ForEachRun(const engine::BucketLayout& bucket, Body body) const {

@@ -70,6 +70,8 @@ int Number(DType dtype) {
       return kFloat16;
     case DType::kFloat32:
       return kFloat32;
+    case DType::kUInt8:
+      break;
   }
   return -1;
 }

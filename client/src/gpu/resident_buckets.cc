@@ -1,5 +1,6 @@
 #include "client/src/gpu/resident_buckets.h"
 
+#include <span>
 #include <utility>
 
 #include "client/src/gpu/gpu_status.h"
@@ -19,29 +20,37 @@ Status ResidentBuckets::SetCount(uint32_t count, const std::byte* state, kernels
   if (count > total) {
     return Error(Code::kInvalidArgument, count, " resident buckets, but there are ", total);
   }
+  const kernels::Algorithm& algorithm = steps_->algorithm();
+  if (count > 0 && algorithm.resident_kernel == nullptr) {
+    return Error(Code::kUnimplemented, "no bucket can be resident: ", std::string(algorithm.name),
+                 " has no kernel for the GPU; set resident_buckets to 0");
+  }
   for (; first_ < total - count; ++first_) residents_.erase(first_);
   while (first_ > total - count) {
     const uint32_t index = first_ - 1;
-    std::vector<const float*> arrays;
-    for (const uint64_t offset : steps_->array_offsets()) {
-      arrays.push_back(reinterpret_cast<const float*>(state + offset) + buckets_[index].state_offset);
-    }
-    if (Status status = Add(index, arrays, stream); !status.ok()) return status;
+    if (Status status = Add(index, state, stream); !status.ok()) return status;
     first_ = index;
   }
   SUPEROFFLOAD_CHECK_EQ(residents_.size(), total - first_);
   return {};
 }
 
-Status ResidentBuckets::Add(uint32_t index, const std::vector<const float*>& arrays, kernels::CudaStream stream) {
+Status ResidentBuckets::Add(uint32_t index, const std::byte* state, kernels::CudaStream stream) {
+  constexpr uint64_t kAlignment = 256;  // of what a kernel reads in vectors
   const kernels::CudaDriver& driver = device_->driver();
-  Resident resident{buckets_[index], arrays.size(), nullptr};
-  const uint64_t array_bytes = resident.bucket.elements * sizeof(float);
+  const std::span<const kernels::StateArray> arrays = steps_->algorithm().arrays;
+  Resident resident{buckets_[index], {0}, nullptr};
+  for (const kernels::StateArray& array : arrays) {
+    const uint64_t end = resident.offsets.back() + array.Bytes(resident.bucket.elements);
+    resident.offsets.push_back((end + kAlignment - 1) / kAlignment * kAlignment);
+  }
   kernels::CudaStatus status = kernels::SharedGpuMemory::Allocate(
-      device_, arrays.size() * array_bytes + resident.bucket.gradient_bytes(), &resident.memory);
+      device_, resident.offsets.back() + resident.bucket.gradient_bytes(), &resident.memory);
   for (size_t i = 0; i < arrays.size() && status.ok(); ++i) {
-    status = driver.Status(driver.MemcpyHtoDAsync(resident.array(i), arrays[i], array_bytes, stream),
-                           "copying optimizer state to the GPU");
+    const std::byte* const from = state + steps_->array_offsets()[i] + arrays[i].Bytes(resident.bucket.state_offset);
+    status = driver.Status(
+        driver.MemcpyHtoDAsync(resident.array(i), from, arrays[i].Bytes(resident.bucket.elements), stream),
+        "copying optimizer state to the GPU");
   }
   if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream), "copying optimizer state to the GPU");
   if (status.ok()) residents_.insert_or_assign(index, std::move(resident));
@@ -84,8 +93,9 @@ Status ResidentBuckets::UpdateOne(const Resident& resident, const kernels::CudaK
         .gradient = {at(resident.gradient(), run.first * kernels::DTypeBytes(gradient_dtype)), gradient_dtype},
         .theta = {at(theta, run.first * kernels::DTypeBytes(dtype)), dtype},
         .elements = run.elements};
-    for (size_t i = 0; i < resident.arrays; ++i) {
-      arguments.state.arrays[i] = at(resident.array(i), run.first * sizeof(float));
+    const std::span<const kernels::StateArray> arrays = steps_->algorithm().arrays;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      arguments.state.arrays[i] = at(resident.array(i), arrays[i].Bytes(run.first));
     }
     if (Status status = FromCuda(kernels.Resident(steps_->algorithm(), arguments, stream)); !status.ok()) return status;
   }

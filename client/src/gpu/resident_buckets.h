@@ -52,13 +52,13 @@ class ResidentBuckets {
  private:
   struct Resident {
     GpuBucket bucket;
-    size_t arrays = 0;                                 // of the state
+    std::vector<uint64_t> offsets;                     // in `memory`: of each state array, then of the gradient
     std::unique_ptr<kernels::SharedGpuMemory> memory;  // the state arrays, then the gradient
-    kernels::CudaPointer array(size_t i) const { return memory->data() + i * bucket.elements * sizeof(float); }
-    kernels::CudaPointer gradient() const { return array(arrays); }
+    kernels::CudaPointer array(size_t i) const { return memory->data() + offsets[i]; }
+    kernels::CudaPointer gradient() const { return memory->data() + offsets.back(); }
   };
 
-  Status Add(uint32_t index, const std::vector<const float*>& arrays, kernels::CudaStream stream);
+  Status Add(uint32_t index, const std::byte* state, kernels::CudaStream stream);
   Status UpdateOne(const Resident& resident, const kernels::CudaKernels& kernels,
                    const std::vector<ResidentSteps::Run>& runs, kernels::CudaPointer theta,
                    kernels::CudaStream stream) const;

@@ -144,7 +144,7 @@ RankMachines::RankMachines()
     : spec_(Spec()),
       layout_(*engine::PlanLayout(spec_)),
       memory_(layout_),
-      record_bytes_(engine::Record::Bytes(layout_) - (engine::kMaxWorkers - 1) * sizeof(kernels::UndoSlot)) {}
+      record_bytes_(engine::Record::Bytes(layout_) - (engine::kMaxWorkers - 1) * kernels::UndoSlotBytes(*layout_.algorithm)) {}
 
 std::string RankMachines::Save() const {
   std::string image;

@@ -60,7 +60,7 @@ void CheckpointWriter::Save(uint64_t number, uint32_t bucket) {
   for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
     const uint64_t at = ground_.layout.StateByte(array, place.state_offset);
     std::memcpy(writing_->state.data() + at, ground_.memory.state.data() + at,
-                place.elements * kernels::DTypeBytes(ground_.layout.state_arrays[array].dtype));
+                ground_.layout.state_arrays[array].array.Bytes(place.elements));
   }
   ++saved_;
   --claimed_;

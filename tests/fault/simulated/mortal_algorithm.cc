@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kernels/check.h"
@@ -16,6 +17,7 @@ using kernels::AlgorithmKernels;
 using kernels::ConstElements;
 using kernels::kRangeAlignment;
 using kernels::kUndoElements;
+using kernels::MatrixView;
 using kernels::MutableElements;
 using kernels::NormLanes;
 using kernels::StateView;
@@ -24,15 +26,18 @@ using kernels::UndoSlot;
 
 KernelDeaths* deaths = nullptr;
 
+constexpr size_t kMostAlgorithms = 8;  // each has functions of its own, which is what kernels are given as
+
 // Vectors of the real kernels have no more: the old values of two granules fit.
 constexpr size_t kMostLanes = 16;
 
 // The element of [first, n) that the kernel comes to; a range may begin there.
-size_t CutIn(size_t first, size_t n) {
-  return first + deaths->random().Below((n - first + kRangeAlignment - 1) / kRangeAlignment) * kRangeAlignment;
+size_t CutIn(const Algorithm& algorithm, size_t first, size_t n) {
+  const size_t alignment = std::max<size_t>(kRangeAlignment, algorithm.block_elements);
+  return first + deaths->random().Below((n - first + alignment - 1) / alignment) * alignment;
 }
 
-// Some elements of [first, first + count) of an array, which has `width` bytes for each.
+// Some entries of [first, first + count) of an array, which has `width` bytes for each.
 void Overwrite(void* array, size_t width, size_t first, size_t count) {
   RandomSource& random = deaths->random();
   for (size_t i = first; i < first + count; ++i) {
@@ -46,19 +51,22 @@ void LeaveTorn(const Algorithm& algorithm, size_t at, size_t n, const StateView&
                const MutableElements* theta) {
   RandomSource& random = deaths->random();
   const bool named = random.Chance(0.7);
-  const size_t count = std::min<size_t>(n - at, random.Between(1, named ? kUndoElements : kMostLanes));
+  const size_t most = algorithm.block_elements > 1 ? algorithm.block_elements
+                                                   : random.Between(1, named ? kUndoElements : kMostLanes);
+  const size_t count = std::min<size_t>(n - at, most), kept = kernels::UndoElements(algorithm.block_elements);
   for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
-    const size_t width = kernels::DTypeBytes(algorithm.arrays[a].dtype);
-    for (size_t i = at; i < at + count; ++i) {
+    const kernels::StateArray& array = algorithm.arrays[a];
+    for (size_t i = at; i < at + count; i += array.elements_per_entry) {
       if (!named && random.Chance(0.3)) continue;
-      std::memcpy(reinterpret_cast<std::byte*>(undo->old[a]) + i % kUndoElements * width,
-                  static_cast<const std::byte*>(state.arrays[a]) + i * width, width);
+      std::memcpy(undo->OldBytes(a, kept) + array.Bytes(i % kept),
+                  static_cast<const std::byte*>(state.arrays[a]) + array.Bytes(i), kernels::DTypeBytes(array.dtype));
     }
   }
   if (!named) return;
   undo->torn = kernels::TornGranule(at, count);
   for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
-    Overwrite(state.arrays[a], kernels::DTypeBytes(algorithm.arrays[a].dtype), at, count);
+    const kernels::StateArray& array = algorithm.arrays[a];
+    Overwrite(state.arrays[a], kernels::DTypeBytes(array.dtype), array.Entries(at), array.Entries(count));
   }
   if (theta != nullptr) Overwrite(theta->data, kernels::DTypeBytes(theta->dtype), at, count);
 }
@@ -76,7 +84,7 @@ struct Mortal {
   static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
                      ConstElements pending, UndoSlot* undo) {
     if (!Dies(first, n)) return kernels().absorb(first, n, state, absorb, pending, undo);
-    const size_t cut = CutIn(first, n);
+    const size_t cut = CutIn(real(), first, n);
     if (cut > first) kernels().absorb(first, cut, state, absorb, pending, undo);
     LeaveTorn(real(), cut, n, state, undo, nullptr);
     throw ProcessDied();
@@ -85,7 +93,7 @@ struct Mortal {
   static void Publish(size_t first, size_t n, const StateView& state, const StepConstants& publish,
                       ConstElements gradient, MutableElements theta, NormLanes* norm) {
     if (!Dies(first, n)) return kernels().publish(first, n, state, publish, gradient, theta, norm);
-    const size_t cut = CutIn(first, n);
+    const size_t cut = CutIn(real(), first, n);
     if (cut > first) kernels().publish(first, cut, state, publish, gradient, theta, norm);
     Overwrite(theta.data, kernels::DTypeBytes(theta.dtype), cut, std::min(n - cut, kRangeAlignment));
     throw ProcessDied();
@@ -97,7 +105,7 @@ struct Mortal {
     if (!Dies(first, n)) {
       return kernels().absorb_and_publish(first, n, state, absorb, pending, publish, gradient, theta, norm, undo);
     }
-    const size_t cut = CutIn(first, n);
+    const size_t cut = CutIn(real(), first, n);
     if (cut > first) {
       kernels().absorb_and_publish(first, cut, state, absorb, pending, publish, gradient, theta, norm, undo);
     }
@@ -110,6 +118,13 @@ struct Mortal {
     kernels().plain(first, n, state, absorb, pending, theta);
   }
 
+  static void Run(size_t stage, size_t first, size_t end, const MatrixView& matrix, const StepConstants& constants) {
+    real().stages->run(stage, first, end, matrix, constants);
+    if (!deaths->plan().InKernel()) return;
+    Overwrite(matrix.state.directions, sizeof(float), first, end - first);
+    throw ProcessDied();
+  }
+
   static constexpr AlgorithmKernels Table() { return {"MORTAL", Absorb, Publish, AbsorbAndPublish, Plain}; }
 };
 
@@ -117,9 +132,16 @@ template <size_t kIndex>
 const Algorithm& Make() {
   static constexpr AlgorithmKernels kBest = Mortal<kIndex, false>::Table(), kScalar = Mortal<kIndex, true>::Table();
   static const std::vector<const AlgorithmKernels*> supported = {&kBest, &kScalar};
+  static const kernels::MatrixStages* const real_stages = kernels::Algorithms()[kIndex]->stages;
+  static const kernels::MatrixStages stages = [] {
+    kernels::MatrixStages copy = real_stages == nullptr ? kernels::MatrixStages{} : *real_stages;
+    copy.run = Mortal<kIndex, false>::Run;
+    return copy;
+  }();
   static const Algorithm algorithm = [] {
     Algorithm copy = *kernels::Algorithms()[kIndex];
     copy.supported = []() -> const std::vector<const AlgorithmKernels*>& { return supported; };
+    if (real_stages != nullptr) copy.stages = &stages;
     return copy;
   }();
   return algorithm;
@@ -138,15 +160,11 @@ void KernelDeaths::ChooseInstructionSet() { instruction_set_ = random_.Below(16)
 
 const Algorithm& MortalAlgorithm(size_t index) {
   SUPEROFFLOAD_CHECK_LT(index, kernels::Algorithms().size());
-  SUPEROFFLOAD_CHECK_EQ(kernels::Algorithms().size(), 3u, "an algorithm is missing below");
-  switch (index) {
-    case 0:
-      return Make<0>();
-    case 1:
-      return Make<1>();
-    default:
-      return Make<2>();
-  }
+  SUPEROFFLOAD_CHECK_LT(index, kMostAlgorithms);
+  return [index]<size_t... kIndices>(std::index_sequence<kIndices...>) -> const Algorithm& {
+    constexpr const Algorithm& (*kMake[])() = {Make<kIndices>...};
+    return kMake[index]();
+  }(std::make_index_sequence<kMostAlgorithms>());
 }
 
 }  // namespace superoffload::faults

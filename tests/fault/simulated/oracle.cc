@@ -99,7 +99,7 @@ const char* Oracle::Compare(const Moment& moment, const std::vector<std::byte>& 
   for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
     const uint64_t at = ground_.layout.StateByte(array, 0);
     const uint64_t bytes =
-        ground_.layout.state_elements * kernels::DTypeBytes(ground_.layout.state_arrays[array].dtype);
+        ground_.layout.state_arrays[array].array.Bytes(ground_.layout.state_elements);
     if (std::memcmp(state.data() + at, moment.state.data() + at, bytes) != 0) return array == 0 ? "masters" : "moments";
   }
   return parameter_steps == moment.parameter_steps ? nullptr : "the parameters' steps";

@@ -18,12 +18,16 @@ plant_bug(recovery_without_undo server/engine/recovery.cc 500
   "Repair(torn); }" "static_cast<void>(torn); }")
 plant_bug(recovery_of_one_step_only server/engine/recovery.cc 500
   "while (record_.absorbed(index) < record_.committed())" "if (record_.absorbed(index) < record_.committed())")
+plant_bug(directions_kept_before_the_last_stage server/engine/bucket_pass.cc 2000
+  "*round().stage + 1 == layout_.algorithm->stages->count" "*round().stage == 0")
+plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 2000
+  "    record_->KeepDirections(bucket_, arguments_.absorbed_step);\n" "")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  header_->gradient_scale[t % 2] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  header_->gradient_scale[t % 2] = values.gradient_scale;")
 plant_bug(undo_released_before_absorbed server/engine/record.cc 500
-  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slots_[worker]);"
-  "  kernels::EndUndo(slots_[worker]);\n  Order();\n  absorbed_[chunk] = t;")
+  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slot(worker));"
+  "  kernels::EndUndo(slot(worker));\n  Order();\n  absorbed_[chunk] = t;")
 plant_bug(one_slot_free_lost server/engine/step_passes.cc 500
   "if (absorbed != 0 && sink_ != nullptr) sink_->SlotFree"
   "if (absorbed != 0 && sink_ != nullptr && (index != 0 || statistics_.step % 3 != 0)) sink_->SlotFree")

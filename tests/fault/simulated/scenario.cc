@@ -84,8 +84,10 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   scenario.deaths = MakeDeaths(random);
   if (!gpu) return scenario;
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
-  scenario.residents = sometimes(0.6, 0.8);
-  scenario.change_residents = sometimes(0.4, 0.4);
+  const double residents = sometimes(0.6, 0.8), change_residents = sometimes(0.4, 0.4);
+  if (scenario.spec.algorithm->resident_kernel == nullptr) return scenario;
+  scenario.residents = residents;
+  scenario.change_residents = change_residents;
   return scenario;
 }
 

@@ -124,7 +124,7 @@ void SimulatedDaemon::Load(const Wish& wish, uint32_t bucket) {
     for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
       const uint64_t at = ground_.layout.StateByte(array, place.state_offset);
       std::memcpy(ground_.memory.state.data() + at, wish.restore->state.data() + at,
-                  place.elements * kernels::DTypeBytes(ground_.layout.state_arrays[array].dtype));
+                  ground_.layout.state_arrays[array].array.Bytes(place.elements));
     }
     return After([this, wish, bucket] { Load(wish, bucket + 1); });
   }

@@ -74,11 +74,11 @@ class Run {
     const engine::Record view(ground_.memory.view().record, ground_.layout);
     if (absl::Status status = view.Check(); !status.ok()) Fail(status.message());
     // The slots are the record's end.
-    const size_t slots = engine::Record::Bytes(ground_.layout) - engine::kMaxWorkers * sizeof(kernels::UndoSlot);
-    const auto* const first =
-        reinterpret_cast<const kernels::UndoSlot*>(reinterpret_cast<const std::byte*>(record.data()) + slots);
+    const size_t slots = engine::Record::Bytes(ground_.layout) - engine::Record::UndoBytes(ground_.layout);
+    const std::byte* const first = reinterpret_cast<const std::byte*>(record.data()) + slots;
+    const size_t bytes = kernels::UndoSlotBytes(*ground_.layout.algorithm);
     for (size_t worker = 0; worker < ground_.scenario.workers; ++worker) {
-      if (first[worker].claim != 0) Fail("the undo slot of worker ", worker, " is still claimed");
+      if (reinterpret_cast<const kernels::UndoSlot*>(first + worker * bytes)->claim != 0) Fail("the undo slot of worker ", worker, " is still claimed");
     }
   }
 

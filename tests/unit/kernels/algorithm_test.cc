@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <algorithm>
 
 #include "kernels/undo_slot.h"
 #include "tests/support/kernel_arrays.h"
@@ -19,6 +19,9 @@ class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
   Arrays MakeArrays(size_t n, DType gradient_dtype, DType theta_dtype) const {
     return Arrays(algorithm().arrays.size(), n, gradient_dtype, theta_dtype);
   }
+
+  // Where a range may begin.
+  size_t alignment() const { return std::max<size_t>(kRangeAlignment, algorithm().block_elements); }
 
   // Runs both on copies of the same random input of each length and dtype, and compares every bit.
   template <typename Run>
@@ -35,7 +38,7 @@ class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
       generator.FillGradient(expected.gradient, n, expected.gradient_dtype, wild);
       const Arrays actual(expected);
       const StepConstants absorb = generator.Step(algorithm()), publish = generator.Step(algorithm());
-      const size_t first = generator.Below(n / kRangeAlignment + 1) * kRangeAlignment;
+      const size_t first = generator.Below(n / alignment() + 1) * alignment();
       NormLanes expected_norm, actual_norm;
       run(algorithm().scalar(), expected, first, absorb, publish, expected_norm);
       run(kernels(), actual, first, absorb, publish, actual_norm);
@@ -60,7 +63,7 @@ TEST_P(EveryTargetTest, AbsorbAndPublish) {
 }
 
 TEST_P(EveryTargetTest, SavingOldStateChangesNothing) {
-  const auto slot = std::make_unique<UndoSlot>();
+  OwnedUndoSlot slot(algorithm());
   Compare([&](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
               const StepConstants& publish, NormLanes& norm) {
     BeginUndo(*slot, 1);
@@ -89,7 +92,7 @@ TEST_P(EveryTargetTest, PublishWithoutNorm) {
 }
 
 TEST_P(EveryTargetTest, AbsorbAndPublishWithoutNorm) {
-  const auto slot = std::make_unique<UndoSlot>();
+  OwnedUndoSlot slot(algorithm());
   Compare([&](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
               const StepConstants& publish, NormLanes&) {
     k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr, nullptr);
@@ -129,8 +132,8 @@ TEST_P(EveryTargetTest, RunsOfAChunkEqualTheWhole) {
   };
   NormLanes expected, norm;
   run(whole, 0, n, expected);
-  for (size_t first = 0; first < n; first += 3 * kRangeAlignment) {
-    run(cut, first, std::min(n, first + 3 * kRangeAlignment), norm);
+  for (size_t first = 0; first < n; first += 3 * alignment()) {
+    run(cut, first, std::min(n, first + 3 * alignment()), norm);
   }
   cut.ExpectSameAs(whole);
   EXPECT_EQ(norm.Sum(), expected.Sum());
@@ -203,7 +206,9 @@ TEST_P(EveryTargetTest, MomentsOfZeroGradientsReachZero) {
                      nullptr);
   }
   for (size_t a = 1; a < algorithm().arrays.size(); ++a) {
-    for (size_t i = 0; i < arrays.n; ++i) EXPECT_EQ(arrays.floats(a)[i], 0.0f);
+    const std::byte* const bytes = arrays.state_arrays[a].data();
+    const uint64_t count = algorithm().arrays[a].Bytes(arrays.n);
+    EXPECT_TRUE(std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{0}; })) << a;
   }
 }
 
@@ -215,6 +220,13 @@ TEST(AlgorithmTest, EachSaysWhatItIs) {
     EXPECT_LE(algorithm->arrays.size(), kMaxStateArrays);
     EXPECT_LE(algorithm->scalars.size(), kMaxScalars);
     EXPECT_EQ(algorithm->arrays[0].name, "model");
+    for (const StateArray& array : algorithm->arrays) {
+      EXPECT_TRUE(array.elements_per_entry == 1 || array.elements_per_entry == algorithm->block_elements) << array.name;
+      if (array.codec == nullptr) continue;
+      ASSERT_LT(array.codec->scales, algorithm->arrays.size());
+      EXPECT_EQ(algorithm->arrays[array.codec->scales].elements_per_entry, algorithm->block_elements);
+    }
+    EXPECT_EQ(kChunkElements % algorithm->block_elements, 0u);
     for (const Scalar& scalar : algorithm->scalars) {
       EXPECT_GE(scalar.default_value, scalar.least) << scalar.name;
       EXPECT_LT(scalar.default_value, scalar.below) << scalar.name;

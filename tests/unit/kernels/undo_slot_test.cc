@@ -25,6 +25,7 @@ namespace {
 template <size_t kElements>
 struct Memory {
   UndoSlot slot;
+  std::byte old[kMaxStateArrays * UndoElements(256) * sizeof(float)];  // of any algorithm
   uint64_t completed;  // ranges that the owner recorded as complete
   alignas(64) float p[kElements], m[kElements], v[kElements], pending[kElements], gradient[kElements];
   alignas(64) uint16_t theta[kElements];
@@ -74,7 +75,7 @@ class UndoSlotTest : public ::testing::TestWithParam<TestedTarget> {
     return algorithm().make_constants(algorithm().DefaultScalars().data(), t, gradient_scale);
   }
   size_t Undo(const UndoSlot& slot, size_t n, const StateView& state) const {
-    return UndoTornGranule(slot, n, algorithm().arrays, state);
+    return UndoTornGranule(slot, n, algorithm(), state);
   }
 
   const StepConstants absorb_ = Constants(3, 0.5), publish_ = Constants(4, 1);
@@ -188,12 +189,12 @@ TEST_P(UndoSlotTest, KilledAgainAndAgain) {
 INSTANTIATE_TEST_SUITE_P(All, UndoSlotTest, ::testing::ValuesIn(EveryTable()), TargetName);
 
 TEST(UndoTornGranuleTest, ASlotThatContradictsItselfUndoesNothing) {
-  const auto slot = std::make_unique<UndoSlot>();
-  constexpr StateArray kArrays[] = {{"a"}, {"b"}, {"c"}};
+  const Algorithm& algorithm = *Algorithms().front();
+  OwnedUndoSlot slot(algorithm);
   float state[3] = {1, 2, 3};
   for (const uint64_t torn : {TornGranule(0, 2), TornGranule(2, 1), TornGranule(1, 0xffff), ~uint64_t{0}}) {
     slot->torn = torn;
-    EXPECT_EQ(UndoTornGranule(*slot, 1, kArrays, {{state, state + 1, state + 2}}), 2u);
+    EXPECT_EQ(UndoTornGranule(*slot, 1, algorithm, {{state, state + 1, state + 2}}), 2u);
   }
   EXPECT_EQ(state[0], 1);
 }

@@ -61,7 +61,7 @@ def _options(
     layout = optimizer.layout
     buckets = c_buckets(layout)
     scalars = [scalar.value for group in optimizer.groups for scalar in group.scalars]
-    offsets = list(array_offsets(layout).values())
+    offsets = array_offsets(layout)
     places = [placement.state_offset for placement in layout.placements]
     steps = list(optimizer.parameter_steps)
     return structures.GpuOptions(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from superoffload._core import policies
+from superoffload._core import policies, warn
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2
@@ -50,7 +50,13 @@ def restore(connection: Connection, name: str, source: optimizer_pb2.RestoreOpti
     request = optimizer_pb2.RestoreOptimizerRequest()
     request.CopyFrom(source)
     request.name, request.lineage = name, lineage
-    connection.call_again("RestoreOptimizer", request)
+    restored = connection.call_again("RestoreOptimizer", request)
+    if restored.blocks_encoded_again > 0:
+        warn.warn(
+            f"{name} is restored from ranks that cut {restored.blocks_encoded_again} blocks of quantized state "
+            "elsewhere: these are quantized again, with scales of their own, so that their values are rounded once "
+            "more than those of a run that goes on. Restore with the number of ranks that was saved to have every bit"
+        )
 
 
 def delete(connection: Connection, name: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from superoffload._core import hosting, run, run_checkpoint
 from superoffload._core.attachment import Attachment
 from superoffload._core.hosting import Directories
-from superoffload._core.layout import array_offsets
+from superoffload._core.layout import parts_of
 from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.live import LiveParameters
@@ -40,10 +40,10 @@ class State:
     def save(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
         """Has the daemon write a checkpoint of this moment, and waits.
 
-        ``directory`` must not exist; its safetensors files hold ``model.NAME`` and ``MOMENT.NAME`` in fp32. Returns a
-        handle of a few bytes, which Orbax or pickle save with the rest of a trainer's state and restore() takes, in any
-        process. Several processes call it together, with the same ``directory`` of a file system that all share. It is
-        there once all have written their parts, and any number of processes can restore it.
+        ``directory`` must not exist; its safetensors files hold ``model.NAME`` and ``MOMENT.NAME`` in the state's
+        dtypes. Returns a handle of a few bytes, which Orbax or pickle save with the rest of a trainer's state and
+        restore() takes, in any process. Several processes call it together, with the same ``directory`` of a file
+        system that all share. It is there once all have written their parts, and any number of processes restores it.
         """
         self._check_attached()
         self._stepping.quiesce()
@@ -105,17 +105,18 @@ class State:
         return params
 
     def state_tensors(self) -> dict[str, dict[str, np.ndarray]]:
-        """Copies of ``master`` and of the moments by parameter name: fp32, in the shape of what is hosted here."""
+        """Copies of ``master`` and of the moments by parameter name: in the dtype of each array and the
+        shape of what is hosted here; scales of blocks are one row."""
         self._check_attached()
         self._stepping.quiesce()
         self._attachment.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         layout = self._attachment.optimizer.layout
         tensors: dict[str, dict[str, np.ndarray]] = {}
-        for leaf, place in zip(self.hosted_tree.hosted, layout.placements, strict=True):
+        for index, leaf in enumerate(self.hosted_tree.hosted):
             tensors[leaf.name] = {}
-            for name, offset in array_offsets(layout).items():
-                view = self._attachment.state(offset + 4 * place.state_offset, 4 * leaf.elements)
-                array = np.frombuffer(view, np.float32).reshape(leaf.part.shape).copy()
+            for name, part in parts_of(layout, index, leaf.elements).items():
+                view = self._attachment.state(part.offset, part.bytes)
+                array = np.frombuffer(view, np.dtype(part.dtype)).reshape(part.shape(leaf.part.shape)).copy()
                 tensors[leaf.name]["master" if name == _MASTER else name] = array
         return tensors
 

@@ -264,11 +264,11 @@ class Optimizer(torch.optim.Optimizer):
     # State.
 
     def state_of(self, indices: Sequence[int], keys: Sequence[str]) -> dict[int, dict[str, torch.Tensor]]:
-        """Views of the daemon's memory by hosted parameter, right until the next step: fp32, in its local shape."""
+        """Views of the daemon's memory by hosted parameter, right until the next step, in its local shape."""
         return self._state.state_of(indices, keys)
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of ``master`` and of the moments by parameter name: fp32, in the parameter's local shape."""
+        """Copies of ``master`` and of the moments by parameter name, in the parameter's local shape."""
         return self._state.state_tensors()
 
     def state_dict(self) -> dict[str, Any]:

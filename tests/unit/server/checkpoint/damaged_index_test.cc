@@ -83,7 +83,7 @@ class DamagedIndexTest : public ::testing::Test {
 
   absl::Status RestoreWith(optimizer::HostedOptimizer& into, const std::string& index) {
     std::ofstream(path_ + "/" + kIndexFile, std::ios::trunc) << index;
-    return RestoreCheckpoint(into, Trainer(), {.directories = {path_}});
+    return RestoreCheckpoint(into, Trainer(), {.directories = {path_}}).status();
   }
 
   std::string path_ = [] {
@@ -146,7 +146,7 @@ TEST_F(DamagedIndexTest, NumbersOfStepsThatNoOptimizerMakesAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << steps << ": " << status;
     EXPECT_EQ(into->engine().statistics().committed_steps, 0u);
     const std::string file = path_ + "/model-00001-of-00001.safetensors";
-    EXPECT_EQ(RestoreCheckpoint(*into, Trainer(), {.directories = {}, .files = {{file, steps}}}).code(),
+    EXPECT_EQ(RestoreCheckpoint(*into, Trainer(), {.directories = {}, .files = {{file, steps}}}).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
 }

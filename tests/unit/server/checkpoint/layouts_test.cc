@@ -103,7 +103,7 @@ TEST_F(LayoutsTest, ACheckpointOfOneLayoutIsRestoredIntoAnother) {
     const optimizer::CheckpointReport report =
         WriteCheckpoint(*from, {.directory = [&](uint64_t) { return path; }}, cancelled, &progress);
     ASSERT_TRUE(report.status.ok()) << report.status;
-    const absl::Status restored = RestoreCheckpoint(*to, Trainer(), {.directories = {path}});
+    const absl::Status restored = RestoreCheckpoint(*to, Trainer(), {.directories = {path}}).status();
     ASSERT_TRUE(restored.ok()) << restored;
     EXPECT_EQ(to->engine().statistics().committed_steps, kCommitted);
     EXPECT_EQ(StateOf(*to), expected);

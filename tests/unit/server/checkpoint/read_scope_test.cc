@@ -44,7 +44,7 @@ class ReadScopeTest : public ::testing::Test {
   optimizer::AttachedTrainer Trainer() { return {++epoch_, FakeHouse::User(::geteuid()), std::nullopt}; }
 
   absl::Status Restore(const ReadScope& scope) {
-    return RestoreCheckpoint(*optimizer_, Trainer(), {.directories = {path_}}, scope);
+    return RestoreCheckpoint(*optimizer_, Trainer(), {.directories = {path_}}, scope).status();
   }
 
   // White space is JSON that takes nothing; but nobody knows before it is parsed.
@@ -100,8 +100,9 @@ TEST_F(ReadScopeTest, WhatIsParsedIsOfTheUsersMemory) {
   const std::string file = path_ + "/long.safetensors";
   std::string header = EncodeSafetensorsHeader({.tensors = {}, .metadata = {{"long", std::string(4 << 20, 'x')}}});
   std::ofstream(file, std::ios::binary) << header;
-  const absl::Status header_status = RestoreCheckpoint(
-      *optimizer_, Trainer(), {.directories = {}, .files = {{file, 1}}}, ReadScope::Of(*optimizer_));
+  const absl::Status header_status =
+      RestoreCheckpoint(*optimizer_, Trainer(), {.directories = {}, .files = {{file, 1}}}, ReadScope::Of(*optimizer_))
+          .status();
   EXPECT_EQ(header_status.code(), absl::StatusCode::kResourceExhausted) << header_status;
   EXPECT_EQ(house_.budget.used().total_bytes(), before);
 }

@@ -182,9 +182,9 @@ TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
     reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm, Absent(spec_.parameters.size(), t));
   }
   EXPECT_EQ(std::memcmp(memory_.parameters, reference.memory().parameters.data(), layout_.parameters_bytes), 0);
-  for (const auto& [offset, dtype] : layout_.state_arrays) {
+  for (const auto& [offset, array] : layout_.state_arrays) {
     EXPECT_EQ(std::memcmp(memory_.state + offset, reference.memory().state.data() + offset,
-                          layout_.state_elements * sizeof(float)),
+                          array.Bytes(layout_.state_elements)),
               0);
   }
 }

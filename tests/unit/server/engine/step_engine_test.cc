@@ -172,9 +172,9 @@ class TrainingRun {
     const StepStatistics statistics = engine_.statistics();
     EXPECT_EQ(statistics.step, step_);
     EXPECT_EQ(engine_.parameter_steps(), reference_->steps());
-    for (const auto& [offset, dtype] : layout_.state_arrays) {
+    for (const auto& [offset, array] : layout_.state_arrays) {
       EXPECT_EQ(std::memcmp(memory_.state.data() + offset, reference_->memory().state.data() + offset,
-                            layout_.state_elements * sizeof(float)),
+                            array.Bytes(layout_.state_elements)),
                 0)
           << "state at " << offset;
     }
@@ -189,7 +189,7 @@ class TrainingRun {
   size_t Hash(const std::vector<std::byte>& state, size_t array) const {
     return std::hash<std::string_view>()(
         {reinterpret_cast<const char*>(state.data() + layout_.state_arrays[array].offset),
-         layout_.state_elements * sizeof(float)});
+         layout_.state_arrays[array].array.Bytes(layout_.state_elements)});
   }
 
   void KeepReferenceHash() {
@@ -211,9 +211,9 @@ class TrainingRun {
       while (const std::optional<uint32_t> bucket = engine_.ClaimSnapshotBucket()) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
         const BucketLayout& b = layout_.buckets[*bucket];
-        for (const auto& [offset, dtype] : layout_.state_arrays) {
-          const uint64_t at = offset + b.state_offset * sizeof(float);
-          std::memcpy(saved.data() + at, memory_.state.data() + at, b.elements * sizeof(float));
+        for (const auto& [offset, array] : layout_.state_arrays) {
+          const uint64_t at = offset + array.Bytes(b.state_offset);
+          std::memcpy(saved.data() + at, memory_.state.data() + at, array.Bytes(b.elements));
         }
         engine_.BucketSaved(*bucket);
       }

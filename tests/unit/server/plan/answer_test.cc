@@ -372,6 +372,18 @@ TEST(PerformanceTest, OtherAlgorithmsAreSimulated) {
   EXPECT_THAT(answer->assumptions(), ::testing::Contains(HasSubstr("upper bound")));
 }
 
+TEST(AnswerTest, StateIsCountedInItsDtypesAndPerBlock) {
+  v1::PlanRequest request = Request("gpt2-1b");
+  request.set_algorithm("test_momentum_8bit");
+  const v1::PlanResponse response = *Answer(request);
+  std::map<std::string, uint64_t> bytes;
+  for (const v1::MemoryItem& item : response.memory(0).host().items()) bytes[item.purpose()] = item.bytes();
+  const uint64_t elements = bytes["master weights"] / 4;
+  EXPECT_GT(elements, 900'000'000u);
+  EXPECT_EQ(bytes["state momentum_buffer"], elements);
+  EXPECT_EQ(bytes["state momentum_buffer_scale"], elements / 256 * 4);
+}
+
 TEST(TuningTest, TheRecommendedBucketsShortenTheStep) {
   v1::PlanRequest request = Request("gpt2-2b");
   request.set_clip_rate(1);

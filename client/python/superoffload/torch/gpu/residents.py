@@ -8,6 +8,7 @@ import grpc
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload._core.layout import bucket_bytes
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.v1 import optimizer_pb2
 
@@ -120,7 +121,6 @@ def _limit(layout: optimizer_pb2.Layout, resident_bytes: int) -> int:
     """The most buckets whose state fits."""
     limit, total = 0, 0
     for bucket in reversed(layout.buckets):
-        gradient_bytes = 4 if bucket.gradient_dtype == optimizer_pb2.DATA_TYPE_FLOAT32 else 2
-        total += bucket.elements * (12 + gradient_bytes)
+        total += bucket_bytes(layout, bucket)
         limit += total <= resident_bytes
     return limit

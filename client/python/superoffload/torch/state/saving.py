@@ -19,7 +19,7 @@ from superoffload.torch.state import tensor_file
 from superoffload.torch.state.checkpoints import Checkpoints, drop_others
 from superoffload.torch.state.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import state_views
+from superoffload.torch.state.views import have_scales, state_views
 
 _KEY = "superoffload"  # of the moment in a state_dict
 # In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
@@ -119,6 +119,7 @@ class State:
         by_tensor = {id(parameter.tensor): views[index] for index, parameter in enumerate(self._hosting.hosted)}
         if self._hosting.group is not None:
             self._warn_of_absent_ranks(self._hosting.group)
+            self._check_whole_blocks(self._hosting.group)
             self._hosting.gather_state(by_tensor, keys)
         state["state"] = {
             index: {
@@ -255,8 +256,10 @@ class State:
             return  # of an optimizer that has made no step, as this one
         if self._hosting.changed_parameters():
             self.push_params()
-        masters = self.state_of(range(len(self._hosting.hosted)), ["master"])
-        names = {parameter.name: masters[index]["master"] for index, parameter in enumerate(self._hosting.hosted)}
+        if self._hosting.group is not None:
+            self._check_whole_blocks(self._hosting.group)
+        views = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
+        present = {parameter.name: views[index] for index, parameter in enumerate(self._hosting.hosted)}
         state = {
             keys[hosted.name]: {
                 key: shards.rows_of(shards.local(value), hosted.rows) if torch.is_tensor(value) else value
@@ -265,10 +268,20 @@ class State:
             for hosted in self._hosting.hosted
             if keys[hosted.name] in state_dict["state"]
         }
-        tensors, committed_steps = tensor_file.from_torch(self._hosting.algorithm, state, keys, names)
+        tensors, committed_steps = tensor_file.from_torch(self._hosting.algorithm, state, keys, present)
         if self._hosting.group is not None:  # a rank may have no element of those with most steps
             committed_steps = max(self._hosting.group.gather_objects(committed_steps))
         self._checkpoints.restore_tensors(tensors, committed_steps)
+
+    def _check_whole_blocks(self, group: Ranks) -> None:
+        """Raises Error, on all ranks, where blocks of codes count from what each rank has of a parameter."""
+        if any(group.gather_objects(have_scales(self._hosting))):
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"{self._hosting.algorithm.name} keeps codes in blocks that each rank counts from its own first "
+                "element, so that those of several ranks cannot be put together in a state_dict; "
+                "have all ranks call save_checkpoint(), which any number of them restores",
+            )
 
     def _check_same_groups(self, state_dict: dict[str, Any]) -> None:
         saved = [len(group["params"]) for group in state_dict["param_groups"]]

@@ -8,7 +8,7 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch.algorithm import STEP, Algorithm, array_name
+from superoffload.torch.algorithm import MASTER, STEP, Algorithm, array_name
 from superoffload.v1 import optimizer_pb2
 
 
@@ -16,11 +16,12 @@ def from_torch(
     algorithm: Algorithm,
     state: Mapping[Any, Mapping[str, Any]],
     keys: dict[str, Any],
-    masters: dict[str, torch.Tensor],
+    present: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> tuple[dict[str, dict[str, torch.Tensor]], int]:
     """The state of the algorithm's counterpart in torch as arrays and ``step`` by parameter name, and committed steps.
 
-    ``keys``: of each parameter in ``state``, by name. ``masters`` are used where the state has none, as torch's has.
+    ``keys``: of each parameter in ``state``, by name. ``present`` has the arrays
+    as they are; its masters are used where the state has none, as torch's has.
     Raises Error when the state is of other parameters, or of what is not supported.
     """
     made = {name: key for name, key in keys.items() if state.get(key)}  # torch has no state before the first gradient
@@ -43,15 +44,16 @@ def from_torch(
         if name in made:
             saved = state[made[name]]
         else:
-            saved = {moment: torch.zeros_like(masters[name]) for moment in algorithm.moments}
-        tensors[name] = {array: saved.get(array, masters[name]) for array in algorithm.arrays}
+            saved = {moment: torch.zeros_like(present[name][moment]) for moment in algorithm.moments}
+        tensors[name] = {array: saved.get(array, present[name][MASTER]) for array in algorithm.arrays}
         for array, tensor in tensors[name].items():
-            if tensor.shape != masters[name].shape:
+            here = present[name][array]
+            if tensor.shape != here.shape or (tensor.dtype != here.dtype and not here.is_floating_point()):
                 raise Error(
                     grpc.StatusCode.INVALID_ARGUMENT,
-                    f"{array} of {name} is {list(tensor.shape)} in the state_dict but {list(masters[name].shape)} in "
-                    "the model",
+                    f"{array} of {name} is {_words(tensor)} in the state_dict but {_words(here)} in the daemon",
                 )
+            tensors[name][array] = tensor.to("cpu", here.dtype)
         tensors[name][STEP] = saved.get(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
     return tensors, max(int(arrays[STEP]) for arrays in tensors.values())
 
@@ -63,7 +65,7 @@ def write(
     from safetensors.torch import save_file  # only here: training does without it
 
     saved = {
-        f"{array_name(array)}.{name}": tensor.detach().to("cpu", torch.float32).contiguous()
+        f"{array_name(array)}.{name}": tensor.detach().contiguous()
         for name, arrays in tensors.items()
         for array, tensor in arrays.items()
         if array != STEP
@@ -74,3 +76,7 @@ def write(
     path = os.path.abspath(path)
     save_file(saved, path)
     return optimizer_pb2.TensorFile(path=path, committed_steps=committed_steps)
+
+
+def _words(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -13,7 +13,7 @@ from superoffload.torch.hosting import Hosting
 from superoffload.torch.ranks import shards
 from superoffload.torch.state.copies import StateCopies
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import state_views
+from superoffload.torch.state.views import like_view, state_views
 
 
 class WrittenState:
@@ -56,14 +56,21 @@ class WrittenState:
 
     def set_state(self, index: int, key: str, value: Any) -> None:
         """Notes, for `ParameterState`, what the loop writes."""
-        shape = torch.Size() if key == STEP else self._hosting.hosted[index].local.shape
-        given = torch.as_tensor(
-            shards.local(value) if torch.is_tensor(value) else value, dtype=torch.float32, device="cpu"
-        )
+        like = like_view(self._hosting, index, key)
+        shape = like.shape
+        given = torch.as_tensor(shards.local(value) if torch.is_tensor(value) else value, device="cpu")
+        name = self._hosting.hosted[index].name
+        if torch.is_tensor(value) and given.is_floating_point() and not like.is_floating_point():
+            raise Error(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{key} of {name} is given in {given.dtype} but holds codes of {like.dtype}, which only its scales "
+                "make numbers of; give it such codes",
+            )
+        given = given.to(like.dtype)
         if given.shape != shape and given.numel() != 1:
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{key} of {self._hosting.hosted[index].name} is given as {list(given.shape)} but is {list(shape)}",
+                f"{key} of {name} is given as {list(given.shape)} but is {list(shape)}",
             )
         self._copies.set(index, key, given.expand(shape) if given.dim() <= len(shape) else given.reshape(shape))
 
@@ -79,8 +86,7 @@ class WrittenState:
             given = dict(state or {})
             ours = all_states[parameter.tensor] = self._states[index] = ParameterState(self, index)
             if not given.keys() & set(self.state_keys()):  # torch makes it anew
-                zeros = torch.zeros(self._hosting.hosted[index].local.shape, dtype=torch.float32, device="cpu")
-                given |= dict.fromkeys(self._hosting.algorithm.moments, zeros) | {STEP: 0.0}
+                given |= dict.fromkeys(self.torch_keys(), 0)
             missing = [key for key in self.torch_keys() if key not in given]
             if missing:
                 raise Error(
