@@ -222,7 +222,7 @@ constexpr StateArray kArrays8[] = {{"model"},
 constexpr StateArray kArraysMatrix[] = {{"model"}, {"momentum_buffer"}};
 
 constexpr Algorithm kMomentum16{"test_momentum_bf16",   kArrays16, kScalars, MakeConstants, Supported<kKernels16>,
-                                "test_resident_momentum_bf16"};
+                                nullptr};
 constexpr Algorithm kMomentum8{"test_momentum_8bit",   kArrays8, kScalars, MakeConstants, Supported<kKernels8>,
                                nullptr, kBlock};
 constexpr Algorithm kMomentumMatrix{"test_momentum_matrix", kArraysMatrix, kScalars, MakeConstants,
