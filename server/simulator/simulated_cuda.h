@@ -1,54 +1,42 @@
-// The GPU's driver in virtual time, as far as kernels/gpu/mover.h and client/src/gpu/gpu_moves.h call it: streams, events
-// and copies, kernels, memory, and a queue of completions without a thread. What is above it is the real code.
+// The GPU's driver (driver/driver.h) in virtual time, and a queue of completions without a thread. What is above it, as
+// kernels/gpu/mover.h and client/src/gpu/gpu_moves.h, is the real code.
 //
-// Copies take what the simulation says: time of a link's model, or random time and real bytes. Nothing waits: whoever
-// calls what would wait with a real driver (synchronizing, an empty queue) must know that what is left takes no time.
+// Nothing waits: whoever calls what would wait with a real driver (synchronizing, an empty queue) must know that what
+// is left takes no time. There is no default stream.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_CUDA_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_CUDA_H_
 
 #include <cstddef>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
-#include <string_view>
+#include <vector>
 
 #include "kernels/gpu/completion_queue.h"
 #include "kernels/gpu/cuda_device.h"
 #include "kernels/gpu/cuda_driver.h"
+#include "server/simulator/driver/driver.h"
 #include "server/simulator/gpu_stream.h"
 #include "server/simulator/virtual_time.h"
 
 namespace superoffload::simulator {
 
 // One process's use of one GPU. Not thread-safe.
-class SimulatedCuda {
+class SimulatedCuda : private Clock {
  public:
-  struct Copy {
-    bool to_gpu;
-    kernels::CudaPointer gpu;
-    std::byte* host;
-    size_t bytes;
-  };
   // Begins a copy; `done` is called when its last byte has arrived.
-  using Copier = std::function<void(const Copy& copy, std::function<void()> done)>;
+  using Copier = std::function<void(const GpuCopy& copy, std::function<void()> done)>;
+  // An event of the process whose threads the queues are, some time from now.
+  using After = std::function<void(std::function<void()> event)>;
 
-  // What is launched, and GPU memory besides that which exists from the start. GPU addresses are the host's then.
-  struct Kernels {
-    // What the kernel of this name does with the arguments as they are now. A pointer is read when the work runs.
-    std::function<std::function<void()>(std::string_view name, void** arguments)> bind;
-    // Has the GPU do `work` some time; then calls `done`.
-    std::function<void(std::function<void()> work, std::function<void()> done)> run;
-    std::function<bool(size_t bytes)> has_memory;
-  };
+  // A GPU whose memory is nowhere: copies take the time that `copier` says, nothing is allocated or launched.
+  SimulatedCuda(VirtualTime* time, Copier copier, After after);
 
-  // `after(event)`: an event of the process whose threads the queues are, some time from now. Without `kernels` nothing
-  // is launched or allocated.
-  SimulatedCuda(VirtualTime* time, Copier copier, std::function<void(std::function<void()>)> after,
-                Kernels kernels = {});
+  // `make_process(clock)`: what there is besides contexts, streams and events.
+  using MakeProcess = std::function<std::unique_ptr<Process>(Clock* clock)>;
+  SimulatedCuda(VirtualTime* time, const MakeProcess& make_process, After after);
 
-  // Everything that was made of it is gone, or it was killed; no event of its streams is still to come.
-  ~SimulatedCuda();
+  // Everything that was made of it is gone, also where it was killed; no event of its streams is still to come.
+  ~SimulatedCuda() override;
 
   SimulatedCuda(const SimulatedCuda&) = delete;
   SimulatedCuda& operator=(const SimulatedCuda&) = delete;
@@ -56,9 +44,9 @@ class SimulatedCuda {
   std::shared_ptr<const kernels::GpuDevice> device() const { return device_; }
   std::unique_ptr<kernels::CompletionQueue> MakeQueue();
 
-  // Streams and their handles are the same.
+  // Every stream here is one of these.
   static GpuStream& StreamOf(kernels::CudaStream stream);
-  static kernels::CudaStream HandleOf(GpuStream* stream);
+  static kernels::CudaStream HandleOf(GpuStream* stream) { return stream->handle(); }
 
   // No stream has anything to do, and no callback is to come.
   bool idle() const;
@@ -70,16 +58,18 @@ class SimulatedCuda {
 
  private:
   class Queue;
-  friend struct SimulatedDriver;
+
+  std::shared_ptr<Stream> MakeStream() override;
+  int DoNow(const Stream::Operation& operation) override;
+  void Await(const EventRecord& record) override;
+  double Now() const override { return time_->now(); }
 
   VirtualTime* const time_;
-  const Copier copier_;
-  const std::function<void(std::function<void()>)> after_;
-  const Kernels kernels_;
+  const After after_;
   bool killed_ = false;
-  size_t callbacks_ = 0;  // to come
-  std::map<kernels::CudaPointer, std::unique_ptr<std::byte[]>> allocated_;
-  std::list<GpuStream> streams_;
+  size_t callbacks_ = 0;                             // to come
+  std::vector<std::shared_ptr<GpuStream>> streams_;  // to the end: an event may still be on its way to one
+  const std::unique_ptr<Process> process_;
   std::shared_ptr<const kernels::GpuDevice> device_;
 };
 

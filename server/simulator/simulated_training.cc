@@ -38,7 +38,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       d2h_(&time_, &host_memory_, machine.d2h, Lane::kD2H, &timeline_),
       cuda_(
           &time_,
-          [this](const SimulatedCuda::Copy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
+          [this](const GpuCopy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
           [this](std::function<void()> event) { time_.After(0, std::move(event)); }),
       compute_(&time_, &timeline_),
       pack_(&time_, nullptr),
@@ -97,7 +97,7 @@ void SimulatedTraining::OpenMover() {
 }
 
 // The link moves parameters, gradients and their sums.
-void SimulatedTraining::BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done) {
+void SimulatedTraining::BeginCopy(const GpuCopy& copy, std::function<void()> done) {
   const double bytes = static_cast<double>(copy.bytes);
   if (copy.to_gpu) {
     return h2d_.Copy(bytes, absl::StrCat("parameters ", bucket_at_.at(copy.gpu - kGpu)), std::move(done));
@@ -125,6 +125,7 @@ void SimulatedTraining::BeginStep() {
 
 void SimulatedTraining::LaunchForward() {
   if (launched_ || steps_.empty()) return;
+  const kernels::CurrentDevice current(*cuda_.device());
   GpuStream* const reader = sharded_ == nullptr ? &compute_ : sharded_->network();
   for (; next_unit_ < workload_.units.size(); ++next_unit_) {
     const std::vector<uint32_t>& needed = buckets_of_unit_[next_unit_];
@@ -186,6 +187,7 @@ void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete)
   Bucket& bucket = buckets_[index];
   const auto slot = static_cast<uint32_t>(gradients_++ % copied_.size());
   const double bytes = static_cast<double>(layout_.buckets[index].gradient_bytes());
+  const kernels::CurrentDevice current(*cuda_.device());
   pack_.Wait(complete);
   Check(mover_->WaitLanded(index, SimulatedCuda::HandleOf(&pack_)));
   pack_.Wait(copied_[slot]);
@@ -194,7 +196,6 @@ void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete)
   pack_.Record(&bucket.packed);
   GpuStream& down = SimulatedCuda::StreamOf(mover_->down_stream());
   down.Wait(bucket.packed);
-  const kernels::CurrentDevice current(*cuda_.device());
   Check(mover_->CopyDown(index, slot, steps_.size() % 2, kernels::Mover::What::kGradientAndSums,
                          [this, index](const auto&, double) { Arrive(index); }));
   down.Record(&copied_[slot]);
@@ -287,6 +288,7 @@ void SimulatedTraining::VerdictReached(const engine::VerdictReport& report) {
 
 // Masters and moments are read and written, gradient and parameters pass once.
 void SimulatedTraining::UpdateResidents() {
+  const kernels::CurrentDevice current(*cuda_.device());
   for (auto i = static_cast<uint32_t>(buckets_.size()); i-- > 0 && Resident(i);) {
     const engine::BucketLayout& bucket = layout_.buckets[i];
     const double bytes = 2.0 * static_cast<double>(layout_.StateBytes(bucket.elements)) +

@@ -80,7 +80,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void OnStep(const engine::StepReport&) override;
 
   void OpenMover();
-  void BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done);
+  void BeginCopy(const GpuCopy& copy, std::function<void()> done);
   bool Resident(uint32_t bucket) const { return bucket >= buckets_.size() - settings_.resident_buckets; }
   void BeginStep();
   void LaunchForward();  // of the units whose parameters are under way; then everything behind them

@@ -187,6 +187,27 @@ def test_ranks_save_and_any_number_of_them_restores(ranks, make, kind, tmp_path,
         torch.testing.assert_close(parameter.detach(), through[0][0]["weights"][name], rtol=0, atol=rounding)
 
 
+@pytest.mark.parametrize("kind", ["MomentumMatrix"], indirect=True)
+def test_each_rank_hosts_some_of_the_matrices(ranks, make, kind, tmp_path):
+    saved = str(tmp_path / "saved")
+    first = {"kind": kind, "steps": 3, "save": saved, "shards": False}
+    through = Run(ranks, tmp_path / "a", first, {"kind": kind, "steps": 1}, trainer="momentum").results()
+    assert [sorted(result[0]["state"]) for result in through] == [["weight"], ["bias"]]
+    module = model()
+    optimizer = make(module)
+    steps(module, optimizer, 0, 1, 2, 3, 4)
+    for result in through:
+        same([p.detach() for p in module.parameters()], list(result[0]["weights"].values()))
+        assert "updates whole matrices, and weight is sharded: leave it out of fully_shard" in result[1]["why"]
+    restored = model()
+    heir = make(restored, restore=saved)
+    steps(restored, heir, 3, 4)
+    same(bits(heir, restored), bits(optimizer, module))
+    again = {"kind": kind, "steps": 3, "restore": saved, "shards": False}
+    for result in Run(ranks, tmp_path / "b", again, trainer="momentum").results():
+        same([p.detach() for p in module.parameters()], list(result[0]["weights"].values()))
+
+
 def test_jax_hands_out_the_same(ranks, make, kind):
     import jax.numpy as jnp  # only here: it takes a second
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.conftest import Daemon
 from tests.integration.test_ctl import ctl
-from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon  # noqa: F401
+from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon, make_current  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
@@ -100,7 +100,7 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon
     optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
     stream = ctypes.c_void_p()
     driver = ctypes.CDLL(DRIVER)
-    assert driver.cuCtxSetCurrent(1) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
+    assert make_current(driver) and driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
     beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
     monkeypatch.setattr(cuda, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
     waited = []
@@ -122,7 +122,7 @@ def test_parameters_stay_until_every_stream_that_reads_them_has_done_so(gpu_daem
     optimizer.synchronize()
     before, seen = weights(model), []
     driver, beside = ctypes.CDLL(DRIVER), ctypes.c_void_p()
-    assert driver.cuCtxSetCurrent(1) == 0 and driver.cuStreamCreate(ctypes.byref(beside), 0) == 0
+    assert make_current(driver) and driver.cuStreamCreate(ctypes.byref(beside), 0) == 0
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     def evaluate(_):

@@ -9,7 +9,7 @@ import ctypes
 
 import pytest
 import torch
-from tests.support.fake_torch_gpu import DRIVER
+from tests.support.fake_torch_gpu import DRIVER, make_current
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -39,7 +39,7 @@ class Graph(TorchDispatchMode):
 
 def _make_stream() -> ctypes.c_void_p:
     driver, stream = ctypes.CDLL(DRIVER), ctypes.c_void_p()
-    assert driver.cuCtxSetCurrent(1) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
+    assert make_current(driver) and driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
     return stream
 
 

@@ -44,16 +44,21 @@ def _begin_read(flag: torch.Tensor) -> Callable[[], bool]:
     return lambda: bool(copy.numpy())
 
 
+def make_current(driver: ctypes.CDLL) -> ctypes.c_void_p:
+    """The calling thread's context is the GPU's from now on, which stays open for ever, as torch's does."""
+    context = ctypes.c_void_p()
+    assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    return context
+
+
 class TorchAllocator:
     """What torch's allocator does with GPU memory: it keeps what tensors leave until it is told to give it back."""
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL(DRIVER)
         self._cached: list[int] = []
-        context = ctypes.c_void_p()
-        assert self._driver.cuInit(0) == 0
-        assert self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-        self._context = context
+        self._context = make_current(self._driver)
 
     def take_in(self, model: torch.nn.Module) -> None:
         """The model's parameters lie in memory of the fake GPU afterwards, each in a block of its own."""

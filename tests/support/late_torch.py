@@ -31,9 +31,12 @@ class _Driver:
         driver = ctypes.CDLL(DRIVER)
 
         def call(*arguments: Any) -> None:
-            assert driver.cuInit(0) == 0 and driver.cuCtxPushCurrent_v2(ctypes.c_void_p(1)) == 0
+            context = ctypes.c_void_p()
+            assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxPushCurrent_v2(context) == 0
             code = getattr(driver, name)(*arguments)
-            assert driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())) == 0
+            assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+            assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
             assert code == 0, f"{name}: {code}"
 
         return call

@@ -23,13 +23,14 @@ BINARY = BUILD / "tests/support/superoffloadd_with_test_algorithms"
 BLOCK = 256
 
 
-def _algorithm(daemon_name: str, name: str, *moments: str) -> Algorithm:
+def _algorithm(daemon_name: str, name: str, *moments: str, matrices: bool = False) -> Algorithm:
     return Algorithm(
         daemon_name=daemon_name,
         name=name,
         moments=moments,
         scalars=lambda group: groups.numbers({"lr": group["lr"], "momentum": group["momentum"]}),
         group_values=dict,
+        matrices=matrices,
     )
 
 
@@ -47,7 +48,7 @@ class Momentum8(_Momentum):
 
 
 class MomentumMatrix(_Momentum):
-    algorithm = _algorithm("test_momentum_matrix", "MomentumMatrix", "momentum_buffer")
+    algorithm = _algorithm("test_momentum_matrix", "MomentumMatrix", "momentum_buffer", matrices=True)
 
 
 def fma(a: torch.Tensor | float, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -114,12 +115,30 @@ def backward(module: torch.nn.Module, step: int) -> None:
 
 
 def train(
-    rank: int, *, kind: str, steps: int, save: str | None = None, restore: str | None = None, gathers: bool = False
+    rank: int,
+    *,
+    kind: str,
+    steps: int,
+    shards: bool = True,
+    save: str | None = None,
+    restore: str | None = None,
+    gathers: bool = False,
 ) -> dict[str, torch.Tensor | dict | str]:
-    """Trains to ``steps``, saves a checkpoint, and goes on for two; ``gathers``: it asks for a torch_state_dict()."""
+    """Trains to ``steps``, saves a checkpoint, and goes on for two.
+
+    ``shards``: by fully_shard; else all ranks have the model, and the same gradients. ``gathers``: it asks for a
+    torch_state_dict().
+    """
     module = model()
-    torch.distributed.fsdp.fully_shard(module)
-    optimizer = globals()[kind](module.named_parameters(), name=f"{kind}-{bool(restore)}", restore=restore)
+    options = {"name": f"{kind}-{shards}-{bool(restore)}", "restore": restore}
+    if shards:
+        torch.distributed.fsdp.fully_shard(module)
+    else:
+        options["replicas"] = True
+    try:
+        optimizer = globals()[kind](module.named_parameters(), **options)
+    except superoffload.Error as error:
+        return {"why": str(error)}
     for step in range(optimizer.committed_steps, steps + 2):
         if step == steps and save is not None:
             optimizer.save_checkpoint(save)
@@ -133,7 +152,8 @@ def train(
         refusal = str(refused.value)
     state = optimizer.state_tensors()
     optimizer.close()
-    return {"weights": {name: p.full_tensor() for name, p in module.named_parameters()}, "state": state, "why": refusal}
+    whole = {name: p.full_tensor() if shards else p.detach() for name, p in module.named_parameters()}
+    return {"weights": whole, "state": state, "why": refusal}
 
 
 def main() -> None:

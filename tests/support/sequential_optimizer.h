@@ -92,14 +92,16 @@ class SequentialOptimizer {
     engine::OptimizerMemory memory = memory_.view();
     memory.gradients = const_cast<std::byte*>(gradients);
     const engine::BucketMatrices matrices(layout_, memory, bucket);
-    for (size_t stage = 0; stage < layout_.algorithm->stages->count; ++stage) {
+    // A layout's algorithm may be one that dies.
+    const kernels::MatrixStages& stages = *kernels::FindAlgorithm(layout_.algorithm->name)->stages;
+    for (size_t stage = 0; stage < stages.count; ++stage) {
       for (size_t i = 0; i < matrices.tasks(); ++i) {
         const engine::BucketMatrices::Task& task = matrices.task(i);
         const uint32_t parameter = ParameterAt(bucket, task.at);
         if (!absent.empty() && absent[parameter]) continue;
         const kernels::StepConstants constants =
             layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale);
-        matrices.Run(*layout_.algorithm->stages, stage, task, slot, constants);
+        matrices.Run(stages, stage, task, slot, constants);
       }
     }
   }

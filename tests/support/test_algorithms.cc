@@ -222,9 +222,9 @@ constexpr StateArray kArrays8[] = {{"model"},
 constexpr StateArray kArraysMatrix[] = {{"model"}, {"momentum_buffer"}};
 
 constexpr Algorithm kMomentum16{"test_momentum_bf16",   kArrays16, kScalars, MakeConstants, Supported<kKernels16>,
-                                "test_resident_momentum_bf16"};
+                                nullptr};
 constexpr Algorithm kMomentum8{"test_momentum_8bit",   kArrays8, kScalars, MakeConstants, Supported<kKernels8>,
-                               "test_resident_momentum_8bit", kBlock};
+                               nullptr, kBlock};
 constexpr Algorithm kMomentumMatrix{"test_momentum_matrix", kArraysMatrix, kScalars, MakeConstants,
                                     Supported<kKernelsMatrix>, nullptr, 1, &kStages};
 

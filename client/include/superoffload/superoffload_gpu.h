@@ -43,12 +43,11 @@ typedef struct superoffload_gpu_options {
   uint32_t mover;              /* enum superoffload_mover */
   uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
   uint32_t device_slots;       /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
-  uint32_t max_bucket_tensors; /* parameters that have elements in one bucket, at most */
   uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
   uint32_t bucket_count, group_count, scalar_count, array_count, parameter_count;
   const superoffload_bucket* buckets;
   /* What resident buckets are updated with: Optimizer.algorithm; the scalars of each group as of the attach,
-   * scalar_count each, which superoffload_set_scalars changes; Layout.arrays, all fp32; Placement.state_offset and
+   * scalar_count each, which superoffload_set_scalars changes; Layout.arrays; Placement.state_offset and
    * Optimizer.parameter_steps of each parameter, the latter NULL where it is empty. */
   const char* algorithm;
   const double* scalars;

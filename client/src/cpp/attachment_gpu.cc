@@ -1,5 +1,4 @@
 // GPU memory for an attachment of a C++ trainer.
-#include <algorithm>
 #include <vector>
 
 #include "client/src/cpp/calls.h"
@@ -7,19 +6,6 @@
 #include "superoffload/client.hpp"
 
 namespace superoffload {
-namespace {
-
-// Parameters that have elements in one bucket, at most.
-uint32_t MostParameters(const v1::Layout& layout) {
-  std::vector<uint32_t> counts(static_cast<size_t>(layout.buckets_size()));
-  for (const v1::Placement& place : layout.placements()) {
-    for (uint32_t i = 0; i < place.bucket_count(); ++i) ++counts[place.first_bucket() + i];
-  }
-  return *std::ranges::max_element(counts);
-}
-
-}  // namespace
-
 absl::StatusOr<superoffload_gpu_report> Attachment::AttachGpu(int ordinal, superoffload_mover mover) {
   superoffload_open_step_state step;
   if (int code = superoffload_look(trainer_, &step); code != 0) return FromC(code);
@@ -51,7 +37,6 @@ absl::StatusOr<superoffload_gpu_report> Attachment::GiveGpu(const v1::Optimizer&
       .mover = gpu_->mover,
       .share = 0,
       .device_slots = 0,
-      .max_bucket_tensors = MostParameters(layout),
       .next_slot = next_slot,
       .bucket_count = static_cast<uint32_t>(buckets.size()),
       .group_count = static_cast<uint32_t>(optimizer.groups_size()),

@@ -20,12 +20,12 @@ Status CheckOptions(const superoffload_gpu_options& options) {
   if (options.mover <= SUPEROFFLOAD_MOVER_DIRECT && options.share <= 1 && options.push <= 1 &&
       options.device_slots <= SUPEROFFLOAD_MAX_DEVICE_SLOTS && options.next_slot <= 1 && options.bucket_count != 0 &&
       options.buckets != nullptr && options.group_count != 0 && options.scalars != nullptr &&
-      options.array_offsets != nullptr && options.parameter_offsets != nullptr && options.max_bucket_tensors != 0) {
+      options.array_offsets != nullptr && options.parameter_offsets != nullptr && options.parameter_count != 0) {
     return {};
   }
   return Error(Code::kInvalidArgument,
                "ill-formed superoffload_gpu_options; take buckets and groups from the attach response, at most ",
-               SUPEROFFLOAD_MAX_DEVICE_SLOTS, " device slots and at least one tensor per bucket");
+               SUPEROFFLOAD_MAX_DEVICE_SLOTS, " device slots and at least one parameter");
 }
 
 Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_bytes, size_t gradients_bytes,
@@ -51,6 +51,18 @@ Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_b
     buckets->push_back(bucket);
   }
   return {};
+}
+
+uint32_t MostBucketTensors(const superoffload_gpu_options& options) {
+  std::vector<uint64_t> offsets(options.parameter_offsets, options.parameter_offsets + options.parameter_count);
+  std::sort(offsets.begin(), offsets.end());
+  ptrdiff_t most = 1;
+  for (uint32_t i = 0; i < options.bucket_count; ++i) {
+    const uint64_t begin = options.buckets[i].state_offset, end = begin + options.buckets[i].elements;
+    const auto first = std::upper_bound(offsets.begin(), offsets.end(), begin);  // the one before has element `begin`
+    most = std::max(most, std::lower_bound(first, offsets.end(), end) - first + 1);
+  }
+  return static_cast<uint32_t>(most);
 }
 
 void CopyText(const std::string& text, std::span<char> field) {

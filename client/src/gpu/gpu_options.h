@@ -27,6 +27,9 @@ Status CheckOptions(const superoffload_gpu_options& options);
 Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_bytes, size_t gradients_bytes,
                     std::vector<GpuBucket>* buckets);
 
+// Parameters that have elements in one bucket, at most.
+uint32_t MostBucketTensors(const superoffload_gpu_options& options);
+
 void CopyText(const std::string& text, std::span<char> field);
 
 // Why something was not done, after what the notes say already.

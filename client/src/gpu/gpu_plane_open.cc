@@ -47,8 +47,9 @@ Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, con
   if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
     return status;
   }
+  const uint32_t most_tensors = MostBucketTensors(options);
   const auto plan = [&](uint64_t slots) {
-    return PlanGpu(*buckets, parameters_bytes, slots, options.max_bucket_tensors);
+    return PlanGpu(*buckets, parameters_bytes, slots, most_tensors);
   };
   if (options.device_slots == 0) return ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout);
   *layout = plan(options.device_slots);

@@ -51,7 +51,7 @@ GradientPacker::~GradientPacker() {
 Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const BucketTensor> tensors) const {
   if (tensors.size() > layout_.most_tensors) {
     return Error(Code::kInvalidArgument, tensors.size(), " tensors for bucket ", bucket,
-                 ", but max_bucket_tensors is ", layout_.most_tensors);
+                 ", but parts of at most ", layout_.most_tensors, " parameters lie in one");
   }
   uint64_t end = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -6,9 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "server/engine/layout.h"
-#include "server/engine/platform.h"
+#include "server/simulator/virtual_clock.h"
 #include "server/simulator/virtual_time.h"
 #include "tests/fault/simulated/death_plan.h"
 #include "tests/fault/simulated/event_log.h"
@@ -29,15 +28,6 @@ template <typename... Parts>
   throw SimulationFailed{absl::StrCat(parts...)};
 }
 
-class VirtualClock final : public engine::Clock {
- public:
-  explicit VirtualClock(const simulator::VirtualTime* time) : time_(*time) {}
-  absl::Time Now() const override { return absl::UnixEpoch() + absl::Seconds(time_.now()); }
-
- private:
-  const simulator::VirtualTime& time_;
-};
-
 struct Ground {
   Ground(uint64_t seed, bool gpu, bool verbose)
       : clock(&time),
@@ -52,7 +42,7 @@ struct Ground {
   uint32_t buckets() const { return static_cast<uint32_t>(layout.buckets.size()); }
 
   simulator::VirtualTime time;
-  VirtualClock clock;
+  simulator::VirtualClock clock;
   RandomSource random;
   EventLog log;
   const Scenario scenario;

@@ -8,7 +8,7 @@ function(plant_bug name file seeds from to)
   write_mutant(mutant planted/${name} ${file} "the planted bug ${name}"
     "${ARGV3}" "${ARGV4}" "${ARGV5}" "${ARGV6}")
   add_executable(planted_${name} $<TARGET_OBJECTS:fault_simulator_main> ${mutant})
-  target_link_libraries(planted_${name} PRIVATE fault_simulation)
+  target_link_libraries(planted_${name} PRIVATE fault_simulation superoffload_test_algorithms)
   target_compile_options(planted_${name} PRIVATE -Wno-unused -g0)  # of what the bug does not call
   target_link_options(planted_${name} PRIVATE -Wl,--strip-debug)   # nobody debugs it, and it links faster
   add_test(NAME SimulatedFaults.FindsPlantedBug.${name} COMMAND planted_${name} --planted --seeds=${seeds} ${simulator_arguments})
@@ -20,7 +20,7 @@ plant_bug(recovery_of_one_step_only server/engine/recovery.cc 500
   "while (record_.absorbed(index) < record_.committed())" "if (record_.absorbed(index) < record_.committed())")
 plant_bug(directions_kept_before_the_last_stage server/engine/bucket_pass.cc 2000
   "*round().stage + 1 == layout_.algorithm->stages->count" "*round().stage == 0")
-plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 2000
+plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 8000
   "    record_->KeepDirections(bucket_, arguments_.absorbed_step);\n" "")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  header_->gradient_scale[t % 2] = values.gradient_scale;"

@@ -14,7 +14,8 @@ namespace {
 using engine::SpeculationPolicy;
 using kernels::DType;
 
-constexpr double kLarge = 0.02;  // of the seeds have buckets of several chunks
+// Of the seeds have buckets of several chunks, which matter most to algorithms that update whole matrices.
+constexpr double kLarge = 0.02, kLargeMatrices = 0.2;
 
 engine::OptimizerSpec MakeSpec(RandomSource& random) {
   static constexpr std::array<std::pair<DType, DType>, 5> kDtypes = {{{DType::kBFloat16, DType::kBFloat16},
@@ -27,7 +28,7 @@ engine::OptimizerSpec MakeSpec(RandomSource& random) {
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
   const auto [dtype, gradient_dtype] = kDtypes[random.Below(kDtypes.size())];
-  const bool large = random.Chance(kLarge);
+  const bool large = random.Chance(spec.algorithm->stages == nullptr ? kLarge : kLargeMatrices);
   spec.bucket_bytes = large ? 1 << 20 : engine::kMinBucketBytes;
   const size_t parameters = random.Between(2, 8);
   for (size_t i = 0; i < parameters; ++i) {

@@ -4,8 +4,6 @@
 
 namespace superoffload::faults {
 
-using simulator::SimulatedCuda;
-
 SimulatedDevice::SimulatedDevice(Ground* ground, std::shared_ptr<SimulatedGpuMemory> gpu,
                                  std::shared_ptr<SimulatedRings> rings, engine::StepMachine* machine,
                                  std::function<void(std::function<void()>)> after)
@@ -15,8 +13,8 @@ SimulatedDevice::SimulatedDevice(Ground* ground, std::shared_ptr<SimulatedGpuMem
       machine_(machine),
       cuda_(
           &ground->time,
-          [this](const SimulatedCuda::Copy& copy, std::function<void()> done) {
-            gpu_->Copy(copy, [this] { return !cuda_.killed(); }, std::move(done));
+          [this](simulator::Clock* clock) {
+            return gpu_->MakeProcess(clock, [this] { return !cuda_.killed(); }, [] { return false; });
           },
           std::move(after)) {
   const client::GpuLayout& layout = gpu_->layout();

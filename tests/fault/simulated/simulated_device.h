@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "server/engine/step_machine.h"
+#include "server/simulator/simulated_cuda.h"
 #include "server/transport/device_mover.h"
 #include "tests/fault/simulated/simulated_gpu_memory.h"
 #include "tests/fault/simulated/simulated_rings.h"

@@ -1,19 +1,15 @@
 #include "tests/fault/simulated/simulated_gpu.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "client/src/gpu/gpu_status.h"
-#include "tests/fault/simulated/simulated_kernels.h"
 
 namespace superoffload::faults {
 namespace {
 
 using simulator::SimulatedCuda;
-
-constexpr double kNoMemory = 0.1;  // of the resident buckets
 
 void Check(const client::Status& status) {
   if (!status.ok()) Fail("the trainer's GPU: ", status.message);
@@ -99,21 +95,10 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
       submit_(std::move(submit)),
       cuda_(
           &ground->time,
-          [this](const SimulatedCuda::Copy& copy, std::function<void()> done) {
-            if (!waits_) return memory_->Copy(copy, [this] { return !cuda_.killed(); }, std::move(done));
-            std::memcpy(reinterpret_cast<void*>(copy.gpu), copy.host, copy.bytes);
-            done();
+          [this](simulator::Clock* clock) {
+            return memory_->MakeProcess(clock, [this] { return !cuda_.killed(); }, [this] { return waits_; });
           },
-          std::move(after),
-          {.bind = BindKernel,
-           .run =
-               [this](std::function<void()> work, std::function<void()> done) {
-                 Later([work = std::move(work), done = std::move(done)] {
-                   work();
-                   done();
-                 });
-               },
-           .has_memory = [this](size_t) { return !ground_.random.Chance(kNoMemory); }}),
+          std::move(after)),
       compute_(&ground->time, nullptr),
       beside_(&ground->time, nullptr) {
   for (uint32_t slot = 0; slot < memory_->layout().slots.count; ++slot) free_slots_.push_back(slot);
@@ -172,8 +157,10 @@ uint32_t SimulatedGpu::SetResident(uint32_t count) {
   constexpr auto kNoRoom = client::Code::kResourceExhausted;
   const kernels::CurrentDevice current(*cuda_.device());
   waits_ = true;
+  memory_->LetAllocationsFail(true);
   client::Status status = moves_->SetResident(count, ground_.memory.state.data());
   while (status.code == kNoRoom && count > 0) status = moves_->SetResident(--count, ground_.memory.state.data());
+  memory_->LetAllocationsFail(false);
   waits_ = false;
   Check(status);
   if (residents() != count) Fail(residents(), " buckets are resident, not ", count);

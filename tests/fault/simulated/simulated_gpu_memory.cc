@@ -1,14 +1,21 @@
 #include "tests/fault/simulated/simulated_gpu_memory.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace superoffload::faults {
 
-using simulator::SimulatedCuda;
+namespace {
 
-SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground) : ground_(*ground) {
+constexpr double kNoMemory = 0.1;  // of the resident buckets
+
+fake_cuda::Machine Superchip() { return fake_cuda::FindMachine("gh200"); }
+
+}  // namespace
+
+// Pinned memory of the driver's is asked for, too, and is there.
+SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
+    : ground_(*ground), memory_(Superchip, [this] { return finds_none_ && ground_.random.Chance(kNoMemory); }) {
   uint64_t most_parts = 0;
   for (const engine::BucketLayout& bucket : ground_.layout.buckets) {
     buckets_.push_back({.elements = bucket.elements,
@@ -21,7 +28,14 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground) : ground_(*ground) {
     most_parts = std::max<uint64_t>(most_parts, bucket.part_count);
   }
   layout_ = client::PlanGpu(buckets_, ground_.layout.parameters_bytes, ground_.random.Between(1, 3), most_parts);
-  bytes_.resize(layout_.bytes);
+  if (memory_.Allocate(&base_, layout_.bytes) != 0) Fail("there is no GPU memory for the parameters");
+}
+
+SimulatedGpuMemory::~SimulatedGpuMemory() { memory_.Free(base_); }
+
+std::span<std::byte> SimulatedGpuMemory::parameters() {
+  const size_t bytes = ground_.layout.parameters_bytes;
+  return {static_cast<std::byte*>(memory_.OnGpu(reinterpret_cast<const void*>(base_), bytes)), bytes};
 }
 
 std::vector<kernels::MovedBucket> SimulatedGpuMemory::MovedBuckets() const {
@@ -36,23 +50,60 @@ std::vector<kernels::MovedBucket> SimulatedGpuMemory::MovedBuckets() const {
   return moved;
 }
 
-void SimulatedGpuMemory::Copy(const SimulatedCuda::Copy& copy, std::function<bool()> alive, std::function<void()> done) {
-  ground_.log.Add("gpu", copy.to_gpu ? "copies up" : "copies down", copy.gpu - base(), copy.bytes);
-  if (copy.gpu < base() || copy.gpu - base() + copy.bytes > bytes_.size()) Fail("a copy of memory that is not there");
-  CopyRest(copy, 0, std::move(alive), std::move(done));
-}
+// Keeps the memory: events may be on their way when everybody else has left it.
+class SimulatedGpuMemory::User final : public fake_cuda::Process {
+ public:
+  User(simulator::Clock* clock, std::shared_ptr<SimulatedGpuMemory> memory, std::function<bool()> alive,
+       std::function<bool()> waits)
+      : Process(clock, &memory->memory_),
+        memory_(std::move(memory)),
+        alive_(std::move(alive)),
+        waits_(std::move(waits)) {}
 
-void SimulatedGpuMemory::CopyRest(const SimulatedCuda::Copy& copy, size_t done_bytes, std::function<bool()> alive,
-                                  std::function<void()> done) {
-  ground_.time.After(ground_.random.Delay(), [self = shared_from_this(), copy, done_bytes, alive, done] {
-    if (!alive()) return;
-    RandomSource& random = self->ground_.random;
-    const size_t rest = copy.bytes - done_bytes, bytes = random.Chance(0.5) ? rest : random.Between(1, rest);
-    std::byte* const gpu = reinterpret_cast<std::byte*>(copy.gpu) + done_bytes;
-    std::byte* const host = copy.host + done_bytes;
-    copy.to_gpu ? std::memcpy(gpu, host, bytes) : std::memcpy(host, gpu, bytes);
-    bytes == rest ? done() : self->CopyRest(copy, done_bytes + bytes, alive, done);
-  });
+  void SetFault() override { Fail("the GPU is to use memory that is not there"); }
+
+  void Move(const simulator::GpuCopy& copy, const std::function<void(size_t, size_t)>& move,
+            const Done& done) override {
+    if (waits_()) {
+      move(0, copy.bytes);
+      return done();
+    }
+    memory_->ground_.log.Add("gpu", copy.to_gpu ? "copies up" : "copies down", copy.gpu - memory_->base(), copy.bytes);
+    MoveRest(0, copy.bytes, move, done);
+  }
+
+  void Work(const std::function<void()>& work, const Done& done) override {
+    Later([work, done] {
+      work();
+      done();
+    });
+  }
+
+ private:
+  void MoveRest(size_t first, size_t end, std::function<void(size_t, size_t)> move, Done done) {
+    Later([this, first, end, move = std::move(move), done = std::move(done)] {
+      RandomSource& random = memory_->ground_.random;
+      const size_t rest = end - first, bytes = random.Chance(0.5) ? rest : random.Between(1, rest);
+      move(first, bytes);
+      bytes == rest ? done() : MoveRest(first + bytes, end, move, done);
+    });
+  }
+
+  void Later(std::function<void()> event) {
+    Ground& ground = memory_->ground_;
+    ground.time.After(ground.random.Delay(), [this, event = std::move(event)] {
+      if (alive_()) event();
+    });
+  }
+
+  const std::shared_ptr<SimulatedGpuMemory> memory_;
+  const std::function<bool()> alive_, waits_;
+};
+
+std::unique_ptr<fake_cuda::Process> SimulatedGpuMemory::MakeProcess(simulator::Clock* clock,
+                                                                    std::function<bool()> alive,
+                                                                    std::function<bool()> waits) {
+  return std::make_unique<User>(clock, shared_from_this(), std::move(alive), std::move(waits));
 }
 
 }  // namespace superoffload::faults

@@ -1,7 +1,9 @@
 // The GPU memory of one attachment: a trainer's, which a daemon may have mapped. It is laid out as the client library
 // lays it out: the parameters, and behind them the device slots with their sums.
 //
-// Copies move real bytes, in pieces, each as late as it likes: whoever changes what is being copied tears it.
+// It is memory of the tests' fake GPU (tests/support/fake_cuda/memory.h): whoever reaches for it other than through the
+// driver faults. Copies move real bytes, in pieces, each as late as it likes: whoever changes what is being copied
+// tears it.
 #ifndef SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_GPU_MEMORY_H_
 #define SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_GPU_MEMORY_H_
 
@@ -14,34 +16,42 @@
 
 #include "client/src/gpu/gpu_layout.h"
 #include "kernels/gpu/mover.h"
-#include "server/simulator/simulated_cuda.h"
 #include "tests/fault/simulated/ground.h"
+#include "tests/support/fake_cuda/process.h"
 
 namespace superoffload::faults {
 
 class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemory> {
  public:
   explicit SimulatedGpuMemory(Ground* ground);
+  ~SimulatedGpuMemory();
 
   const std::vector<client::GpuBucket>& buckets() const { return buckets_; }
   const client::GpuLayout& layout() const { return layout_; }
-  kernels::CudaPointer base() const { return reinterpret_cast<kernels::CudaPointer>(bytes_.data()); }
-  std::span<std::byte> parameters() { return std::span(bytes_).first(ground_.layout.parameters_bytes); }
+  kernels::CudaPointer base() const { return base_; }
+  // Where the model's kernels find them.
+  std::span<std::byte> parameters();
 
   // What the daemon's mover is told.
   std::vector<kernels::MovedBucket> MovedBuckets() const;
 
-  // For a process that is there while `alive`.
-  void Copy(const simulator::SimulatedCuda::Copy& copy, std::function<bool()> alive, std::function<void()> done);
+  // Whether allocations may find no memory.
+  void LetAllocationsFail(bool may) { finds_none_ = may; }
+
+  // What a process that uses it has of the driver. `alive()`: of the process; nothing that it began ends otherwise.
+  // `waits()`: its copies are done at once, since it waits for them.
+  std::unique_ptr<fake_cuda::Process> MakeProcess(simulator::Clock* clock, std::function<bool()> alive,
+                                                  std::function<bool()> waits);
 
  private:
-  void CopyRest(const simulator::SimulatedCuda::Copy& copy, size_t done_bytes, std::function<bool()> alive,
-                std::function<void()> done);
+  class User;
 
   Ground& ground_;
   std::vector<client::GpuBucket> buckets_;
   client::GpuLayout layout_;
-  std::vector<std::byte> bytes_;
+  bool finds_none_ = false;
+  fake_cuda::Memory memory_;
+  kernels::CudaPointer base_ = 0;
 };
 
 }  // namespace superoffload::faults

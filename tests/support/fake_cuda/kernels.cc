@@ -1,19 +1,19 @@
-#include "tests/support/fake_cuda/kernels.h"
+#include "kernels/cuda/kernels.cuh"
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "kernels/algorithm.h"
-#include "kernels/cuda/kernels.cuh"
-#include "tests/support/fake_cuda/machine.h"
-#include "tests/support/fake_cuda/memory.h"
-#include "tests/support/fake_cuda/stream.h"
+#include "kernels/elements/elements.h"
+#include "kernels/elements/scalar_element.h"
+#include "tests/support/fake_cuda/launch.h"
 #include "tests/unit/kernels/cuda/fake_cuda.h"
 
 // A thread of the host for each of a block's would take long; the kernel's result does not depend on how many there
@@ -33,8 +33,6 @@ using kernels::PackArguments;
 using kernels::PackedTensor;
 using kernels::ResidentArguments;
 
-std::atomic<int> fault = 0;
-
 void RunAlone(const std::function<void()>& kernel) {
   static std::mutex* const one = new std::mutex;  // the fake's blocks share globals
   std::lock_guard lock(*one);
@@ -43,85 +41,105 @@ void RunAlone(const std::function<void()>& kernel) {
 
 // Has the pointer be where its memory is. False: there is none.
 template <typename T>
-bool Find(T** pointer, size_t bytes) {
-  *pointer = static_cast<T*>(OnGpu(*pointer, bytes));
+bool Find(const Process& process, T** pointer, size_t bytes) {
+  *pointer = static_cast<T*>(process.memory().OnGpu(*pointer, bytes));
   return *pointer != nullptr;
 }
 
 using PackCode = void (*)(PackArguments);
 using ResidentCode = void (*)(ResidentArguments);
 
+// The bits of pack.cu, whose threads wait for each other, by one thread.
+void PackAlone(const PackArguments& a) {
+  const size_t width = kernels::DTypeBytes(a.slot.dtype);
+  auto* const slot = static_cast<std::byte*>(a.slot.data);
+  std::memset(slot, 0, a.elements * width);
+  for (const PackedTensor& tensor : std::span(a.table.tensors, a.table.count)) {
+    if (a.dtype == a.slot.dtype) {
+      std::memcpy(slot + tensor.first * width, tensor.data, tensor.elements * width);
+      continue;
+    }
+    for (uint64_t i = 0; i < tensor.elements; ++i) {
+      kernels::StoreElement(a.slot, tensor.first + i, kernels::LoadElement({tensor.data, a.dtype}, i));
+    }
+  }
+  for (uint64_t first = 0; first < a.elements; first += kernels::kChunkElements) {
+    a.chunk_sums[first / kernels::kChunkElements] = kernels::SumOfSquares(
+        std::min<uint64_t>(kernels::kChunkElements, a.elements - first), {slot + first * width, a.slot.dtype});
+  }
+}
+
 // `block`: of the GPU's threads, of which each of the fake's stands for some.
-void Pack(PackCode code, kernels::DType from, kernels::DType to, PackArguments a, unsigned grid, unsigned block) {
+void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType to, PackArguments a, unsigned grid,
+          unsigned block) {
   const uint64_t chunks = (a.elements + kernels::kChunkElements - 1) / kernels::kChunkElements;
   std::vector<PackedTensor> tensors(a.table.count);
   bool found = a.dtype == from && a.slot.dtype == to;
   if (a.table.count > 0) {
-    found = found && Find(&a.table.tensors, tensors.size() * sizeof(PackedTensor)) &&
-            Find(&a.table.chunk_begins, (chunks + 1) * sizeof(uint32_t));
+    found = found && Find(process, &a.table.tensors, tensors.size() * sizeof(PackedTensor)) &&
+            Find(process, &a.table.chunk_begins, (chunks + 1) * sizeof(uint32_t));
     if (found) std::memcpy(tensors.data(), a.table.tensors, tensors.size() * sizeof(PackedTensor));
   }
   for (PackedTensor& tensor : tensors) {
-    found = found && Find(&tensor.data, tensor.elements * kernels::DTypeBytes(a.dtype));
+    found = found && tensor.first + tensor.elements <= a.elements &&
+            Find(process, &tensor.data, tensor.elements * kernels::DTypeBytes(a.dtype));
   }
-  if (!found || !Find(&a.slot.data, a.elements * kernels::DTypeBytes(a.slot.dtype)) ||
-      !Find(&a.chunk_sums, chunks * sizeof(double))) {
-    SetFault();
-    return;
+  if (!found || !Find(process, &a.slot.data, a.elements * kernels::DTypeBytes(a.slot.dtype)) ||
+      !Find(process, &a.chunk_sums, chunks * sizeof(double))) {
+    return process.SetFault();
   }
   a.table.tensors = tensors.data();
+  if (!process.has_threads()) return PackAlone(a);
   const unsigned threads = block * kernels::kFakePackThreads / kernels::kRealPackThreads;
   RunAlone([&] { LaunchFake(code, grid, threads, a); });
 }
 
 // The host takes too long for what nobody looks at: the time is a GPU's.
-void Product(kernels::ProductArguments p) {
+void Product(Process& process, kernels::ProductArguments p, unsigned, unsigned) {
   const size_t bytes = size_t{p.n} * p.n * sizeof(float);
-  if (!Find(&p.a, bytes) || !Find(&p.b, bytes) || !Find(&p.c, bytes)) return SetFault();
+  if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes))
+    return process.SetFault();
   std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void Resident(ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
+void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
   bool found = true;
-  for (void*& array : a.state.arrays) found = found && (array == nullptr || Find(&array, a.elements * sizeof(float)));
-  if (!found || !Find(&a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
-      !Find(&a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
-    SetFault();
-    return;
+  for (void*& array : a.state.arrays)
+    found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
+  if (!found || !Find(process, &a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
+      !Find(process, &a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
+    return process.SetFault();
   }
   RunAlone([&] { LaunchFakeInTurn(code, grid, block, a); });
 }
 
-Kernel OfPack(const char* name, kernels::DType from, kernels::DType to, PackCode code) {
-  return {name, kernels::kRealPackThreads, kernels::kPackSharedBytes,
-          [=](void** arguments, unsigned grid, unsigned block) {
-            return [=, a = *static_cast<PackArguments*>(arguments[0])] { Pack(code, from, to, a, grid, block); };
-          }};
-}
-
-Kernel OfResident(const char* name, ResidentCode code) {
-  return {name, kernels::kResidentThreads, 0, [=](void** arguments, unsigned grid, unsigned block) {
-            return [=, a = *static_cast<ResidentArguments*>(arguments[0])] { Resident(code, a, grid, block); };
-          }};
-}
-
-Kernel OfProduct(const char* name) {
-  return {name, kernels::kProductTile * kernels::kProductTile, kernels::kProductStaticBytes,
-          [](void** arguments, unsigned, unsigned) {
-            return [p = *static_cast<kernels::ProductArguments*>(arguments[0])] { Product(p); };
+// `run(process, arguments, blocks, threads)`.
+template <typename Arguments, typename Run>
+Kernel Of(const char* name, unsigned most_threads, unsigned static_bytes, Run run) {
+  return {name, most_threads, static_bytes, [run](Process& process, void** arguments, unsigned grid, unsigned block) {
+            return [=, &process, a = *static_cast<Arguments*>(arguments[0])] { run(process, a, grid, block); };
           }};
 }
 
 // Registers need no count: with at most 256 threads, none of which can have more than 255, a block's 64 Ki suffice.
 const std::vector<Kernel>& Kernels() {
   static const auto* const all = new std::vector<Kernel>{
-#define X(kernel, from, to) OfPack(#kernel, kernels::DType::from, kernels::DType::to, kernels::kernel),
+#define X(kernel, from, to)                                                                                     \
+  Of<PackArguments>(#kernel, kernels::kRealPackThreads, kernels::kPackSharedBytes,                              \
+                    [](Process& process, const PackArguments& a, unsigned grid, unsigned block) {               \
+                      Pack(process, kernels::kernel, kernels::DType::from, kernels::DType::to, a, grid, block); \
+                    }),
       SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
 #undef X
-#define X(kernel, Formula) OfResident(#kernel, kernels::kernel),
-      SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
+#define X(kernel, Formula)                                                                                \
+  Of<ResidentArguments>(#kernel, kernels::kResidentThreads, 0,                                            \
+                        [](Process& process, const ResidentArguments& a, unsigned grid, unsigned block) { \
+                          Resident(process, kernels::kernel, a, grid, block);                             \
+                        }),
+          SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
 #undef X
-      OfProduct("superoffload_product")};
+              Of<kernels::ProductArguments>("superoffload_product", kernels::kProductTile * kernels::kProductTile,
+                                            kernels::kProductStaticBytes, Product)};
   return *all;
 }
 
@@ -133,8 +151,5 @@ const Kernel* FindKernel(const char* name) {
   }
   return nullptr;
 }
-
-int Fault() { return fault; }
-void SetFault() { fault = kIllegalAddress; }
 
 }  // namespace superoffload::fake_cuda

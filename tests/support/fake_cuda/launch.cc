@@ -1,146 +1,93 @@
 #include "tests/support/fake_cuda/launch.h"
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <mutex>
-#include <set>
+#include <vector>
 
-#include "tests/support/fake_cuda/kernels.h"
-#include "tests/support/fake_cuda/machine.h"
-#include "tests/support/fake_cuda/stream.h"
+#include "server/simulator/driver/handles.h"
 
 namespace superoffload::fake_cuda {
+
+using kernels::CudaFunction;
+using kernels::CudaModule;
+
 namespace {
 
-constexpr unsigned kMostThreads = 1024, kMostGridX = 0x7fffffff, kMostGridYz = 0xffff, kMostBlockZ = 64;
-constexpr unsigned kSharedBytes = 48 << 10;  // of a block that was granted no more
-constexpr int kRegisters = 64 << 10, kWarp = 32, kMultiprocessors = 132;
-
-// CUdevice_attribute, from 1 on.
-constexpr std::array<int, 17> kAttributes = {0,
-                                             kMostThreads,
-                                             kMostThreads,
-                                             kMostThreads,
-                                             kMostBlockZ,
-                                             kMostGridX,
-                                             kMostGridYz,
-                                             kMostGridYz,
-                                             kSharedBytes,
-                                             0,
-                                             kWarp,
-                                             0,
-                                             kRegisters,
-                                             0,
-                                             0,
-                                             0,
-                                             kMultiprocessors};
-
+struct Module {
+  std::mutex mu;
+  std::vector<CudaFunction> functions;  // of it that were found
+};
 struct Function {
   const Kernel* kernel;
-  void* module;
-  unsigned most_dynamic_bytes;
+  std::weak_ptr<Module> module;
+  std::atomic<unsigned> most_dynamic_bytes;  // at first what is left of 48 KiB
 };
-
-struct Loaded {
-  std::mutex mu;
-  std::set<void*> modules;
-  std::map<void*, Function> functions;
-  uintptr_t handle = 0x5e0000000000;
-
-  void* MakeHandle() { return reinterpret_cast<void*>(handle += 0x100); }
-};
-
-// Never destroyed: streams run until the process ends.
-Loaded& All() {
-  static auto* const all = new Loaded;
-  return *all;
-}
+using Modules = simulator::Handles<Module>;
+using Functions = simulator::Handles<Function>;
 
 unsigned Left(unsigned bytes, unsigned taken) { return bytes - std::min(bytes, taken); }
 
-bool IsLoaded(void* module) {
-  std::lock_guard lock(All().mu);
-  return All().modules.contains(module);
-}
-
-bool Exist(Dimensions d, Dimensions most) {
-  return d.x >= 1 && d.y >= 1 && d.z >= 1 && d.x <= most.x && d.y <= most.y && d.z <= most.z;
-}
-
 }  // namespace
 
-int LaunchAttribute(int attribute) {
-  return attribute > 0 && attribute < static_cast<int>(kAttributes.size()) ? kAttributes[static_cast<size_t>(attribute)]
-                                                                           : 0;
+int LoadModule(Process& process, CudaModule* module, const void* image) {
+  if (image == nullptr) return kInvalidValue;
+  *module = Modules::Get().Add<CudaModule>(std::make_shared<Module>());
+  return process.CountObject(1), kOk;
 }
 
-int LoadModule(void** module) {
-  std::lock_guard lock(All().mu);
-  *module = All().MakeHandle();
-  All().modules.insert(*module);
-  CountObject(1);
-  return 0;
+int UnloadModule(Process& process, CudaModule module) {
+  const std::shared_ptr<Module> taken = Modules::Get().Take(module);
+  if (taken == nullptr) return kInvalidHandle;
+  for (const CudaFunction function : taken->functions) Functions::Get().Take(function);
+  return process.CountObject(-1), kOk;
 }
 
-int UnloadModule(void* module) {
-  std::lock_guard lock(All().mu);
-  if (All().modules.erase(module) == 0) return kInvalidHandle;
-  std::erase_if(All().functions, [module](const auto& function) { return function.second.module == module; });
-  CountObject(-1);
-  return 0;
-}
-
-int GetFunction(void** function, void* module, const char* name) {
+int GetFunction(Process&, CudaFunction* function, CudaModule module, const char* name) {
   *function = nullptr;
   const Kernel* const kernel = FindKernel(name);
-  std::lock_guard lock(All().mu);
-  if (!All().modules.contains(module)) return kInvalidHandle;
+  const std::shared_ptr<Module> found = Modules::Get().Find(module);
+  if (found == nullptr) return kInvalidHandle;
   if (kernel == nullptr) return kNotFound;
-  *function = All().MakeHandle();
-  All().functions[*function] = {kernel, module, Left(kSharedBytes, kernel->static_bytes)};
-  return 0;
+  *function = Functions::Get().Add<CudaFunction>(
+      std::make_shared<Function>(kernel, found, Left(kSharedBytes, kernel->static_bytes)));
+  std::lock_guard lock(found->mu);
+  return found->functions.push_back(*function), kOk;
 }
 
-int AllowShared(void* function, int dynamic_bytes) {
-  std::lock_guard lock(All().mu);
-  const auto found = All().functions.find(function);
-  if (found == All().functions.end()) return kInvalidHandle;
-  const unsigned most = Left(ThisMachine().shared_bytes, found->second.kernel->static_bytes);
-  if (dynamic_bytes < 0 || static_cast<unsigned>(dynamic_bytes) > most) return kInvalidValue;
-  found->second.most_dynamic_bytes = static_cast<unsigned>(dynamic_bytes);
-  return 0;
+int SetAttribute(Process& process, CudaFunction function, int attribute, int value) {
+  const std::shared_ptr<Function> found = Functions::Get().Find(function);
+  if (found == nullptr) return kInvalidHandle;
+  const unsigned most = Left(process.machine().shared_bytes, found->kernel->static_bytes);
+  const bool known = attribute == kernels::kCudaFunctionDynamicSharedBytes;
+  if (!known || value < 0 || static_cast<unsigned>(value) > most) return kInvalidValue;
+  return found->most_dynamic_bytes = static_cast<unsigned>(value), kOk;
 }
 
-int Launch(void* function, Dimensions grid, Dimensions block, unsigned dynamic_bytes, void* stream, void** arguments) {
-  Function launched;
-  {
-    std::lock_guard lock(All().mu);
-    const auto found = All().functions.find(function);
-    if (found == All().functions.end()) return kInvalidHandle;
-    launched = found->second;
+int Launch(Process& process, CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+           unsigned block_y, unsigned block_z, unsigned dynamic_bytes, kernels::CudaStream stream, void** arguments,
+           void**) {
+  const std::shared_ptr<Function> launched = Functions::Get().Find(function);
+  if (launched == nullptr) return kInvalidHandle;
+  const uint64_t asked[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z, uint64_t{block_x} * block_y * block_z};
+  const uint64_t most[] = {kMostGridX, kMostGridYz, kMostGridYz, kMostThreads, kMostThreads, kMostBlockZ, kMostThreads};
+  for (size_t i = 0; i < std::size(asked); ++i) {
+    if (asked[i] < 1 || asked[i] > most[i]) return kInvalidValue;
   }
-  if (!Exist(grid, {kMostGridX, kMostGridYz, kMostGridYz})) return kInvalidValue;
-  if (!Exist(block, {kMostThreads, kMostThreads, kMostBlockZ})) return kInvalidValue;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads > kMostThreads || dynamic_bytes > launched.most_dynamic_bytes) return kInvalidValue;
-  if (threads > launched.kernel->most_threads) return kOutOfResources;
-  // The kernels here know one dimension.
-  if (grid.y * grid.z * block.y * block.z != 1) return kInvalidValue;
-  return Issue(stream, [module = launched.module, run = launched.kernel->bind(arguments, grid.x, block.x)] {
-    if (IsLoaded(module)) {
-      run();
-    } else {
-      SetFault();
-    }
+  if (dynamic_bytes > launched->most_dynamic_bytes) return kInvalidValue;
+  if (asked[6] > launched->kernel->most_threads) return kOutOfResources;  // their registers do not fit
+  if (grid_y * grid_z * block_y * block_z != 1) return kInvalidValue;     // the kernels here know one dimension
+  const auto run = launched->kernel->bind(process, arguments, grid_x, block_x);
+  return simulator::Issue(stream, [&process, launched, run](const Process::Done& done) {
+    process.Work([&process, launched, run] { launched->module.expired() ? process.SetFault() : run(); }, done);
   });
 }
 
-const char* NameOf(void* function) {
-  std::lock_guard lock(All().mu);
-  const auto found = All().functions.find(function);
-  return found == All().functions.end() ? nullptr : found->second.kernel->name;
+const char* NameOf(CudaFunction function) {
+  const std::shared_ptr<Function> found = Functions::Get().Find(function);
+  return found == nullptr ? nullptr : found->kernel->name;
 }
 
 }  // namespace superoffload::fake_cuda

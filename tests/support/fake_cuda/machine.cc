@@ -1,10 +1,8 @@
 #include "tests/support/fake_cuda/machine.h"
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -15,37 +13,39 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr unsigned kHopperShared = 227 << 10, kLessShared = 99 << 10;
 constexpr size_t kContext = 512 * kMiB, kSmallContext = 32 * kMiB, kTableEntry = 8;
-constexpr Machine kH100{"fake GPU", false, false, 8192 * kMiB, kHopperShared, kContext, kTableEntry},
-    kGh200{"fake GPU", true, true, 8192 * kMiB, kHopperShared, kContext, 0},  // it uses the host's page tables
-    kHmm{"fake GPU", true, false, 8192 * kMiB, kLessShared, kContext, kTableEntry},
-    kMig{"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared, kSmallContext, kTableEntry};
 
-std::mutex stall_mu;
-std::condition_variable stall_changed;
-std::string stalled_call;
-int stalled_threads = 0;
-std::atomic<bool> any_stalled = false;
-std::atomic<int> objects = 0;
+const char* TextOf(const char* variable, const char* unless_set) {
+  const char* const value = std::getenv(variable);
+  return value == nullptr ? unless_set : value;
+}
 
 }  // namespace
 
-const Machine& ThisMachine() {
-  const char* const value = std::getenv("FAKE_CUDA_MACHINE");
-  const std::string name = value == nullptr ? "h100-pcie" : value;
-  if (name == "h100-pcie") return kH100;
-  if (name == "gh200") return kGh200;
-  if (name == "hmm") return kHmm;
-  if (name == "mig") return kMig;
-  std::fprintf(stderr, "FAKE_CUDA_MACHINE=%s is none of h100-pcie, gh200, hmm, mig\n", value);
+const Machine& FindMachine(std::string_view name) {
+  static const auto* const machines = new std::map<std::string_view, Machine>{
+      {"h100-pcie", {"fake GPU", false, false, 8192 * kMiB, kHopperShared, kContext, kTableEntry}},
+      {"gh200", {"fake GPU", true, true, 8192 * kMiB, kHopperShared, kContext, 0}},  // it uses the host's page tables
+      {"hmm", {"fake GPU", true, false, 8192 * kMiB, kLessShared, kContext, kTableEntry}},
+      {"mig", {"fake GPU MIG 1g", false, false, 256 * kMiB, kHopperShared, kSmallContext, kTableEntry}}};
+  const auto found = machines->find(name);
+  if (found != machines->end()) return found->second;
+  std::fprintf(stderr, "FAKE_CUDA_MACHINE=%s is none of h100-pcie, gh200, hmm, mig\n", std::string(name).c_str());
   std::abort();
 }
 
-std::vector<int> Uuids() {
-  const char* const value = std::getenv("FAKE_CUDA_UUID");
-  std::stringstream text(value == nullptr ? "0" : value);
-  std::vector<int> uuids;
-  for (std::string uuid; std::getline(text, uuid, ',');) uuids.push_back(std::stoi(uuid));
-  return uuids;
+Machine ThisMachine() {
+  Machine machine = FindMachine(TextOf("FAKE_CUDA_MACHINE", "h100-pcie"));
+  if (const int mib = Setting("FAKE_CUDA_CONTEXT_MIB", -1); mib >= 0)
+    machine.context_bytes = kMiB * static_cast<size_t>(mib);
+  if (const int cost = Setting("FAKE_CUDA_REGISTER_COST", -1); cost >= 0)
+    machine.register_cost = static_cast<size_t>(cost);
+  machine.peers = Setting("FAKE_CUDA_NO_PEERS") == 0;
+  machine.refuses_pageable = Setting("FAKE_CUDA_REFUSE_PAGEABLE") != 0;
+  machine.host_is_gpu = Setting("FAKE_CUDA_HOST_IS_GPU") != 0;
+  machine.uuids.clear();
+  std::stringstream uuids(TextOf("FAKE_CUDA_UUID", "0"));
+  for (std::string uuid; std::getline(uuids, uuid, ',');) machine.uuids.push_back(std::stoi(uuid));
+  return machine;
 }
 
 int Setting(const char* variable, int unless_set) {
@@ -54,11 +54,9 @@ int Setting(const char* variable, int unless_set) {
 }
 
 int SettingOf(const char* variable, const char* key) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr) return 0;
-  const std::string text = std::string(",") + value;
-  const size_t at = text.find(std::string(",").append(key).append("="));
-  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + std::strlen(key) + 2);
+  const std::string text = std::string(",") + TextOf(variable, ""), before = std::string(",") + key + "=";
+  const size_t at = text.find(before);
+  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + before.size());
 }
 
 bool OutOfMemory() {
@@ -72,38 +70,4 @@ bool OutOfMemory() {
   return setting != 0 && ++count == setting;
 }
 
-void AwaitRelease(const char* call) {
-  if (!any_stalled.load(std::memory_order_acquire)) return;
-  std::unique_lock lock(stall_mu);
-  if (stalled_call != call) return;
-  ++stalled_threads;
-  stall_changed.notify_all();
-  stall_changed.wait(lock, [call] { return stalled_call != call; });
-  --stalled_threads;
-}
-
-void CountObject(int by) { objects += by; }
-
 }  // namespace superoffload::fake_cuda
-
-extern "C" {
-
-void fakeCudaStall(const char* call) {
-  using namespace superoffload::fake_cuda;
-  {
-    std::lock_guard lock(stall_mu);
-    stalled_call = call == nullptr ? "" : call;
-    any_stalled.store(call != nullptr, std::memory_order_release);
-  }
-  stall_changed.notify_all();
-}
-
-void fakeCudaAwaitStalled() {
-  using namespace superoffload::fake_cuda;
-  std::unique_lock lock(stall_mu);
-  stall_changed.wait(lock, [] { return stalled_threads > 0; });
-}
-
-int fakeCudaObjects() { return superoffload::fake_cuda::objects; }
-
-}  // extern "C"

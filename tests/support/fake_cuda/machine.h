@@ -1,5 +1,5 @@
-// Which machine the fake driver is, and what goes wrong on it. Read from the environment whenever it matters, so that a
-// test can change its mind; a daemon keeps what it was started with.
+// Which machine the fake driver's GPUs are in, and what goes wrong there. The fake libcuda.so reads it from the
+// environment whenever it matters, so that a test can change its mind; a daemon keeps what it was started with.
 //
 //   FAKE_CUDA_MACHINE  h100-pcie (default), gh200, hmm (a smaller GPU, which can reach
 //                     pageable memory, by faults), mig (a small slice)
@@ -7,7 +7,8 @@
 //   FAKE_CUDA_DELAY    microseconds by which each piece of a stream's work is delayed at most, at random
 //   FAKE_CUDA_SLOW     "HtoD=2000": each copy in this direction (or DtoH) takes so many microseconds longer
 //   FAKE_CUDA_FAIL     "cuMemAlloc_v2=2,cuMemCreate=801": these calls end with these CUresults
-//   FAKE_CUDA_OOM      5: the fifth allocation after this was set finds no memory, on the GPU or pinned; the next one does
+//   FAKE_CUDA_OOM      5: the fifth allocation after this was set finds no memory, on the GPU or pinned; the next one
+//                     does
 //   FAKE_CUDA_CONTEXT_MIB    what a context takes of the GPU's memory; the machine's, unless set
 //   FAKE_CUDA_REGISTER_COST  bytes of it that a page of registered host memory takes; the machine's, unless set
 //   FAKE_CUDA_REFUSE_PAGEABLE  1: a copy that would wait, because its host memory is not registered, fails instead
@@ -18,32 +19,32 @@
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_
 
 #include <cstddef>
-#include <cstdint>
+#include <string_view>
 #include <vector>
+
+#include "server/simulator/driver/driver.h"
 
 namespace superoffload::fake_cuda {
 
-// CUresults.
-inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
-                     kEccUncorrectable = 214, kInvalidHandle = 400, kNotFound = 500, kIllegalAddress = 700,
-                     kOutOfResources = 701, kAlreadyRegistered = 712, kNotRegistered = 713,
-                     kCaptureUnsupported = 900, kCaptureInvalidated = 901,
-                     kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907;
-
-using Graph = struct GraphTag*;  // CUgraph
+using namespace simulator::cuda_results;
 
 struct Machine {
-  const char* name;  // of the GPU
+  const char* name;       // of the GPU
   bool pageable_access;   // attribute 88: kernels can use pageable host memory
   bool host_page_tables;  // attribute 100: and nobody copies or faults for it
   size_t memory_bytes;
   unsigned shared_bytes;  // attribute 97: of a block, at most
   size_t context_bytes;   // of its memory, for a process that uses it
   size_t register_cost;   // bytes of its memory for a page of registered host memory: an entry of its page tables
+  bool peers = true, refuses_pageable = false, host_is_gpu = false;
+  std::vector<int> uuids = {0};
 };
-const Machine& ThisMachine();
 
-std::vector<int> Uuids();
+// By the name that FAKE_CUDA_MACHINE has for it; ends the process where there is none.
+const Machine& FindMachine(std::string_view name);
+Machine ThisMachine();
+
+using Graph = struct GraphTag*;  // CUgraph
 
 int Setting(const char* variable, int unless_set = 0);
 
@@ -53,30 +54,6 @@ int SettingOf(const char* variable, const char* key);
 // Counts an allocation; whether it is the one that finds no memory.
 bool OutOfMemory();
 
-// Waits while calls of this name are stalled (fakeCudaStall).
-void AwaitRelease(const char* call);
-
-// Everything that has been made and not yet been given back, of whatever kind.
-void CountObject(int by);
-
 }  // namespace superoffload::fake_cuda
-
-// For tests, which find them with dlsym.
-extern "C" {
-// From now on calls of this name wait, until it is called with null.
-void fakeCudaStall(const char* call);
-// Waits until some thread is in a stalled call.
-void fakeCudaAwaitStalled();
-// Is told of each copy to the GPU as it is issued; null: nobody is.
-typedef void (*fakeCudaCopyHook)(uint64_t device_pointer, size_t bytes);
-void fakeCudaOnCopyToGpu(fakeCudaCopyHook hook);
-// Is told of each kernel as it is launched, with the shared memory that the launch asks for; null: nobody is.
-typedef void (*fakeCudaLaunchHook)(const char* kernel, unsigned blocks, unsigned shared_bytes);
-void fakeCudaOnLaunch(fakeCudaLaunchHook hook);
-// How many allocations, registrations, streams, events, modules and contexts there are.
-int fakeCudaObjects();
-// How many copies have waited so far, because their host memory was not registered.
-int fakeCudaPageableCopies();
-}
 
 #endif  // SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_MACHINE_H_

@@ -7,108 +7,44 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
 #include <utility>
-#include <vector>
 
-#include "tests/support/fake_cuda/machine.h"
+#include "kernels/check.h"
 
 namespace superoffload::fake_cuda {
+
+using kernels::CudaAccess;
+using kernels::CudaAllocation;
+using kernels::CudaAllocationProperties;
+using kernels::CudaPointer;
+
 namespace {
 
-// Addresses of device memory, and of its aliases behind them.
-constexpr uint64_t kArenaBytes = uint64_t{1} << 34;
-constexpr uint64_t kBlockBytes = uint64_t{2} << 20;
-constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kGranule = uint64_t{2} << 20;
+constexpr uint64_t kArenaBytes = uint64_t{1} << 34;  // and as much for their aliases
 
+uint64_t WholeGranules(uint64_t bytes) { return (bytes + kGranule - 1) / kGranule * kGranule; }
+
+// Of device pointers, for the whole program.
 uint64_t Arena() {
   static const uint64_t begin = [] {
-    void* const data = ::mmap(nullptr, 2 * kArenaBytes + kBlockBytes, PROT_NONE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const data =
+        ::mmap(nullptr, 2 * kArenaBytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) std::abort();
-    return (reinterpret_cast<uint64_t>(data) + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    return WholeGranules(reinterpret_cast<uint64_t>(data));
   }();
   return begin;
 }
+bool IsAddress(uint64_t pointer) { return pointer >= Arena() && pointer < Arena() + kArenaBytes; }
 
-uint64_t Alias(uint64_t pointer) { return pointer + kArenaBytes; }
-bool InArena(uint64_t pointer) { return pointer >= Arena() && pointer < Arena() + kArenaBytes; }
-
-// Physical memory: used while somebody refers to it. That of another process counts there.
-class Physical {
- public:
-  explicit Physical(size_t bytes, bool exportable = false) : exportable(exportable), bytes_(bytes) {
-    used += bytes_;
-    peak = std::max(peak, used);
-  }
-  ~Physical() { used -= bytes_; }
-  Physical(const Physical&) = delete;
-  Physical& operator=(const Physical&) = delete;
-
-  const bool exportable;
-  static inline size_t used = 0, peak = 0;
-
- private:
-  const size_t bytes_;
+struct Taken {
+  std::mutex mu;
+  std::map<uint64_t, size_t> ends;  // by begin
+  uint64_t cursor = Arena();
 };
-using PhysicalPtr = std::shared_ptr<Physical>;  // a handle's and its mappings'
-
-struct Mapped {
-  size_t bytes;
-  int fd;
-  PhysicalPtr physical;
-  std::vector<int> accessors;
-};
-std::mutex mu;
-std::map<uint64_t, size_t> ranges;  // of addresses, taken
-std::map<uint64_t, Mapped> mapped;
-std::map<uint64_t, PhysicalPtr> created;  // VMM allocations that this process has handles of
-struct Host {
-  size_t bytes;
-  bool allocated;  // by the driver
-  PhysicalPtr tables;
-};
-std::map<uint64_t, Host> registered;
-std::set<int> contexts;  // by device
-uint64_t cursor = 0;  // addresses are not used again soon, so that who uses freed memory is noticed
-
-size_t SizeOf(const Mapped& mapping) { return mapping.bytes; }
-size_t SizeOf(const Host& host) { return host.bytes; }
-size_t SizeOf(size_t bytes) { return bytes; }
-
-// The one that contains all of it, or end().
-template <typename Map>
-auto Containing(const Map& map, uint64_t pointer, size_t bytes) {
-  auto found = map.upper_bound(pointer);
-  if (found == map.begin()) return map.end();
-  --found;
-  const size_t offset = pointer - found->first, size = SizeOf(found->second);
-  return offset <= size && bytes <= size - offset ? found : map.end();
-}
-
-uint64_t TakeRange(size_t bytes) {
-  bytes = std::max((bytes + kBlockBytes - 1) / kBlockBytes, uint64_t{1}) * kBlockBytes;
-  for (const uint64_t first : {std::max(cursor, Arena()), Arena()}) {
-    for (uint64_t at = first; bytes <= kArenaBytes && at + bytes <= Arena() + kArenaBytes;) {
-      const auto after = ranges.lower_bound(at + bytes);
-      if (after == ranges.begin() || std::prev(after)->first + std::prev(after)->second <= at) {
-        ranges[at] = bytes;
-        cursor = at + bytes;
-        CountObject(1);
-        return at;
-      }
-      at = std::prev(after)->first + std::prev(after)->second;
-    }
-  }
-  return 0;
-}
-
-void GiveRangeBack(uint64_t pointer) {
-  if (ranges.erase(pointer) == 1) CountObject(-1);
+Taken& AllTaken() {
+  static auto* const all = new Taken;
+  return *all;
 }
 
 int MakeFile(size_t bytes) {
@@ -117,301 +53,237 @@ int MakeFile(size_t bytes) {
 }
 
 size_t FileBytes(int fd) {
-  struct stat file {};
+  struct stat file{};
   return ::fstat(fd, &file) == 0 ? static_cast<size_t>(file.st_size) : 0;
 }
 
-// Takes the descriptor over.
-int MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical) {
-  if (::mmap(reinterpret_cast<void*>(Alias(pointer)), bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    ::close(fd);
-    return kOutOfMemory;
-  }
-  mapped[pointer] = {bytes, fd, std::move(physical), {}};
-  CountObject(1);
-  return 0;
-}
+int Duplicate(uint64_t descriptor) { return ::fcntl(static_cast<int>(descriptor), F_DUPFD_CLOEXEC, 0); }
 
-int UnmapFile(uint64_t pointer) {
-  const auto found = mapped.find(pointer);
-  if (found == mapped.end()) return kInvalidValue;
-  ::mmap(reinterpret_cast<void*>(Alias(pointer)), found->second.bytes, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  ::close(found->second.fd);
-  mapped.erase(found);
-  CountObject(-1);
-  return 0;
-}
-
-// The machine may have become another one, with the same contexts.
-size_t ContextBytes() {
-  const int mib = Setting("FAKE_CUDA_CONTEXT_MIB", static_cast<int>(ThisMachine().context_bytes >> 20));
-  return static_cast<size_t>(mib) << 20;
-}
-size_t Used() { return Physical::used + contexts.size() * ContextBytes(); }
-
-bool IsLeft(size_t bytes) {
-  return Used() <= ThisMachine().memory_bytes && bytes <= ThisMachine().memory_bytes - Used();
-}
-bool Fits(size_t bytes) { return !OutOfMemory() && IsLeft(bytes); }
-
-bool InGranules(uint64_t pointer, size_t bytes) {
-  return bytes > 0 && pointer % kGranularity == 0 && bytes % kGranularity == 0;
-}
-
-bool AnyMapped(uint64_t pointer, size_t bytes) {
-  const auto after = mapped.lower_bound(pointer + bytes);
-  return after != mapped.begin() && std::prev(after)->first + std::prev(after)->second.bytes > pointer;
-}
-
-// Whether mappings cover all of it, one behind the other.
-bool Covered(uint64_t pointer, size_t bytes) {
-  const uint64_t end = pointer + bytes;
-  while (true) {
-    const auto found = Containing(mapped, pointer, 1);
-    if (found == mapped.end()) return false;
-    pointer = found->first + found->second.bytes;
-    if (pointer >= end) return true;
-  }
-}
-
-uint64_t PageBegin(uint64_t address) { return address / kPageBytes * kPageBytes; }
-uint64_t PageEnd(uint64_t address) { return PageBegin(address + kPageBytes - 1); }
-
-// Whether something is mapped at all of its pages.
-bool Exists(uint64_t begin, size_t bytes) {
-  const size_t pages = (PageEnd(begin + bytes) - PageBegin(begin)) / kPageBytes;
-  std::vector<unsigned char> resident(pages);
-  return ::mincore(reinterpret_cast<void*>(PageBegin(begin)), pages * kPageBytes, resident.data()) == 0;
-}
-
-// The ranges that have pages in common with this one.
-bool AnyRegistered(uint64_t begin, size_t bytes) {
-  return std::ranges::any_of(registered, [=](const auto& other) {
-    return PageBegin(begin) < PageEnd(other.first + other.second.bytes) &&
-           PageBegin(other.first) < PageEnd(begin + bytes);
-  });
-}
-
-int RegisterAs(uint64_t begin, size_t bytes, bool allocated) {
-  if (begin == 0 || bytes == 0 || !Exists(begin, bytes)) return kInvalidValue;
-  if (AnyRegistered(begin, bytes)) return kAlreadyRegistered;
-  const size_t pages = (PageEnd(begin + bytes) - PageBegin(begin)) / kPageBytes;
-  const auto cost =
-      static_cast<size_t>(Setting("FAKE_CUDA_REGISTER_COST", static_cast<int>(ThisMachine().register_cost)));
-  if (!IsLeft(pages * cost)) return kOutOfMemory;
-  registered[begin] = {bytes, allocated, std::make_shared<Physical>(pages * cost)};
-  CountObject(1);
-  return 0;
-}
-
-// False: there is none of this kind.
-bool Forget(void* data, bool allocated) {
-  const auto found = registered.find(reinterpret_cast<uint64_t>(data));
-  if (found == registered.end() || found->second.allocated != allocated) return false;
-  registered.erase(found);
-  CountObject(-1);
-  return true;
-}
+bool InGranules(uint64_t pointer, size_t bytes) { return bytes > 0 && (pointer | bytes) % kGranule == 0; }
 
 }  // namespace
 
-int Allocate(uint64_t* pointer, size_t bytes) {
+Memory::Memory(std::function<Machine()> machine, std::function<bool()> out_of_memory)
+    : machine_(std::move(machine)), out_of_memory_(std::move(out_of_memory)) {}
+
+Memory::~Memory() { SUPEROFFLOAD_CHECK_EQ(objects(), 0, "memory of the GPU is left"); }
+
+Memory::PhysicalPtr Memory::MakePhysical(size_t bytes, bool exportable) {
+  used_ += bytes;
+  peak_ = std::max(peak_, used_);
+  return {new bool(exportable), [this, bytes](const bool* physical) {
+            used_ -= bytes;
+            delete physical;
+          }};
+}
+
+int Memory::objects() const {
+  std::lock_guard lock(mu_);
+  return static_cast<int>(ranges_.size() + mapped_.size() + created_.size() + registered_.size());
+}
+
+// Addresses are not used again soon, so that who uses freed memory is noticed. 0: there are none.
+uint64_t Memory::TakeRange(size_t bytes) {
+  bytes = WholeGranules(bytes);
+  auto& [mu, ends, cursor] = AllTaken();
   std::lock_guard lock(mu);
+  for (const uint64_t first : {cursor, Arena()}) {
+    for (uint64_t at = first; bytes <= kArenaBytes && at + bytes <= Arena() + kArenaBytes;) {
+      const auto after = ends.lower_bound(at + bytes);
+      if (after == ends.begin() || std::prev(after)->second <= at) {
+        ranges_[at] = {bytes};
+        return cursor = ends[at] = at + bytes, at;
+      }
+      at = std::prev(after)->second;
+    }
+  }
+  return 0;
+}
+
+void Memory::GiveRangeBack(uint64_t pointer) {
+  if (ranges_.erase(pointer) == 0) return;
+  std::lock_guard lock(AllTaken().mu);
+  AllTaken().ends.erase(pointer);
+}
+
+uint64_t Memory::AliasOf(CudaPointer pointer) { return IsAddress(pointer) ? pointer + kArenaBytes : pointer; }
+
+int Memory::MapFile(uint64_t pointer, size_t bytes, int fd, int protection, PhysicalPtr physical) {
+  void* const alias = reinterpret_cast<void*>(AliasOf(pointer));
+  if (::mmap(alias, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) return kOutOfMemory;
+  return mapped_[pointer] = {{bytes}, std::move(physical), {}}, kOk;
+}
+
+int Memory::UnmapFile(uint64_t pointer) {
+  const auto found = mapped_.find(pointer);
+  if (found == mapped_.end()) return kInvalidValue;
+  ::mmap(reinterpret_cast<void*>(AliasOf(pointer)), found->second.bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return mapped_.erase(found), kOk;
+}
+
+// The machine may have become another one, with the same contexts.
+size_t Memory::ContextBytes() const { return contexts_.size() * machine_().context_bytes; }
+
+bool Memory::IsLeft(size_t bytes) const {
+  const size_t all = machine_().memory_bytes, used = used_ + ContextBytes();
+  return used <= all && bytes <= all - used;
+}
+bool Memory::Fits(size_t bytes) const { return !out_of_memory_() && IsLeft(bytes); }
+
+// Whether mappings cover all of it, one behind the other.
+bool Memory::Covered(uint64_t pointer, size_t bytes) const {
+  for (const uint64_t end = pointer + bytes; pointer < end;) {
+    const auto found = Containing(mapped_, pointer, 1);
+    if (found == mapped_.end()) return false;
+    pointer = found->first + found->second.bytes;
+  }
+  return true;
+}
+
+int Memory::Allocate(CudaPointer* pointer, size_t bytes) {
+  std::lock_guard lock(mu_);
   if (bytes == 0 || !Fits(bytes)) return kOutOfMemory;
   const int fd = MakeFile(bytes);
   *pointer = fd < 0 ? 0 : TakeRange(bytes);
-  if (*pointer == 0) {
-    if (fd >= 0) ::close(fd);
-    return kOutOfMemory;
-  }
-  const int result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, std::make_shared<Physical>(bytes));
-  if (result != 0) GiveRangeBack(*pointer);
+  int result = kOutOfMemory;
+  if (*pointer != 0) result = MapFile(*pointer, bytes, fd, PROT_READ | PROT_WRITE, MakePhysical(bytes));
+  if (fd >= 0) ::close(fd);
+  if (result != kOk) GiveRangeBack(*pointer);
   return result;
 }
 
-int Free(uint64_t pointer) {
-  std::lock_guard lock(mu);
+int Memory::Free(CudaPointer pointer) {
+  std::lock_guard lock(mu_);
   const int result = UnmapFile(pointer);
   if (result == 0) GiveRangeBack(pointer);
   return result;
 }
 
-size_t UsedBytes() {
-  std::lock_guard lock(mu);
-  return Used();
+int Memory::GetInfo(size_t* free_bytes, size_t* total_bytes) const {
+  *total_bytes = machine_().memory_bytes;
+  return *free_bytes = *total_bytes - std::min(*total_bytes, UsedBytes()), kOk;
 }
-size_t PeakBytes() {
-  std::lock_guard lock(mu);
-  return Physical::peak + contexts.size() * ContextBytes();
+size_t Memory::UsedBytes() const {
+  std::lock_guard lock(mu_);
+  return used_ + ContextBytes();
 }
-void ResetPeak() {
-  std::lock_guard lock(mu);
-  Physical::peak = Physical::used;
+size_t Memory::PeakBytes() const {
+  std::lock_guard lock(mu_);
+  return peak_ + ContextBytes();
+}
+void Memory::ResetPeak() {
+  std::lock_guard lock(mu_);
+  peak_ = used_;
 }
 
-int Create(kernels::CudaAllocation* allocation, size_t bytes, bool exportable) {
-  std::lock_guard lock(mu);
+int Memory::GetGranularity(size_t* bytes, const CudaAllocationProperties*, int) const { return *bytes = kGranule, kOk; }
+
+int Memory::Create(CudaAllocation* allocation, size_t bytes, const CudaAllocationProperties* properties,
+                   unsigned long long) {
+  std::lock_guard lock(mu_);
   if (!InGranules(0, bytes)) return kInvalidValue;
   const int fd = Fits(bytes) ? MakeFile(bytes) : -1;
   if (fd < 0) return kOutOfMemory;
-  *allocation = static_cast<kernels::CudaAllocation>(fd);
-  created[*allocation] = std::make_shared<Physical>(bytes, exportable);
-  CountObject(1);
-  return 0;
+  *allocation = static_cast<CudaAllocation>(fd);
+  return created_[*allocation] = MakePhysical(bytes, properties->handle_types != 0), kOk;
 }
 
-int Import(kernels::CudaAllocation* allocation, int descriptor) {
-  const int fd = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+int Memory::Import(CudaAllocation* allocation, void* descriptor, int) {
+  const int fd = Duplicate(reinterpret_cast<uintptr_t>(descriptor));
   if (fd < 0) return kInvalidValue;
-  *allocation = static_cast<kernels::CudaAllocation>(fd);
-  std::lock_guard lock(mu);
-  created[*allocation] = std::make_shared<Physical>(0);
-  CountObject(1);
-  return 0;
+  *allocation = static_cast<CudaAllocation>(fd);
+  std::lock_guard lock(mu_);
+  return created_[*allocation] = MakePhysical(0), kOk;
 }
 
-int Export(kernels::CudaAllocation allocation, int* descriptor) {
-  std::lock_guard lock(mu);
-  const auto found = created.find(allocation);
-  if (found == created.end() || !found->second->exportable) return kInvalidValue;
-  *descriptor = ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0);
-  return *descriptor < 0 ? kInvalidValue : 0;
+int Memory::Export(void* descriptor, CudaAllocation allocation, int, unsigned long long) const {
+  std::lock_guard lock(mu_);
+  const auto found = created_.find(allocation);
+  if (found == created_.end() || !*found->second) return kInvalidValue;
+  const int fd = Duplicate(allocation);
+  return *static_cast<int*>(descriptor) = fd, fd < 0 ? kInvalidValue : kOk;
 }
 
-int Release(kernels::CudaAllocation allocation) {
-  std::lock_guard lock(mu);
-  if (created.erase(allocation) != 1) return kInvalidValue;
-  CountObject(-1);
-  ::close(static_cast<int>(allocation));
-  return 0;
+int Memory::Release(CudaAllocation allocation) {
+  std::lock_guard lock(mu_);
+  if (created_.erase(allocation) != 1) return kInvalidValue;
+  return ::close(static_cast<int>(allocation)), kOk;
 }
 
-int Reserve(uint64_t* pointer, size_t bytes) {
-  std::lock_guard lock(mu);
+int Memory::Reserve(CudaPointer* pointer, size_t bytes, size_t, CudaPointer, unsigned long long) {
+  std::lock_guard lock(mu_);
   if (!InGranules(0, bytes)) return kInvalidValue;
   *pointer = TakeRange(bytes);
-  return *pointer == 0 ? kOutOfMemory : 0;
+  return *pointer == 0 ? kOutOfMemory : kOk;
 }
 
-int Unreserve(uint64_t pointer, size_t bytes) {
-  std::lock_guard lock(mu);
-  const auto found = ranges.find(pointer);
-  if (found == ranges.end() || found->second != bytes || AnyMapped(pointer, bytes)) return kInvalidValue;
-  GiveRangeBack(pointer);
-  return 0;
+int Memory::Unreserve(CudaPointer pointer, size_t bytes) {
+  std::lock_guard lock(mu_);
+  const auto found = ranges_.find(pointer);
+  if (found == ranges_.end() || found->second.bytes != bytes || Touches(mapped_, pointer, bytes)) return kInvalidValue;
+  return GiveRangeBack(pointer), kOk;
 }
 
-int Map(uint64_t pointer, size_t bytes, kernels::CudaAllocation allocation) {
-  std::lock_guard lock(mu);
-  const auto handle = created.find(allocation);
-  if (handle == created.end() || !InGranules(pointer, bytes)) return kInvalidValue;
-  if (Containing(ranges, pointer, bytes) == ranges.end() || AnyMapped(pointer, bytes)) return kInvalidValue;
+int Memory::Map(CudaPointer pointer, size_t bytes, size_t, CudaAllocation allocation, unsigned long long) {
+  std::lock_guard lock(mu_);
+  const auto handle = created_.find(allocation);
+  if (handle == created_.end() || !InGranules(pointer, bytes)) return kInvalidValue;
+  if (Containing(ranges_, pointer, bytes) == ranges_.end() || Touches(mapped_, pointer, bytes)) return kInvalidValue;
   if (FileBytes(static_cast<int>(allocation)) < bytes) return kInvalidValue;
-  return MapFile(pointer, bytes, ::fcntl(static_cast<int>(allocation), F_DUPFD_CLOEXEC, 0), PROT_NONE, handle->second);
+  return MapFile(pointer, bytes, static_cast<int>(allocation), PROT_NONE, handle->second);
 }
 
-int SetAccess(uint64_t pointer, size_t bytes, const std::vector<int>& devices) {
-  std::lock_guard lock(mu);
-  const auto gpus = static_cast<int>(Uuids().size());
-  for (const int device : devices) {
-    if (device < 0 || device >= gpus) return kInvalidDevice;
-  }
+int Memory::SetAccess(CudaPointer pointer, size_t bytes, const CudaAccess* accesses, size_t count) {
+  std::lock_guard lock(mu_);
+  std::set<int> devices;
+  for (size_t i = 0; i < count; ++i) devices.insert(accesses[i].location.id);
+  const auto gpus = static_cast<int>(machine_().uuids.size());
+  if (count > 0 && (*devices.begin() < 0 || *devices.rbegin() >= gpus)) return kInvalidDevice;
   if (!InGranules(pointer, bytes) || !Covered(pointer, bytes)) return kInvalidValue;
-  for (auto it = mapped.lower_bound(pointer); it != mapped.end() && it->first < pointer + bytes; ++it) {
-    for (const int device : devices) {
-      std::vector<int>& accessors = it->second.accessors;
-      if (std::ranges::find(accessors, device) == accessors.end()) accessors.push_back(device);
-    }
+  for (auto it = mapped_.lower_bound(pointer); it != mapped_.end() && it->first < pointer + bytes; ++it) {
+    it->second.accessors.insert(devices.begin(), devices.end());
   }
-  return ::mprotect(reinterpret_cast<void*>(Alias(pointer)), bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : kInvalidValue;
+  return ::mprotect(reinterpret_cast<void*>(AliasOf(pointer)), bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : kInvalidValue;
 }
 
-std::vector<int> Accessors(uint64_t pointer) {
-  std::lock_guard lock(mu);
-  const auto found = Containing(mapped, pointer, 1);
-  return found == mapped.end() ? std::vector<int>() : found->second.accessors;
+std::set<int> Memory::Accessors(CudaPointer pointer) const {
+  std::lock_guard lock(mu_);
+  const auto found = Containing(mapped_, pointer, 1);
+  return found == mapped_.end() ? std::set<int>() : found->second.accessors;
 }
 
-int Unmap(uint64_t pointer, size_t bytes) {
-  std::lock_guard lock(mu);
-  const auto found = mapped.find(pointer);
-  return found == mapped.end() || found->second.bytes != bytes ? kInvalidValue : UnmapFile(pointer);
+int Memory::Unmap(CudaPointer pointer, size_t bytes) {
+  std::lock_guard lock(mu_);
+  const auto found = mapped_.find(pointer);
+  return found == mapped_.end() || found->second.bytes != bytes ? kInvalidValue : UnmapFile(pointer);
 }
 
-int TakeContext(int device) {
-  std::lock_guard lock(mu);
-  if (!IsLeft(ContextBytes())) return kOutOfMemory;
-  contexts.insert(device);
+int Memory::TakeContext(int device) {
+  std::lock_guard lock(mu_);
+  if (!IsLeft(machine_().context_bytes)) return kOutOfMemory;
+  contexts_.insert(device);
   return 0;
 }
 
-void GiveContextBack(int device) {
-  std::lock_guard lock(mu);
-  contexts.erase(device);
+void Memory::GiveContextBack(int device) {
+  std::lock_guard lock(mu_);
+  contexts_.erase(device);
 }
 
-int Register(void* data, size_t bytes) {
-  std::lock_guard lock(mu);
-  return RegisterAs(reinterpret_cast<uint64_t>(data), bytes, false);
-}
-
-int Unregister(void* data) {
-  std::lock_guard lock(mu);
-  return Forget(data, false) ? 0 : kNotRegistered;
-}
-
-int AllocateHost(void** data, size_t bytes) {
-  *data = OutOfMemory() ? nullptr : std::aligned_alloc(kPageBytes, PageEnd(bytes));
-  if (*data == nullptr) return kOutOfMemory;
-  std::lock_guard lock(mu);
-  const int result = RegisterAs(reinterpret_cast<uint64_t>(*data), bytes, true);
-  if (result != 0) std::free(std::exchange(*data, nullptr));
-  return result;
-}
-
-int FreeHost(void* data) {
-  std::lock_guard lock(mu);
-  if (!Forget(data, true)) return kInvalidValue;
-  std::free(data);
-  return 0;
-}
-
-Pinned IsPinned(const void* data, size_t bytes) {
-  const auto begin = reinterpret_cast<uint64_t>(data);
-  std::lock_guard lock(mu);
-  if (Containing(registered, begin, bytes) != registered.end()) return Pinned::kAll;
-  const auto after = registered.lower_bound(begin + bytes);
-  const bool touched = after != registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin;
-  return touched ? Pinned::kInPart : Pinned::kNone;
-}
-
-void* OnGpu(const void* pointer, size_t bytes) {
+void* Memory::OnGpu(const void* pointer, size_t bytes) const {
   const uint64_t address = reinterpret_cast<uint64_t>(pointer);
-  if (InArena(address)) {
-    return IsDevicePointer(address, bytes) ? reinterpret_cast<void*>(Alias(address)) : nullptr;
+  if (IsAddress(address)) {
+    return IsDevicePointer(address, bytes) ? reinterpret_cast<void*>(AliasOf(address)) : nullptr;
   }
-  const bool usable = ThisMachine().pageable_access || Setting("FAKE_CUDA_HOST_IS_GPU") != 0;
+  const Machine machine = machine_();
+  const bool usable = machine.pageable_access || machine.host_is_gpu;
   return usable || IsPinned(pointer, bytes) == Pinned::kAll ? const_cast<void*>(pointer) : nullptr;
 }
 
-bool IsDevicePointer(uint64_t pointer, size_t bytes) {
-  std::lock_guard lock(mu);
-  return InArena(pointer) && Covered(pointer, std::max(bytes, size_t{1}));
+bool Memory::IsDevicePointer(CudaPointer pointer, size_t bytes) const {
+  std::lock_guard lock(mu_);
+  return IsAddress(pointer) && Covered(pointer, std::max(bytes, size_t{1}));
 }
 
 }  // namespace superoffload::fake_cuda
-
-extern "C" {
-
-uint64_t fakeCudaAlias(uint64_t pointer) {
-  return superoffload::fake_cuda::InArena(pointer) ? superoffload::fake_cuda::Alias(pointer) : pointer;
-}
-size_t fakeCudaUsedBytes() { return superoffload::fake_cuda::UsedBytes(); }
-size_t fakeCudaPeakBytes() { return superoffload::fake_cuda::PeakBytes(); }
-void fakeCudaResetPeak() { superoffload::fake_cuda::ResetPeak(); }
-int fakeCudaAccessors(uint64_t pointer) {
-  return static_cast<int>(superoffload::fake_cuda::Accessors(pointer).size());
-}
-
-}  // extern "C"

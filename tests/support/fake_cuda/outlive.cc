@@ -37,6 +37,11 @@ struct Shared {
   Place places[256];        // more than there are streams
 };
 
+int CountUnfinished(const Shared& shared) {
+  const auto unfinished = [](const Place& place) { return place.state == kUnfinished; };
+  return static_cast<int>(std::count_if(std::begin(shared.places), std::end(shared.places), unfinished));
+}
+
 constexpr char kCannot[] = "FAKE_CUDA_OUTLIVES needs a kernel and a container that allow ptrace\n";
 
 void CloseFiles(unsigned first) { ::syscall(SYS_close_range, first, ~0U, 0); }
@@ -63,8 +68,7 @@ void FinishCopies(const Shared& shared, pid_t thread) {
   shared->traces = ::ptrace(PTRACE_SEIZE, thread, nullptr, PTRACE_O_TRACEEXIT) == 0 ? 1 : -1;
   for (int status = 0; ::waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status);) {
     if (status >> 8 == (SIGTRAP | PTRACE_EVENT_EXIT << 8)) {
-      const auto unfinished = [](const Place& place) { return place.state == kUnfinished; };
-      if (std::any_of(std::begin(shared->places), std::end(shared->places), unfinished)) {
+      if (CountUnfinished(*shared) > 0) {
         ::usleep(static_cast<unsigned>(outlives) * 1000);
         FinishCopies(*shared, thread);
       }
@@ -108,9 +112,9 @@ Shared* Helper() {
 
 }  // namespace
 
-UnfinishedCopy::UnfinishedCopy(void* to, const void* from, size_t bytes) {
+std::shared_ptr<void> Unfinished(void* to, const void* from, size_t bytes) {
   Shared* const shared = Helper();
-  if (shared == nullptr) return;
+  if (shared == nullptr) return nullptr;
   for (Place& place : shared->places) {
     int free = kFree;
     if (!place.state.compare_exchange_strong(free, kTaken)) continue;
@@ -118,14 +122,9 @@ UnfinishedCopy::UnfinishedCopy(void* to, const void* from, size_t bytes) {
     place.from = from;
     place.bytes = bytes;
     place.state = kUnfinished;
-    place_ = static_cast<int>(&place - shared->places);
-    return;
+    return {&place, [](Place* finished) { finished->state = kFree; }};
   }
   std::abort();
-}
-
-UnfinishedCopy::~UnfinishedCopy() {
-  if (place_ >= 0) Helper()->places[place_].state = kFree;
 }
 
 }  // namespace superoffload::fake_cuda
@@ -133,7 +132,5 @@ UnfinishedCopy::~UnfinishedCopy() {
 extern "C" int fakeCudaUnfinishedCopies() {
   using namespace superoffload::fake_cuda;
   const Shared* const shared = Helper();
-  if (shared == nullptr) return 0;
-  const auto unfinished = [](const Place& place) { return place.state == kUnfinished; };
-  return static_cast<int>(std::count_if(std::begin(shared->places), std::end(shared->places), unfinished));
+  return shared == nullptr ? 0 : CountUnfinished(*shared);
 }

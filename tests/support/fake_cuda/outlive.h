@@ -11,20 +11,12 @@
 #define SUPEROFFLOAD_TESTS_SUPPORT_FAKE_CUDA_OUTLIVE_H_
 
 #include <cstddef>
+#include <memory>
 
 namespace superoffload::fake_cuda {
 
-// A copy to host memory that has begun, while it lives. Without FAKE_CUDA_OUTLIVES it is nothing.
-class UnfinishedCopy {
- public:
-  UnfinishedCopy(void* to, const void* from, size_t bytes);
-  ~UnfinishedCopy();
-  UnfinishedCopy(const UnfinishedCopy&) = delete;
-  UnfinishedCopy& operator=(const UnfinishedCopy&) = delete;
-
- private:
-  int place_ = -1;
-};
+// A copy to host memory that has begun, while the result lives. Without FAKE_CUDA_OUTLIVES it is nothing.
+std::shared_ptr<void> Unfinished(void* to, const void* from, size_t bytes);
 
 }  // namespace superoffload::fake_cuda
 

@@ -46,15 +46,6 @@ def measure_casts(ordinal: int, dtype: int, bucket_elements: int) -> list[tuple[
     return table
 
 
-def _most_parameters(layout: optimizer_pb2.Layout) -> int:
-    """That have elements in one bucket."""
-    counts = [0] * len(layout.buckets)
-    for placement in layout.placements:
-        for bucket in range(placement.first_bucket, placement.first_bucket + placement.bucket_count):
-            counts[bucket] += 1
-    return max(counts)
-
-
 def _options(
     optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, device_slots: int
 ) -> structures.GpuOptions:
@@ -68,7 +59,6 @@ def _options(
         ordinal=ordinal,
         mover=MOVERS.index(mover),
         device_slots=device_slots,
-        max_bucket_tensors=_most_parameters(layout),
         next_slot=next_slot,
         bucket_count=len(buckets),
         group_count=len(optimizer.groups),

@@ -42,7 +42,6 @@ class GpuOptions(ctypes.Structure):
         ("mover", ctypes.c_uint32),
         ("share", ctypes.c_uint32),
         ("device_slots", ctypes.c_uint32),
-        ("max_bucket_tensors", ctypes.c_uint32),
         ("next_slot", ctypes.c_uint32),
         ("bucket_count", ctypes.c_uint32),
         ("group_count", ctypes.c_uint32),

@@ -30,6 +30,8 @@ class Algorithm:
     refused: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     # Why a parameter group is not one of this algorithm, if it is not.
     objection: Callable[[Mapping[str, Any]], str | None] = _nothing
+    # An element's update depends on its whole parameter, so one rank's daemon hosts all of it.
+    matrices: bool = False
 
     def __post_init__(self) -> None:
         _names[self.daemon_name] = self.name

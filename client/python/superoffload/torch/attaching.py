@@ -119,7 +119,9 @@ class Attaching:
         wanted, param_groups = self._wanted, self.loop.param_groups
         self.name = wanted.name or names.make_name()
         groups.check_whole(param_groups)
-        self.sharding = sharding.sharding(param_groups, wanted.replicas, outlives=wanted.name is not None)
+        self.sharding = sharding.sharding(
+            param_groups, wanted.replicas, outlives=wanted.name is not None, matrices=self.algorithm.matrices
+        )
         if self.sharding is None:
             self.hosted = parameters.collect(param_groups, moves=wanted.device is not None)
         else:

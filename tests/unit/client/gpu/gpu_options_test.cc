@@ -18,7 +18,7 @@ class GpuOptionsTest : public ::testing::Test {
     bucket_.elements = 100;
     bucket_.gradient_offsets[1] = 200;
     bucket_.dtype = bucket_.gradient_dtype = kBFloat16;
-    options_.bucket_count = options_.group_count = options_.max_bucket_tensors = 1;
+    options_.bucket_count = options_.group_count = options_.parameter_count = 1;
     options_.buckets = &bucket_;
     options_.scalars = &scalar_;
     options_.array_offsets = options_.parameter_offsets = &offset_;
@@ -64,13 +64,29 @@ TEST_F(GpuOptionsTest, WhatNoAttachResponseSaysIsRefused) {
       [](superoffload_gpu_options* o) { o->next_slot = 2; },
       [](superoffload_gpu_options* o) { o->buckets = nullptr; },
       [](superoffload_gpu_options* o) { o->scalars = nullptr; },
-      [](superoffload_gpu_options* o) { o->max_bucket_tensors = 0; },
+      [](superoffload_gpu_options* o) { o->parameter_count = 0; },
   };
   for (size_t i = 0; i < bad.size(); ++i) {
     superoffload_gpu_options options = options_;
     bad[i](&options);
     EXPECT_EQ(CheckOptions(options).code, Code::kInvalidArgument) << i;
   }
+}
+
+TEST_F(GpuOptionsTest, ParametersThatReachIntoABucketCountAsWell) {
+  std::vector<superoffload_bucket> buckets(3);
+  for (uint64_t i = 0; i < 3; ++i) buckets[i].state_offset = 100 * i, buckets[i].elements = 100;
+  const auto most = [&](std::vector<uint64_t> offsets) {
+    options_.buckets = buckets.data();
+    options_.bucket_count = 3;
+    options_.parameter_offsets = offsets.data();
+    options_.parameter_count = static_cast<uint32_t>(offsets.size());
+    return MostBucketTensors(options_);
+  };
+  EXPECT_EQ(most({0}), 1u) << "one lies in all of them";
+  EXPECT_EQ(most({0, 50, 100, 200}), 2u);
+  EXPECT_EQ(most({250, 240, 0}), 3u) << "the first reaches into the last bucket; in any order";
+  EXPECT_EQ(most({0, 100, 110, 120, 199, 200}), 4u);
 }
 
 TEST_F(GpuOptionsTest, ManySlotsTakeLittleOfWhatIsLeftOrAreNotTaken) {

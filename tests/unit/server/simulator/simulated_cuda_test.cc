@@ -38,7 +38,7 @@ class SimulatedCudaTest : public ::testing::Test {
   }
 
   // Every copy takes a second; one at a time per stream.
-  void BeginCopy(const SimulatedCuda::Copy& copy, std::function<void()> done) {
+  void BeginCopy(const GpuCopy& copy, std::function<void()> done) {
     const uint64_t at = copy.gpu - kGpu;
     log_.push_back(absl::StrCat(time_.now(), copy.to_gpu ? " up " : " down ", at / kBytes));
     time_.After(1, std::move(done));
@@ -48,7 +48,7 @@ class SimulatedCudaTest : public ::testing::Test {
   std::vector<std::string> log_;
   std::vector<std::byte> gradients_{2 * kBuckets * kBytes}, parameters_{kBuckets * kBytes};
   SimulatedCuda cuda_{&time_,
-                      [this](const SimulatedCuda::Copy& copy, std::function<void()> done) {
+                      [this](const GpuCopy& copy, std::function<void()> done) {
                         BeginCopy(copy, std::move(done));
                       },
                       [this](std::function<void()> event) { time_.After(0.25, std::move(event)); }};
@@ -76,7 +76,10 @@ TEST_F(SimulatedCudaTest, AStreamWaitsForWhatItAskedFor) {
   ASSERT_TRUE(mover->VerdictReached(1, true, false).ok());
   for (const uint32_t bucket : {3, 2, 1, 0}) ASSERT_TRUE(mover->Published(1, bucket, false).ok());
   GpuStream reader(&time_, nullptr);
-  ASSERT_TRUE(mover->WaitLanded(0, SimulatedCuda::HandleOf(&reader)).ok());
+  {
+    const kernels::CurrentDevice current(*cuda_.device());
+    ASSERT_TRUE(mover->WaitLanded(0, SimulatedCuda::HandleOf(&reader)).ok());
+  }
   reader.HostCall([this] { log_.push_back(absl::StrCat(time_.now(), " read")); });
   time_.Run();
   EXPECT_THAT(log_, ElementsAre("0 up 3", "1 up 2", "2 up 0", "3 read", "3 up 1"));

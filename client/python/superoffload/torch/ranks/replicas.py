@@ -39,9 +39,11 @@ class Replicas:
         ]
         self._digests = torch.empty(0, dtype=torch.int64, device="cpu")
         self._sets: list[tuple[object, list[list[Share]]]] = []  # process groups, and what they gather in which batches
+        self._owned = [share for share in shares if share.owner is not None]  # all ranks have these
         by_ranks: dict[tuple[int, ...], list[Share]] = {}
-        for share in sharding.shares.values():
-            by_ranks.setdefault(share.ranks, []).append(share)
+        for share in shares:
+            if share.owner is None:
+                by_ranks.setdefault(share.ranks, []).append(share)
         everybodys = self._group.gather_objects(sorted(by_ranks))
         for ranks in sorted({ranks for theirs in everybodys for ranks in theirs}):
             group = self._process_group(ranks)
@@ -58,7 +60,7 @@ class Replicas:
 
     def has_any(self) -> bool:
         """Whether this rank has elements that others have as well."""
-        return bool(self._sets)
+        return bool(self._sets or self._owned)
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -66,6 +68,9 @@ class Replicas:
         for group, batches in self._sets:
             for batch in batches:
                 self._gather(group, batch)
+        for share in self._owned:
+            root = torch.distributed.get_global_rank(self._group.group, share.owner)
+            torch.distributed.broadcast(shards.local(share.parameter).detach(), root, group=self._group.group)
         self.keep()
 
     def keep(self) -> None:

@@ -1,8 +1,9 @@
 """Which rank's daemon hosts which elements: each element exactly one, however many ranks have it.
 
 Elements that several ranks have (whole parameters under DistributedDataParallel or beside sharded ones, HSDP's
-replicas, DTensors with Replicate) are divided among these ranks by rows of the first dimension. So each is counted
-once in the norm, and its state exists once. replicas.py brings the published rows to the ranks that do not host them.
+replicas, DTensors with Replicate) are divided among these ranks by rows of the first dimension, or parameter by
+parameter where the algorithm updates whole matrices. So each is counted once in the norm, and its state exists once.
+replicas.py brings the published rows to the ranks that do not host them.
 """
 
 import dataclasses
@@ -47,10 +48,11 @@ class Share:
     parameter: torch.nn.Parameter
     name: str
     ranks: tuple[int, ...]  # of the run: who has the same elements, this rank included
+    owner: int | None = None  # the rank whose daemon hosts all of them
 
     def rows(self, rank: int) -> range:
         """Which of the local rows the daemon of a rank hosts; a scalar is one row."""
-        return _rows(shards.local(self.parameter).shape, self.ranks, rank)
+        return _rows(shards.local(self.parameter).shape, self.ranks if self.owner is None else (self.owner,), rank)
 
 
 @dataclasses.dataclass
@@ -81,15 +83,22 @@ def _trained(param_groups: Iterable[dict[str, Any]]) -> list[tuple[str, torch.nn
     return list(result.values())
 
 
-def sharding(param_groups: Iterable[dict[str, Any]], replicas: Any = None, outlives: bool = False) -> Sharding | None:
+def sharding(
+    param_groups: Iterable[dict[str, Any]], replicas: Any = None, outlives: bool = False, matrices: bool = False
+) -> Sharding | None:
     """None where this process trains alone; raises Error for what cannot be trained.
 
     ``replicas``: the process group whose ranks train the same whole parameters; True: all ranks. ``outlives``: the
-    optimizer has a name.
+    optimizer has a name. ``matrices``: no parameter may be divided.
     """
     trained = _trained(param_groups)
     sharded = [(name, tensor) for name, tensor in trained if shards.is_sharded(tensor)]
     for name, tensor in sharded:
+        if matrices and shards.local(tensor).numel() != tensor.numel():
+            raise _refused(
+                f"an algorithm that updates whole matrices, and {name} is sharded: leave it out of fully_shard (its "
+                "ignored_params), and pass replicas=True, with which each rank's daemon hosts some of the matrices"
+            )
         _check_placements(name, tensor)
     if not sharded and not replicas:
         if outlives and replicas is None and _ranks() > 1:
@@ -101,19 +110,33 @@ def sharding(param_groups: Iterable[dict[str, Any]], replicas: Any = None, outli
     group = _group([tensor for _, tensor in sharded], replicas)
     places = group.gather_objects([shards.local_place(tensor) for _, tensor in trained])
     _check_alike(places)
+    owners = _owners(places, len(trained)) if matrices else {}
     shares = {}
     for index, (name, tensor) in enumerate(trained):
         same = _same_elements(places, index, group.rank)
         if len(same) > 1 and shards.local(tensor).numel() > 0:
-            shares[id(tensor)] = Share(tensor, name, same)
+            shares[id(tensor)] = Share(tensor, name, same, owners.get(index))
     for rank in range(group.ranks):
-        if not any(_hosts(places, index, rank) for index in range(len(trained))):
+        if not any(_hosts(places, index, rank, owners.get(index)) for index in range(len(trained))):
             raise _refused(f"no element for the daemon of rank {rank}: train so small a model on fewer ranks")
     return Sharding(group, [tensor for _, tensor in trained], shares)
 
 
+def _owners(places: list[list[Any]], parameters: int) -> dict[int, int]:
+    """Returns whose daemon hosts which parameter that all ranks have: the largest first, to the rank with least."""
+    hosted = [0] * len(places)
+    owners = {}
+    for index in sorted(range(parameters), key=lambda index: -math.prod(places[0][index][0])):
+        owner = hosted.index(min(hosted))
+        owners[index] = owner
+        hosted[owner] += math.prod(places[0][index][0])
+    return owners
+
+
 def _rows(shape: Sequence[int], ranks: Sequence[int], rank: int) -> range:
     count = shape[0] if len(shape) > 0 else 1
+    if rank not in ranks:
+        return range(count, count)
     each = -(-count // len(ranks))
     first = min(ranks.index(rank) * each, count)
     return range(first, min(first + each, count))
@@ -124,10 +147,11 @@ def _same_elements(places: list[list[Any]], index: int, rank: int) -> tuple[int,
     return tuple(other for other, theirs in enumerate(places) if theirs[index] == places[rank][index])
 
 
-def _hosts(places: list[list[Any]], index: int, rank: int) -> bool:
+def _hosts(places: list[list[Any]], index: int, rank: int, owner: int | None) -> bool:
     """Whether the rank's daemon hosts an element of a parameter."""
     _, shape, _ = places[rank][index]
-    return math.prod(shape) > 0 and len(_rows(shape, _same_elements(places, index, rank), rank)) > 0
+    ranks = _same_elements(places, index, rank) if owner is None else (owner,)
+    return math.prod(shape) > 0 and len(_rows(shape, ranks, rank)) > 0
 
 
 def _ranks() -> int:
