@@ -341,7 +341,7 @@ def _die(where: str, optimizer: superoffload.torch.AdamW, keeper: int = 0) -> No
     elif where == "gathered":
         attachment.end_prepared_step = kill
     elif where == "ended":
-        attachment.wait_step = kill
+        attachment.wait_verdict = kill
 
 
 def _try(rank: int, scenario: dict) -> dict:

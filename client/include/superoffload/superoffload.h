@@ -288,7 +288,7 @@ typedef struct superoffload_open_step_state {
 SUPEROFFLOAD_API int superoffload_look(int64_t trainer, superoffload_open_step_state* step);
 
 /* Passes over memory, for trainers whose parameters and gradients are their own: published parameters are copied to
- * them after a step, gradients to slots before it, and what others changed meanwhile is found. They need no attachment.
+ * them after a step, gradients to slots before it, and what others changed meanwhile is found.
  */
 typedef struct superoffload_range {
   const void* from;
@@ -296,8 +296,14 @@ typedef struct superoffload_range {
   uint64_t bytes;
 } superoffload_range;
 
+/* superoffload_copy_and_digest of a range per parameter, each as soon as the parameter of the step that was ended last is
+ * final; others may still be published. `received` has a 0 for each before the first call, and a 1 for those that are
+ * there: after DEADLINE_EXCEEDED the next call goes on with the rest. */
+SUPEROFFLOAD_API int superoffload_receive(int64_t trainer, const superoffload_range* ranges,
+                                          int64_t timeout_milliseconds, uint64_t* digests, uint8_t* received);
+
 /* Copies `from` to `to` (not where `to` is NULL) and takes a digest of each range, with up to `threads` threads, which
- * end with the call. Equal digests mean equal bytes, but once in 2^64. */
+ * end with the call. It needs no attachment. Equal digests mean equal bytes, but once in 2^64. */
 SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,
                                                   uint64_t* digests);
 

@@ -239,6 +239,17 @@ Status StepPlane::WaitParameters(uint32_t bucket, const Deadline& deadline) {
                    [bucket](const auto& progress) { return progress.IsFinal(bucket); });
 }
 
+Status StepPlane::WaitMoreParameters(const Deadline& deadline, std::vector<bool>* final) {
+  return WaitUntil(ended_step_.load(std::memory_order_acquire), deadline, [final](const auto& progress) {
+    bool more = false;
+    for (uint32_t bucket = 0; bucket < final->size(); ++bucket) {
+      if ((*final)[bucket] || !progress.IsFinal(bucket)) continue;
+      (*final)[bucket] = more = true;
+    }
+    return more;
+  });
+}
+
 Status StepPlane::WaitStep(const Deadline& deadline, superoffload_verdict* verdict) {
   return WaitUntil(ended_step_.load(std::memory_order_acquire), deadline, [verdict](const auto& progress) {
     if (progress.IsOver() && verdict != nullptr) *verdict = *progress.verdict();

@@ -64,6 +64,8 @@ class StepPlane {
   Status WaitPrepared(const Deadline& deadline, double* sum_of_squares);
   Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
   Status WaitParameters(uint32_t bucket, const Deadline& deadline);
+  // Until some of the buckets that are not `final` are, and notes which; there must be one left.
+  Status WaitMoreParameters(const Deadline& deadline, std::vector<bool>* final);
   Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
 
   // As WaitParameters, but nothing to wait for is no error, and a step that has begun since is none either.

@@ -189,6 +189,15 @@ int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t tim
                      [&](Trainer& impl) { return impl.WaitParameter(parameter, DeadlineAfter(timeout_milliseconds)); });
 }
 
+int superoffload_receive(int64_t trainer, const superoffload_range* ranges, int64_t timeout_milliseconds,
+                         uint64_t* digests, uint8_t* received) {
+  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
+    if (ranges == nullptr || digests == nullptr || received == nullptr) return NullArgument();
+    const size_t count = impl.layout().parameter_count();
+    return impl.Receive({ranges, count}, {digests, count}, {received, count}, DeadlineAfter(timeout_milliseconds));
+  });
+}
+
 int superoffload_look(int64_t trainer, superoffload_open_step_state* step) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (step == nullptr) return NullArgument();

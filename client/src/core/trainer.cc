@@ -319,6 +319,37 @@ Status Trainer::WaitParameter(uint32_t parameter, const Deadline& deadline) {
   });
 }
 
+Status Trainer::Receive(std::span<const superoffload_range> ranges, std::span<uint64_t> digests,
+                        std::span<uint8_t> received, const Deadline& deadline) {
+  return Waiting([&](StepPlane& plane) -> Status {
+    std::vector<bool> final(plane.bucket_count());
+    for (;;) {
+      std::vector<superoffload_range> ready;
+      std::vector<size_t> parameters;
+      bool complete = true;
+      for (size_t i = 0; i < ranges.size(); ++i) {
+        if (received[i] != 0) continue;
+        const ParameterPlace& place = layout_.parameter(i);
+        const auto first = final.begin() + place.first_bucket;
+        if (std::find(first, first + place.bucket_count, false) == first + place.bucket_count) {
+          ready.push_back(ranges[i]);
+          parameters.push_back(i);
+        } else {
+          complete = false;
+        }
+      }
+      std::vector<uint64_t> theirs(ready.size());
+      CopyAndDigest(ready, threads_, theirs);
+      for (size_t i = 0; i < ready.size(); ++i) {
+        digests[parameters[i]] = theirs[i];
+        received[parameters[i]] = 1;
+      }
+      if (complete) return {};
+      if (Status status = plane.WaitMoreParameters(deadline, &final); !status.ok()) return status;
+    }
+  });
+}
+
 void Trainer::Over(const superoffload_verdict& verdict) {
   const std::lock_guard lock(mutex_);
   if (!step_.ended()) return;  // it was over before

@@ -87,6 +87,12 @@ class Trainer {
   // Waits until a parameter of the step that was ended last is final, in the host's memory.
   Status WaitParameter(uint32_t parameter, const Deadline& deadline);
 
+  // Copies what `ranges` say, one per parameter, each once the parameter of the step that was ended last is final, and takes
+  // digests of them as CopyAndDigest does. `received` becomes 1 for those it has: a call that its deadline has cut off goes
+  // on with the rest.
+  Status Receive(std::span<const superoffload_range> ranges, std::span<uint64_t> digests, std::span<uint8_t> received,
+                 const Deadline& deadline);
+
   // Begins a step, ends it and waits until it is over. After an error no step is open. Nothing that `step` names is used
   // afterwards, but by its stream.
   Status Step(const WholeStep& step, superoffload_verdict* verdict);

@@ -281,6 +281,36 @@ TEST_F(StepTest, ParametersAreFinalWhenSpeculationStands) {
   EXPECT_EQ(answer_.verdict.step, 5u);
 }
 
+TEST_F(StepTest, ParametersAreReceivedAsTheyBecomeFinal) {
+  EndStep();
+  const std::string published[kBuckets] = {"zero", "one", "two"};
+  std::string model[kBuckets] = {"0000", "111", "222"};
+  superoffload_range ranges[kBuckets];
+  for (uint32_t i = 0; i < kBuckets; ++i) ranges[i] = {published[i].data(), model[i].data(), model[i].size()};
+  ranges[1].to = nullptr;
+  uint64_t digests[kBuckets] = {}, expected[kBuckets];
+  ASSERT_EQ(superoffload_copy_and_digest(ranges, 2, 1, expected), kOk);
+  model[0] = "0000";
+  ranges[0].to = model[0].data();
+  uint8_t received[kBuckets] = {};
+  const auto receive = [&] { return superoffload_receive(trainer_, ranges, 0, digests, received); };
+  daemon_.Complete(Ready(0, 5, /*speculative=*/true));
+  EXPECT_EQ(receive(), kDeadlineExceeded) << "the verdict may refute it";
+  EXPECT_EQ(model[0], "0000");
+  daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, /*stands=*/true));
+  daemon_.Complete(Ready(1, 5, false));
+  EXPECT_EQ(receive(), kDeadlineExceeded);
+  EXPECT_THAT(received, ::testing::ElementsAre(1, 1, 0));
+  EXPECT_THAT(model, ::testing::ElementsAre("zero", "111", "222"));
+  EXPECT_EQ(digests[0], expected[0]);
+  EXPECT_EQ(digests[1], expected[1]);
+  model[0] = "mine";
+  daemon_.Complete(Ready(2, 5, false));
+  EXPECT_EQ(receive(), kOk);
+  EXPECT_THAT(model, ::testing::ElementsAre("mine", "111", "two"));
+  EXPECT_EQ(superoffload_receive(trainer_, nullptr, 0, digests, received), kInvalidArgument);
+}
+
 TEST_F(StepTest, RefutedSpeculationWaitsForTheSecondPublication) {
   EndStep();
   for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) daemon_.Complete(Ready(bucket, 5, true));

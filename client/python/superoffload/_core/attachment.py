@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from superoffload._core import library, structures
+from superoffload._core import library, memory, structures
 from superoffload._core.control import GONE, Connection
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
@@ -98,6 +98,7 @@ class Attachment:
         place = response.attachment_epoch, response.optimizer.step, len(response.optimizer.layout.buckets)
         library.call("attach", self._connection.handle, *place, ctypes.byref(handle))
         self._handles.append(handle)
+        self._tail = False
         self._give_memory(request.sync, response.next_slot)
         return self._use(response.next_slot, resumes)
 
@@ -404,10 +405,41 @@ class Attachment:
         """Waits until the parameters of the step that was ended last are final."""
         return self._wait_result(Await.STEP)
 
+    def wait_verdict(self) -> StepResult:
+        """What the step that was ended last turned out to be; its parameters may still be on their way."""
+        return self._wait_result(Await.VERDICT)
+
+    def wait_over(self) -> None:
+        """After `wait_verdict()`: waits until its parameters are final."""
+        if self._tail:
+            self._tail = False
+            try:
+                self._await(Await.STEP)
+            except Error as error:
+                self._recover(error)
+
+    def receive(self, ranges: Sequence[memory.Range]) -> list[int]:
+        """Copies and digests as `memory` does, a range per parameter, each as soon as it is final."""
+        digests, received = (ctypes.c_uint64 * len(ranges))(), (ctypes.c_uint8 * len(ranges))()
+        if self._tail:
+            try:
+                self._wait("receive", self.trainer, memory.array(ranges), (digests, received))
+                self._tail = False
+            except Error as error:
+                self._recover(error)  # then the parameters are there
+        rest = [index for index, there in enumerate(received) if not there]
+        for index, digest in zip(
+            rest, memory.copy_and_digest([ranges[index] for index in rest], self._threads), strict=True
+        ):
+            digests[index] = digest
+        return list(digests)
+
     def _wait_result(self, awaited: Await) -> StepResult:
         while True:
             try:
-                return StepResult.of(self._await(awaited).verdict)
+                result = StepResult.of(self._await(awaited).verdict)
+                self._tail = awaited == Await.VERDICT
+                return result
             except Error as error:
                 if self._recover(error):
                     return self._committed_unseen()

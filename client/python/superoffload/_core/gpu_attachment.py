@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from superoffload._core import library, structures
-from superoffload._core.attachment import Attachment, Await, Stays, c_buckets
+from superoffload._core.attachment import Attachment, Stays, c_buckets
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_memory import GpuMemory
 from superoffload._core.layout import array_offsets
-from superoffload._core.step_result import StepResult
 from superoffload.v1 import optimizer_pb2
 
 Mover = Literal["auto", "daemon", "trainer", "direct"]
@@ -113,7 +112,6 @@ class GpuAttachment(Attachment):
         self._current_stream = current_stream
         self._again = again
         self._moved = Moved(0, 0, 0) if move_in is None else None
-        self._tail = False  # of the last step: it may not be over
         super().__init__(connection, request)
 
     def _give_memory(self, sync: int, next_slot: int) -> None:
@@ -127,7 +125,6 @@ class GpuAttachment(Attachment):
             raise
         if previous is not None:
             library.function("detach")(self._handles.pop(0))
-        self._tail = False
         self.resident_buckets = 0
 
     def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
@@ -203,20 +200,6 @@ class GpuAttachment(Attachment):
             self._wait("gpu_await_parameters", self._handle, bucket, (stream,))
         except Error as error:
             self._recover(error)  # then the parameters are there
-
-    def wait_verdict(self) -> StepResult:
-        """What the step that was ended last turned out to be; its parameters may still be on their way."""
-        self._tail = True
-        return self._wait_result(Await.VERDICT)
-
-    def wait_over(self) -> None:
-        """Waits until the parameters of the step that was ended last are final."""
-        if self._tail:
-            self._tail = False
-            try:
-                self._await(Await.STEP)
-            except Error as error:
-                self._recover(error)
 
     def set_resident(self, count: int) -> None:
         """Buckets that become resident must have been settled since the last step."""

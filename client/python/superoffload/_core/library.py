@@ -40,6 +40,10 @@ _FUNCTIONS = {
     "ask_norm": (ctypes.c_int, [_I64, _D]),
     "end": (ctypes.c_int, [_I64, ctypes.POINTER(structures.StepEnd)]),
     "wait": (ctypes.c_int, [_I64, _U32, _I64, ctypes.POINTER(structures.Answer)]),
+    "receive": (
+        ctypes.c_int,
+        [_I64, ctypes.POINTER(structures.Range), _I64, ctypes.POINTER(_U64), ctypes.POINTER(ctypes.c_uint8)],
+    ),
     "look": (ctypes.c_int, [_I64, ctypes.POINTER(structures.OpenStep)]),
     "agree": (ctypes.c_int, [ctypes.POINTER(structures.RunReport), _U32, _U32, ctypes.POINTER(structures.RunDecision)]),
     "copy_and_digest": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U64)]),

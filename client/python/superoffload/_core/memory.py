@@ -9,7 +9,8 @@ from superoffload._core import library, structures
 Range = tuple[int, int | None, int]  # addresses from and to, bytes
 
 
-def _array(ranges: Sequence[Range]) -> ctypes.Array:
+def array(ranges: Sequence[Range]) -> ctypes.Array:
+    """Returns them as the library takes them."""
     values: Sequence[Any] = ranges  # ctypes makes its structures of tuples
     return (structures.Range * len(ranges))(*values)
 
@@ -17,12 +18,12 @@ def _array(ranges: Sequence[Range]) -> ctypes.Array:
 def copy_and_digest(ranges: Sequence[Range], threads: int) -> list[int]:
     """Digests of what is at ``from``, which is copied to ``to`` unless that is None."""
     digests = (ctypes.c_uint64 * len(ranges))()
-    library.call("copy_and_digest", _array(ranges), len(ranges), threads, digests)
+    library.call("copy_and_digest", array(ranges), len(ranges), threads, digests)
     return list(digests)
 
 
 def find_difference(ranges: Sequence[Range], threads: int) -> int | None:
     """Index of a range whose two sides differ, if any."""
     found = ctypes.c_uint32()
-    library.call("find_difference", _array(ranges), len(ranges), threads, ctypes.byref(found))
+    library.call("find_difference", array(ranges), len(ranges), threads, ctypes.byref(found))
     return None if found.value == len(ranges) else found.value

@@ -31,21 +31,26 @@ class HostParameters(LiveParameters):
 
     def on_commit(self) -> None:
         # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
-        self._copy([parameter.local for parameter in self.hosted if parameter.tensor.grad is not None])
+        written = [parameter.local for parameter in self.hosted if parameter.tensor.grad is not None]
+        self._copy(written, self.attachment.receive)
 
     def bind(self) -> None:
-        self._copy([parameter.local for parameter in self.hosted])
+        threads = torch.get_num_threads()
+        self._copy([parameter.local for parameter in self.hosted], lambda all: memory.copy_and_digest(all, threads))
 
-    def _copy(self, written: list[torch.Tensor]) -> None:
+    def _copy(self, written: list[torch.Tensor], copy: Callable[[list[memory.Range]], list[int]]) -> None:
         """Sets the model's parameters to the published ones; ``written``: those in which that may change something."""
-        ranges = []
+        ranges: list[memory.Range] = []
+        scattered = []
         for parameter in self.hosted:
             tensor, theta = parameter.local, parameter.theta
             copies = tensor.is_contiguous()
             if not copies:
-                tensor.data.copy_(theta)
+                scattered.append((tensor, theta))
             ranges.append((theta.data_ptr(), tensor.data_ptr() if copies else None, theta.nbytes))
-        self._digests = memory.copy_and_digest(ranges, torch.get_num_threads())
+        self._digests = copy(ranges)
+        for tensor, theta in scattered:
+            tensor.data.copy_(theta)
         torch.autograd.graph.increment_version(written)
         if self._replicas is not None:
             self._replicas.gather()
@@ -153,7 +158,10 @@ class HostSubmitter(Submitter):
         return bool(self._present)
 
     def wait_end(self) -> StepResult:
-        return self.attachment.wait_step()
+        result = self.attachment.wait_verdict()
+        if result.kind.skipped:
+            self.attachment.wait_over()  # else whoever receives the parameters waits for them
+        return result
 
 
 def _view(buffer: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
