@@ -14,12 +14,12 @@ BINARY = os.environ.get("SUPEROFFLOAD_DAEMON", "superoffloadd")
 
 
 class Daemon:
-    def __init__(self, *flags: str, binary: str | os.PathLike[str] = BINARY) -> None:
+    def __init__(self, *flags: str, binary: str | os.PathLike[str] | None = None) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="so-test-")
         self.endpoint = f"unix:{self.directory.name}/control.sock"
         self.process = subprocess.Popen(
             [
-                binary,
+                binary or BINARY,
                 f"--runtime_directory={self.directory.name}",
                 *flags,
             ],
@@ -57,7 +57,7 @@ def _run(started: Daemon):
         assert started.stop() == 0, started.log
 
 
-def several(count: int, binary: str | os.PathLike[str] = BINARY):
+def several(count: int, binary: str | os.PathLike[str] | None = None):
     """Daemons that stop without an error at the end."""
     started = [Daemon("--metrics_address=off", binary=binary) for _ in range(count)]
     yield started

@@ -18,6 +18,7 @@ class BucketMatrices {
   // What a worker does of a stage at a time: elements [first, end) of a matrix, which begins at element `at` of the bucket.
   struct Task {
     kernels::MatrixView matrix;  // with the gradient of slot 0
+    uint32_t parameter = 0;
     uint64_t at = 0;
     uint64_t first = 0, end = 0;
     uint64_t gap = 0;  // elements behind the matrix, where this is its last task
@@ -42,7 +43,8 @@ class BucketMatrices {
       matrix.gradient = {memory.gradients + bucket.gradient_offsets[0] + at * kernels::DTypeBytes(gradient_dtype_),
                          gradient_dtype_};
       for (uint64_t first = 0; first < shape.elements(); first += kernels::kChunkElements) {
-        tasks_.push_back({matrix, at, first, std::min<uint64_t>(shape.elements(), first + kernels::kChunkElements)});
+        tasks_.push_back({matrix, part.parameter, at, first,
+                          std::min<uint64_t>(shape.elements(), first + kernels::kChunkElements)});
       }
       tasks_.back().gap = part.elements - shape.elements();
       scratch += layout.algorithm->stages->scratch_elements(shape.rows, shape.columns);

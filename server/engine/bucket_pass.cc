@@ -1,6 +1,5 @@
 #include "server/engine/bucket_pass.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/chunk_sums.h"
@@ -82,8 +81,7 @@ void BucketPass::EndRound() const {
 
 void BucketPass::RunStage(size_t index) const {
   const BucketMatrices::Task& task = matrices_->task(index);
-  const auto behind = [](uint64_t element, const Segment& segment) { return element < segment.end; };
-  const auto segment = std::upper_bound(arguments_.segments.begin(), arguments_.segments.end(), task.at, behind);
+  const auto segment = FindSegment(arguments_.segments, task.at);
   if (segment == arguments_.segments.end() || segment->begin > task.at) return;
   const bool absorbs = round().part == Round::Part::kAbsorb;
   const std::optional<kernels::StepConstants>& constants = absorbs ? segment->absorb : segment->publish;

@@ -33,14 +33,19 @@ std::vector<Segment> MakeSegments(const Layout& layout, const BucketLayout& buck
   return segments;
 }
 
+// The first segment that ends behind `element`; it may begin behind it as well.
+inline std::vector<Segment>::const_iterator FindSegment(const std::vector<Segment>& segments, uint64_t element) {
+  const auto behind = [](uint64_t place, const Segment& segment) { return place < segment.end; };
+  return std::upper_bound(segments.begin(), segments.end(), element, behind);
+}
+
 // Calls body(first, end, segment) for what segments have of chunk `index` of the bucket, which has `n` elements;
 // `first` and `end` count from the chunk's beginning.
 template <typename Body>
 void ForEachSegment(const std::vector<Segment>& segments, size_t index, size_t n, Body body) {
   const uint64_t chunk = index * kernels::kChunkElements;
-  const auto behind = [](uint64_t element, const Segment& segment) { return element < segment.end; };
-  auto segment = std::upper_bound(segments.begin(), segments.end(), chunk, behind);
-  for (; segment != segments.end() && segment->begin < chunk + n; ++segment) {
+  for (auto segment = FindSegment(segments, chunk);
+       segment != segments.end() && segment->begin < chunk + n; ++segment) {
     body(segment->begin < chunk ? 0 : segment->begin - chunk, std::min<uint64_t>(segment->end - chunk, n), *segment);
   }
 }

@@ -97,22 +97,12 @@ class SequentialOptimizer {
     for (size_t stage = 0; stage < stages.count; ++stage) {
       for (size_t i = 0; i < matrices.tasks(); ++i) {
         const engine::BucketMatrices::Task& task = matrices.task(i);
-        const uint32_t parameter = ParameterAt(bucket, task.at);
-        if (!absent.empty() && absent[parameter]) continue;
+        if (!absent.empty() && absent[task.parameter]) continue;
         const kernels::StepConstants constants =
-            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale);
+            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[task.parameter], scale);
         matrices.Run(stages, stage, task, slot, constants);
       }
     }
-  }
-
-  uint32_t ParameterAt(const engine::BucketLayout& bucket, uint64_t element) const {
-    uint64_t end = 0;
-    for (const engine::Part& part : layout_.PartsOf(bucket)) {
-      end += part.elements;
-      if (element < end) return part.parameter;
-    }
-    return 0;
   }
 
   // What a chunk has of one parameter, counted from the chunk's beginning.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "superoffload/v1/descriptor_socket.h"
 
@@ -53,16 +54,25 @@ Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_b
   return {};
 }
 
-uint32_t MostBucketTensors(const superoffload_gpu_options& options) {
-  std::vector<uint64_t> offsets(options.parameter_offsets, options.parameter_offsets + options.parameter_count);
-  std::sort(offsets.begin(), offsets.end());
-  ptrdiff_t most = 1;
-  for (uint32_t i = 0; i < options.bucket_count; ++i) {
-    const uint64_t begin = options.buckets[i].state_offset, end = begin + options.buckets[i].elements;
-    const auto first = std::upper_bound(offsets.begin(), offsets.end(), begin);  // the one before has element `begin`
-    most = std::max(most, std::lower_bound(first, offsets.end(), end) - first + 1);
+std::vector<std::vector<StatePart>> CutIntoParts(const superoffload_gpu_options& options) {
+  std::vector<uint32_t> order(options.parameter_count);
+  std::iota(order.begin(), order.end(), 0);
+  const auto offset = [&](uint32_t parameter) { return options.parameter_offsets[parameter]; };
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return offset(a) < offset(b); });
+  std::vector<std::vector<StatePart>> parts(options.bucket_count);
+  for (uint32_t b = 0; b < options.bucket_count; ++b) {
+    const uint64_t begin = options.buckets[b].state_offset, end = begin + options.buckets[b].elements;
+    auto next = std::upper_bound(order.begin(), order.end(), begin,
+                                 [&](uint64_t element, uint32_t parameter) { return element < offset(parameter); });
+    uint64_t first = begin;
+    while (first < end && next != order.begin()) {
+      const uint64_t last = next == order.end() ? end : std::min(end, offset(*next));
+      parts[b].push_back({*(next - 1), last - first});
+      first = last;
+      if (next != order.end()) ++next;
+    }
   }
-  return static_cast<uint32_t>(most);
+  return parts;
 }
 
 void CopyText(const std::string& text, std::span<char> field) {

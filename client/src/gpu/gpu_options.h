@@ -27,8 +27,14 @@ Status CheckOptions(const superoffload_gpu_options& options);
 Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_bytes, size_t gradients_bytes,
                     std::vector<GpuBucket>* buckets);
 
-// Parameters that have elements in one bucket, at most.
-uint32_t MostBucketTensors(const superoffload_gpu_options& options);
+// What a bucket has of one parameter, the gap behind it included.
+struct StatePart {
+  uint32_t parameter;
+  uint64_t elements;
+};
+
+// By bucket: parameters lie one after the other in the state, each up to where the next begins, and buckets cut them.
+std::vector<std::vector<StatePart>> CutIntoParts(const superoffload_gpu_options& options);
 
 void CopyText(const std::string& text, std::span<char> field);
 

@@ -1,5 +1,7 @@
 // How a GPU plane begins and ends, and what is done between steps.
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "client/src/gpu/choose_mover.h"
 #include "client/src/gpu/gpu_memory.h"
@@ -47,7 +49,8 @@ Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, con
   if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
     return status;
   }
-  const uint32_t most_tensors = MostBucketTensors(options);
+  size_t most_tensors = 1;  // parameters that have elements in one bucket
+  for (const std::vector<StatePart>& parts : CutIntoParts(options)) most_tensors = std::max(most_tensors, parts.size());
   const auto plan = [&](uint64_t slots) {
     return PlanGpu(*buckets, parameters_bytes, slots, most_tensors);
   };

@@ -1,7 +1,6 @@
 #include "client/src/gpu/resident_steps.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace superoffload::client {
 
@@ -21,29 +20,8 @@ Status ResidentSteps::Open(const superoffload_gpu_options& options) {
     parameter_steps_.assign(options.parameter_steps, options.parameter_steps + options.parameter_count);
   }
   for (uint32_t i = 0; i < options.bucket_count; ++i) groups_.push_back(options.buckets[i].group);
-  CutIntoParts(options);
+  parts_ = CutIntoParts(options);
   return {};
-}
-
-// Parameters lie one after the other in the state, each up to where the next begins; buckets cut them.
-void ResidentSteps::CutIntoParts(const superoffload_gpu_options& options) {
-  std::vector<uint32_t> order(options.parameter_count);
-  std::iota(order.begin(), order.end(), 0);
-  const auto offset = [&](uint32_t parameter) { return options.parameter_offsets[parameter]; };
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return offset(a) < offset(b); });
-  parts_.resize(options.bucket_count);
-  for (uint32_t b = 0; b < options.bucket_count; ++b) {
-    const uint64_t begin = options.buckets[b].state_offset, end = begin + options.buckets[b].elements;
-    auto next = std::upper_bound(order.begin(), order.end(), begin,
-                                 [&](uint64_t element, uint32_t parameter) { return element < offset(parameter); });
-    uint64_t first = begin;
-    while (first < end && next != order.begin()) {
-      const uint64_t last = next == order.end() ? end : std::min(end, offset(*next));
-      parts_[b].push_back({*(next - 1), last - first});
-      first = last;
-      if (next != order.end()) ++next;
-    }
-  }
 }
 
 void ResidentSteps::OnSubmission(const superoffload_ring_entry& entry) {
@@ -90,7 +68,7 @@ std::vector<ResidentSteps::Run> ResidentSteps::RunsOf(uint32_t bucket) const {
   std::vector<Run> runs;
   uint64_t first = 0, made_for = 0;  // as a rule all parameters have made the same number of steps
   kernels::StepConstants constants;
-  for (const Part& part : parts_[bucket]) {
+  for (const StatePart& part : parts_[bucket]) {
     if (!committed_.absent[part.parameter]) {
       const uint64_t steps = parameter_steps_[part.parameter];
       if (steps != made_for) constants = algorithm_->make_constants(scalars, steps, committed_.gradient_scale);

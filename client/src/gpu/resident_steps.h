@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "client/src/gpu/gpu_options.h"
 #include "client/src/status.h"
 #include "kernels/algorithm.h"
 #include "superoffload/superoffload_gpu.h"
@@ -37,10 +38,6 @@ class ResidentSteps {
   std::vector<Run> RunsOf(uint32_t bucket) const;
 
  private:
-  struct Part {
-    uint32_t parameter;
-    uint64_t elements;
-  };
   // As BEGIN_STEP to END_STEP submit it.
   struct Step {
     std::vector<double> scalars;  // of group 0, then of group 1, ...
@@ -48,12 +45,10 @@ class ResidentSteps {
     double gradient_scale = 1;
   };
 
-  void CutIntoParts(const superoffload_gpu_options& options);
-
   const kernels::Algorithm* algorithm_ = nullptr;
   std::vector<uint64_t> array_offsets_;
   std::vector<uint32_t> groups_;          // by bucket
-  std::vector<std::vector<Part>> parts_;  // by bucket
+  std::vector<std::vector<StatePart>> parts_;  // by bucket
 
   Step open_;  // the submitting thread's
   std::mutex ended_mu_;

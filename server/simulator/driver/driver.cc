@@ -59,7 +59,7 @@ std::shared_ptr<Stream> FindStream(CudaStream handle) {
 
 std::shared_ptr<void> Lend(Stream* stream, CudaStream* handle) {
   const auto nobody = [](Stream*) {};
-  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(std::shared_ptr<Stream>(stream, nobody), nullptr));
+  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(OwnedStream{std::shared_ptr<Stream>(stream, nobody), nullptr}));
   return {*handle, [](CudaStream lent) { Streams().Take(lent); }};
 }
 
@@ -97,7 +97,7 @@ int BeginCapture(CudaStream handle, CaptureMode mode) {
   if (handle == nullptr) return kCaptureUnsupported;
   const std::shared_ptr<Stream> stream = FindStream(handle);
   if (stream == nullptr) return kInvalidHandle;
-  return stream->SetCapture(std::make_shared<Capture>(mode, std::this_thread::get_id())), kOk;
+  return stream->SetCapture(std::make_shared<Capture>(mode)), kOk;
 }
 
 int EndCapture(CudaStream handle) {
@@ -111,7 +111,7 @@ namespace {
 
 int CreateStream(Process& process, CudaStream* handle, unsigned) {
   process.CountObject(1);
-  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(process.clock().MakeStream(), &process));
+  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(OwnedStream{process.clock().MakeStream(), &process}));
   return kOk;
 }
 int DestroyStream(CudaStream handle) {
@@ -138,7 +138,7 @@ int ExchangeCaptureMode(int* mode) {
 
 int CreateEvent(Process& process, CudaEvent* handle, unsigned) {
   process.CountObject(1);
-  return *handle = Events().Add<CudaEvent>(std::make_shared<OwnedEvent>(GpuEvent(), &process)), kOk;
+  return *handle = Events().Add<CudaEvent>(std::make_shared<OwnedEvent>(OwnedEvent{GpuEvent(), &process})), kOk;
 }
 int DestroyEvent(CudaEvent handle) {
   const std::shared_ptr<OwnedEvent> owned = Events().Take(handle);

@@ -25,8 +25,9 @@ enum class CaptureMode { kGlobal, kThreadLocal, kRelaxed };
 
 // A capture under way, of one or more streams.
 struct Capture {
+  explicit Capture(CaptureMode mode) : mode(mode) {}
   const CaptureMode mode;
-  const std::thread::id thread;  // which began it
+  const std::thread::id thread = std::this_thread::get_id();  // which began it
   std::atomic<bool> invalidated{false};
 };
 

@@ -21,8 +21,10 @@ struct Module {
   std::vector<CudaFunction> functions;  // of it that were found
 };
 struct Function {
-  const Kernel* kernel;
-  std::weak_ptr<Module> module;
+  Function(const Kernel* kernel, const std::shared_ptr<Module>& module, unsigned most_dynamic_bytes)
+      : kernel(kernel), module(module), most_dynamic_bytes(most_dynamic_bytes) {}
+  const Kernel* const kernel;
+  const std::weak_ptr<Module> module;
   std::atomic<unsigned> most_dynamic_bytes;  // at first what is left of 48 KiB
 };
 using Modules = simulator::Handles<Module>;
