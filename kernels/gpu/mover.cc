@@ -42,7 +42,10 @@ Mover::Mover(std::shared_ptr<const GpuDevice> device, CudaPointer gpu, MoverMemo
       memory_(std::move(memory)),
       options_(std::move(options)),
       uploads_(memory_.buckets.size(), options_.uploads_in_flight) {
-  for (const MovedBucket& bucket : memory_.buckets) max_chunks_ = std::max(max_chunks_, bucket.chunks);
+  for (const MovedBucket& bucket : memory_.buckets) {
+    max_chunks_ = std::max(max_chunks_, bucket.chunks);
+    gpu_offsets_.push_back(bucket.gpu_offset);
+  }
 }
 
 CudaStatus Mover::Prepare() {
@@ -159,6 +162,12 @@ void Mover::SetCopiesUp(uint32_t bucket, bool copies) {
   uploads_.SetCopied(bucket, copies);
 }
 
+void Mover::SetGpuOffset(uint32_t bucket, uint64_t offset) {
+  SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
+  std::lock_guard lock(up_mu_);
+  gpu_offsets_[bucket] = offset;
+}
+
 CudaStatus Mover::Published(uint64_t step, uint32_t bucket, bool speculative) {
   SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
   {
@@ -237,7 +246,12 @@ void Mover::OnLanded(const Upload& upload, const CudaStatus& done) {
 CudaStatus Mover::IssueUp(uint32_t bucket) {
   SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
   const MovedBucket& moved = memory_.buckets[bucket];
-  return driver_.Status(driver_.MemcpyHtoDAsync(gpu_ + moved.parameters_offset,
+  uint64_t gpu_offset = 0;
+  {
+    std::lock_guard lock(up_mu_);
+    gpu_offset = gpu_offsets_[bucket];
+  }
+  return driver_.Status(driver_.MemcpyHtoDAsync(gpu_ + gpu_offset,
                                                 memory_.parameters.data() + moved.parameters_offset,
                                                 moved.parameters_bytes, up_.get()),
                         "copying parameters to the GPU");

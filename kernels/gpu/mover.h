@@ -34,7 +34,8 @@ namespace superoffload::kernels {
 struct MovedBucket {
   std::array<uint64_t, 2> gradient_offsets{};  // into the host's gradients, per slot of the host
   uint64_t gradient_bytes = 0;
-  uint64_t parameters_offset = 0;  // into the host's parameters, and into the GPU memory
+  uint64_t parameters_offset = 0;  // into the host's parameters
+  uint64_t gpu_offset = 0;         // into the GPU memory: of the parameters, at first (Mover::SetGpuOffset)
   uint64_t parameters_bytes = 0;
   uint64_t chunks = 0;
 };
@@ -110,6 +111,9 @@ class Mover {
   // Whether the bucket's parameters become due when a step commits; true at first. Any thread.
   void SetCopiesUp(uint32_t bucket, bool copies);
 
+  // Where in the GPU memory the bucket's parameters lie from now on. None of its copies is due or under way.
+  void SetGpuOffset(uint32_t bucket, uint64_t offset);
+
   // What the step has brought; any thread. An error: of some copy up, unless a queue issues them; then neither
   // waits for anything nor calls the driver.
   CudaStatus Published(uint64_t step, uint32_t bucket, bool speculative);
@@ -168,6 +172,7 @@ class Mover {
   UploadOrder uploads_;             // up_mu_
   std::optional<Upload> issuing_;   // up_mu_: taken, and perhaps not issued yet
   CudaStatus up_failure_;           // up_mu_: of the first copy up that failed
+  std::vector<uint64_t> gpu_offsets_;  // up_mu_: of the buckets' parameters
 
   std::unique_ptr<CompletionQueue> arrivals_, landings_, starts_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -59,7 +60,6 @@ class Planner {
 
   void AddRange(const Range& range) {
     std::tie(group_, dtype_, gradient_dtype_) = range.key;
-    layout_.parameters_bytes = RoundUp(layout_.parameters_bytes, kRegionAlignmentBytes);
     slot_bytes_ = RoundUp(slot_bytes_, kRegionAlignmentBytes);
     const ParameterSpec* last = nullptr;
     for (uint32_t index : range.parameters) {
@@ -76,6 +76,7 @@ class Planner {
 
   Layout Finish() && {
     slot_bytes_ = RoundUp(slot_bytes_, kRegionAlignmentBytes);
+    PlaceParameters();
     for (BucketLayout& bucket : layout_.buckets) {
       SetSlotOffsets(bucket.gradient_offsets);
       bucket.first_chunk = layout_.chunks;
@@ -94,6 +95,36 @@ class Planner {
   }
 
  private:
+  // Says where in the parameter memory each bucket lies, and with it the parameters.
+  void PlaceParameters() {
+    std::vector<uint32_t> order(layout_.buckets.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (layout_.version >= 5) {
+      std::map<uint32_t, size_t> first_of;
+      for (const uint32_t bucket : order) first_of.try_emplace(layout_.buckets[bucket].unit, first_of.size());
+      std::ranges::stable_sort(order, {}, [&](uint32_t bucket) { return first_of.at(layout_.buckets[bucket].unit); });
+    }
+    const BucketLayout* before = nullptr;
+    for (const uint32_t index : order) {
+      BucketLayout& bucket = layout_.buckets[index];
+      const bool follows = before != nullptr && SameRange(*before, bucket) &&
+                           (layout_.version < 5 || before->unit == bucket.unit);
+      if (!follows) layout_.parameters_bytes = RoundUp(layout_.parameters_bytes, kRegionAlignmentBytes);
+      bucket.parameters_offset = layout_.parameters_bytes;
+      layout_.parameters_bytes += bucket.parameters_bytes();
+      before = &bucket;
+    }
+    for (Placement& placement : layout_.placements) {
+      const BucketLayout& bucket = layout_.buckets[placement.first_bucket];
+      const uint64_t elements = placement.state_offset - bucket.state_offset;
+      placement.parameters_offset = bucket.parameters_offset + elements * kernels::DTypeBytes(bucket.dtype);
+    }
+  }
+
+  static bool SameRange(const BucketLayout& a, const BucketLayout& b) {
+    return RangeKey{a.group, a.dtype, a.gradient_dtype} == RangeKey{b.group, b.dtype, b.gradient_dtype};
+  }
+
   // From byte `offset` of the state memory on; returns where they end.
   uint64_t LayOutDirections(uint64_t offset) {
     for (const ParameterSpec& parameter : spec_.parameters) {
@@ -126,8 +157,8 @@ class Planner {
     }
     bucket_capacity_ = bytes / element_bytes / alignment_ * alignment_;
     if (spec_.algorithm->stages != nullptr) bucket_capacity_ = std::max(bucket_capacity_, elements);
-    BucketLayout bucket{.group = group_, .dtype = dtype_, .gradient_dtype = gradient_dtype_};
-    bucket.parameters_offset = layout_.parameters_bytes;
+    BucketLayout bucket{.group = group_, .unit = spec_.parameters[parameter].unit, .dtype = dtype_,
+                        .gradient_dtype = gradient_dtype_};
     bucket.gradient_offsets[0] = slot_bytes_;
     bucket.state_offset = layout_.state_elements;
     bucket.first_part = static_cast<uint32_t>(layout_.parts.size());
@@ -136,7 +167,6 @@ class Planner {
 
   void Place(uint32_t parameter, uint64_t elements) {
     Placement& placement = layout_.placements[parameter];
-    placement.parameters_offset = layout_.parameters_bytes;
     placement.gradient_offsets[0] = slot_bytes_;
     placement.state_offset = layout_.state_elements;
     placement.first_bucket = static_cast<uint32_t>(layout_.buckets.size() - 1);
@@ -146,7 +176,6 @@ class Planner {
       layout_.buckets.back().elements += taken;
       layout_.parts.push_back({parameter, taken});
       ++layout_.buckets.back().part_count;
-      layout_.parameters_bytes += taken * kernels::DTypeBytes(dtype_);
       slot_bytes_ += taken * kernels::DTypeBytes(gradient_dtype_);
       layout_.state_elements += taken;
       elements -= taken;

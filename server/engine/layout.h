@@ -10,20 +10,23 @@
 // may hold half of the gradient bytes that are left in the model, at most bucket_bytes and at least kTaperBytes. The
 // trainer waits for the way of the last bucket, so that one is short: of 64 MiB buckets the last have 32, 16, 8, 4 and 4.
 //
-// A bucket never holds parameters of two units (ParameterSpec::unit).
+// A bucket never holds parameters of two units (ParameterSpec::unit). In the parameter memory the units lie one after the
+// other, in the order in which their first buckets do, so that what the model uses together is one range of it, whatever
+// groups and dtypes it has.
 //
 // The version of a layout is that of the record beside it. Versions:
 //
 //   3   parameters start at multiples of 64 elements; buckets do not taper
-//   4   as above
+//   4   they start at multiples of 128, and buckets taper; the parameter memory holds the ranges one after the other
+//   5   as above
 //
 // An optimizer keeps the version with which it was created. Checkpoints know parameters by name and shape only.
 //
 // No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
 // fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
 //
-// Each of the algorithm's state arrays is indexed by the element's position in the flat space, or by its block's; the parameter memory and
-// each gradient slot hold the ranges one after the other, in their dtypes.
+// Each of the algorithm's state arrays is indexed by the element's position in the flat space, or by its block's; each
+// gradient slot holds the ranges one after the other, in their dtypes.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 
@@ -53,6 +56,7 @@ constexpr uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % k
 
 struct BucketLayout {
   uint32_t group = 0;
+  uint32_t unit = 0;
   kernels::DType dtype = kernels::DType::kBFloat16;
   kernels::DType gradient_dtype = kernels::DType::kBFloat16;
   uint64_t elements = 0;
@@ -98,6 +102,7 @@ struct Layout {
   uint32_t version = kLayoutVersion;
   const kernels::Algorithm* algorithm = nullptr;
   uint32_t groups = 0;
+  uint32_t kept_steps = kGradientSlots;  // committed ones of which the record knows everything
   std::vector<BucketLayout> buckets;
   std::vector<Part> parts;  // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec

@@ -28,36 +28,39 @@ struct Record::Header {
   uint64_t trainer_start_time;
   uint64_t run;
   uint32_t trainer_pid;
-  uint32_t reserved0;
+  uint32_t kept_steps;  // 0 before version 5, which keeps 2
+  // Terms of each step, before version 5.
   double gradient_scale[2];
-  // Of runs of several ranks; all zero in an optimizer that trains alone.
-  double total_sum_of_squares[2];  // over all ranks, of committed steps
+  double total_sum_of_squares[2];
   double max_grad_norm[2];
   uint64_t lineage;           // made anew by each restore
   uint64_t attempt;           // the last one that was begun; never used again
   uint64_t prepared;          // the step whose gradients have all landed here; committed + 1 or 0
   uint64_t prepared_attempt;  // its attempt
   uint64_t directions;        // step << 32 | bucket + 1; 0: none are kept
-  double unscale[2];          // the gradient scale without the clip coefficient
-  uint8_t reserved1[48];
+  double unscale[2];
+  uint8_t reserved[48];
 };
 
 namespace {
 
 constexpr uint64_t kMagic = 0x3144524346464f53;  // "SOFFCRD1"
-constexpr size_t kHeaderBytes = 256;
+constexpr size_t kHeaderBytes = 512;
+constexpr size_t kOldHeaderBytes = 256;  // before version 5
 
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Where the parts of a record begin.
 struct Offsets {
   explicit Offsets(const Layout& layout)
-      : steps(kHeaderBytes + RoundUp(2 * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
-        absorbed(steps + RoundUp(2 * layout.placements.size() * sizeof(uint64_t))),
+      : terms(layout.version < 5 ? kOldHeaderBytes : kHeaderBytes),
+        scalars(terms + (layout.version < 5 ? 0 : RoundUp(4 * layout.kept_steps * sizeof(double)))),
+        steps(scalars +
+              RoundUp(layout.kept_steps * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
+        absorbed(steps + RoundUp(layout.kept_steps * layout.placements.size() * sizeof(uint64_t))),
         slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
         end(slots + kMaxWorkers * kernels::UndoSlotBytes(*layout.algorithm)) {}
-  size_t scalars = kHeaderBytes;
-  size_t steps, absorbed, slots, end;
+  size_t terms, scalars, steps, absorbed, slots, end;
 };
 
 std::string AlgorithmIn(const char (&text)[24]) { return {text, ::strnlen(text, sizeof(text))}; }
@@ -68,6 +71,11 @@ T* At(std::byte* memory, size_t offset) {
 }
 
 }  // namespace
+
+Record::OfStep Record::Terms(std::byte* memory, const Layout& layout, size_t which, double (Header::*before)[2]) {
+  if (layout.version < 5) return {At<Header>(memory, 0)->*before, layout.kept_steps};
+  return {At<double>(memory, Offsets(layout).terms) + which * layout.kept_steps, layout.kept_steps};
+}
 
 size_t Record::Bytes(const Layout& layout) { return Offsets(layout).end; }
 
@@ -81,11 +89,16 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       groups_(layout.groups),
       parameters_(layout.placements.size()),
       chunks_(layout.chunks),
+      kept_(layout.kept_steps),
+      gradient_scale_(Terms(memory, layout, 0, &Header::gradient_scale)),
+      unscale_(Terms(memory, layout, 1, &Header::unscale)),
+      total_sum_of_squares_(Terms(memory, layout, 2, &Header::total_sum_of_squares)),
+      max_grad_norm_(Terms(memory, layout, 3, &Header::max_grad_norm)),
       scalars_(At<double>(memory, Offsets(layout).scalars)),
       steps_(At<uint64_t>(memory, Offsets(layout).steps)),
       absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
       slots_(memory + Offsets(layout).slots) {
-  static_assert(sizeof(Header) == kHeaderBytes);
+  static_assert(sizeof(Header) == kOldHeaderBytes);
   SUPEROFFLOAD_CHECK(algorithm_->name.size() < sizeof(Header::algorithm), algorithm_->name);
   if (header_->magic != 0) return;
   header_->version = layout.version;
@@ -94,6 +107,7 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
   header_->arrays = static_cast<uint32_t>(algorithm_->arrays.size());
   header_->parameters = parameters_;
   header_->chunks = chunks_;
+  if (layout.version >= 5) header_->kept_steps = static_cast<uint32_t>(kept_);
   std::memcpy(header_->algorithm, algorithm_->name.data(), algorithm_->name.size());
   Order();
   header_->magic = kMagic;
@@ -111,6 +125,10 @@ absl::Status Record::Check() const {
     return absl::DataLossError(absl::StrCat("the optimizer's record is of format version ", header_->version,
                                             " but its description of version ", layout_version_));
   }
+  if (version() >= 5 && header_->kept_steps != kept_) {
+    return absl::FailedPreconditionError(absl::StrCat("the optimizer's record keeps ", header_->kept_steps,
+                                                      " steps but its plan ", kept_, "; it does not belong to this plan"));
+  }
   if (header_->groups != groups_ || header_->scalars != algorithm_->scalars.size() ||
       header_->arrays != algorithm_->arrays.size() || header_->parameters != parameters_ ||
       header_->chunks != chunks_ || AlgorithmIn(header_->algorithm) != algorithm_->name) {
@@ -119,7 +137,9 @@ absl::Status Record::Check() const {
         header_->parameters, " parameters and ", header_->chunks, " chunks but its plan is of ", std::string(algorithm_->name),
         " with ", groups_, ", ", parameters_, " and ", chunks_, "; it does not belong to this plan"));
   }
-  const auto possible = [t = header_->committed](uint64_t absorbed) { return absorbed <= t && t - absorbed <= 2; };
+  const auto possible = [t = header_->committed](uint64_t absorbed) {
+    return absorbed <= t && t - absorbed <= kGradientSlots;
+  };
   const auto counted = [this](uint32_t parameter) { return ParameterSteps(committed(), parameter) <= committed(); };
   bool whole = std::all_of(absorbed_, absorbed_ + chunks_, possible);
   for (uint32_t i = 0; whole && i < parameters_; ++i) whole = counted(i);
@@ -130,12 +150,12 @@ absl::Status Record::Check() const {
   // The steps that recovery, or whoever commits what is prepared, is going to make.
   const uint64_t absorbed = chunks_ == 0 ? header_->committed : *std::min_element(absorbed_, absorbed_ + chunks_);
   for (uint64_t t = absorbed + 1; whole && t <= header_->committed; ++t) {
-    whole = ValuesInRange(t) && std::isfinite(header_->gradient_scale[t % 2]);
+    whole = ValuesInRange(t) && std::isfinite(gradient_scale_[t]);
   }
   if (whole && complete() && this->prepared()) {
     const uint64_t t = prepared;
-    whole = ValuesInRange(t) && std::isfinite(header_->unscale[t % 2]) && header_->unscale[t % 2] != 0 &&
-            header_->max_grad_norm[t % 2] >= 0;
+    whole = ValuesInRange(t) && std::isfinite(unscale_[t]) && unscale_[t] != 0 &&
+            max_grad_norm_[t] >= 0;
   }
   if (complete() && !whole) {
     return absl::DataLossError("the optimizer's record of what its state holds is damaged");
@@ -202,7 +222,9 @@ void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_
   header_->directions = 0;
   header_->committed = committed;
   std::fill_n(absorbed_, chunks_, committed);
-  for (size_t i = 0; i < parameters_; ++i) steps_[i] = steps_[parameters_ + i] = parameter_steps[i] << 1;
+  for (uint64_t t = 0; t < kept_; ++t) {
+    for (size_t i = 0; i < parameters_; ++i) steps(t)[i] = parameter_steps[i] << 1;
+  }
   Order();
   header_->incomplete = 0;
 }
@@ -215,11 +237,11 @@ void Record::Commit(const StepValues& values, const std::vector<bool>& absent) {
   Order();
 }
 
-// What belongs to step `t`; it replaces what belongs to step t-2.
+// What belongs to step `t`; it replaces what belongs to the oldest that is kept.
 void Record::WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent) {
   SUPEROFFLOAD_CHECK(values.scalars.size() == groups_ * algorithm_->scalars.size(), values.scalars.size());
-  header_->gradient_scale[t % 2] = values.gradient_scale;
-  std::copy(values.scalars.begin(), values.scalars.end(), scalars_ + (t % 2) * values.scalars.size());
+  gradient_scale_[t] = values.gradient_scale;
+  std::copy(values.scalars.begin(), values.scalars.end(), scalars_ + (t % kept_) * values.scalars.size());
   const uint64_t* const before = steps(t - 1);
   uint64_t* const after = steps(t);
   for (size_t i = 0; i < parameters_; ++i) {
@@ -232,14 +254,14 @@ void Record::WriteStep(uint64_t t, const StepValues& values, const std::vector<b
 std::optional<Record::Prepared> Record::prepared() const {
   const uint64_t t = header_->committed + 1;
   if (header_->prepared != t) return std::nullopt;
-  return Prepared{t, header_->prepared_attempt, {0, header_->unscale[t % 2], header_->max_grad_norm[t % 2]}};
+  return Prepared{t, header_->prepared_attempt, {0, unscale_[t], max_grad_norm_[t]}};
 }
 
 void Record::Prepare(const StepValues& values, const std::vector<bool>& absent, double max_grad_norm) {
   SUPEROFFLOAD_CHECK(complete() && !prepared(), "step ", header_->committed + 1, " is prepared twice");
   const uint64_t t = header_->committed + 1;
-  header_->unscale[t % 2] = values.gradient_scale;
-  header_->max_grad_norm[t % 2] = max_grad_norm;
+  unscale_[t] = values.gradient_scale;
+  max_grad_norm_[t] = max_grad_norm;
   WriteStep(t, values, absent);
   header_->prepared_attempt = header_->attempt;
   Order();
@@ -250,8 +272,8 @@ void Record::Prepare(const StepValues& values, const std::vector<bool>& absent, 
 void Record::CommitPrepared(double sum_of_squares, double clip_coefficient) {
   SUPEROFFLOAD_CHECK(prepared(), "step ", header_->committed + 1, " is committed but not prepared");
   const uint64_t t = header_->committed + 1;
-  header_->total_sum_of_squares[t % 2] = sum_of_squares;
-  header_->gradient_scale[t % 2] = header_->unscale[t % 2] * clip_coefficient;
+  total_sum_of_squares_[t] = sum_of_squares;
+  gradient_scale_[t] = unscale_[t] * clip_coefficient;
   Order();
   header_->committed = t;
   Order();
@@ -265,8 +287,8 @@ void Record::DropPrepared() {
 }
 
 Record::RunTerms Record::last_terms() const {
-  const uint64_t at = header_->committed % 2;
-  return {header_->total_sum_of_squares[at], header_->unscale[at], header_->max_grad_norm[at]};
+  const uint64_t t = header_->committed;
+  return {total_sum_of_squares_[t], unscale_[t], max_grad_norm_[t]};
 }
 
 uint64_t Record::attempt() const { return header_->attempt; }
@@ -282,8 +304,8 @@ void Record::SetLineage(uint64_t lineage) { header_->lineage = lineage; }
 
 StepValues Record::Values(uint64_t t) const {
   const size_t count = groups_ * algorithm_->scalars.size();
-  const double* const scalars = scalars_ + (t % 2) * count;
-  return {header_->gradient_scale[t % 2], std::vector<double>(scalars, scalars + count)};
+  const double* const scalars = scalars_ + (t % kept_) * count;
+  return {gradient_scale_[t], std::vector<double>(scalars, scalars + count)};
 }
 
 kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t chunk, uint64_t t) {

@@ -4,15 +4,16 @@
 //
 // In memory that survives the process (fixed little-endian layout, no pointers):
 //
-//   RecordHeader | double scalars[2][groups][scalars] | uint64_t steps[2][parameters] | uint64_t absorbed[chunks]
-//                | undo slots[kMaxWorkers]
+//   Header | double terms[4][K] | double scalars[K][groups][scalars] | uint64_t steps[K][parameters]
+//          | uint64_t absorbed[chunks] | undo slots[kMaxWorkers]
 //
-// `committed` is the number t of the last committed step; what belongs to step t lies at index t mod 2. Its gradient lies
-// in slot (t-1) mod 2, that of the step before in the other. A chunk whose `absorbed` is k holds the state after step k:
-// t-2, t-1 or t. So whatever is left to do for a chunk is to absorb the gradients of steps k+1 to t, of which the
-// hyper-parameters, the gradient scale, and each parameter's own step count are here.
+// each from a multiple of 64 bytes on. K is Layout::kept_steps. `committed` is the number t of the last committed step;
+// what belongs to step t lies at index t mod K. Its gradient lies in slot (t-1) mod 2, that of the step before in the
+// other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left to do for a chunk is
+// to absorb the gradients of steps k+1 to t, of which the hyper-parameters, the gradient scale, and each parameter's own
+// step count are here.
 //
-// steps[t mod 2][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which it
+// steps[t mod K][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which it
 // had one: a parameter without a gradient is left alone, and its bias correction goes on where it stopped.
 //
 // The header's fixed fields carry a CRC-32. `incomplete` says why the masters are not whole, if they are not
@@ -23,7 +24,8 @@
 // of it was written. A step of a run of several ranks is prepared first, by one store of `prepared` after all else but
 // its verdict; it then counts as prepared while `prepared` is committed + 1. Program order of each thread is all that a killed process needs.
 //
-// Versions 3 and 4 are the same but for how the optimizer is laid out (layout.h): a record keeps its version, and its
+// The header of version 5 has room for fields to come: what is zero in it has no meaning yet. Versions 3 and 4 have the
+// terms in their header, for K = 2, and lay the optimizer out in other ways (layout.h): a record keeps its version, and its
 // optimizer that layout, as long as it lives. A daemon hosts records of the versions that it reads only: it keeps the memory of any other, lists it as damaged with
 // that reason, and leaves it to a daemon of that version.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
@@ -142,7 +144,7 @@ class Record {
   uint64_t lineage() const;
   void SetLineage(uint64_t lineage);
 
-  // Of step `t`, the last committed one or the one before.
+  // Of step `t`, one of the last Layout::kept_steps that were committed.
   StepValues Values(uint64_t t) const;
   bool Had(uint64_t t, uint32_t parameter) const { return (steps(t)[parameter] & 1) != 0; }
   uint64_t ParameterSteps(uint64_t t, uint32_t parameter) const { return steps(t)[parameter] >> 1; }
@@ -191,7 +193,20 @@ class Record {
   }
   bool ValuesInRange(uint64_t t) const;  // the hyper-parameters that Values(t) has
   void WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent);
-  uint64_t* steps(uint64_t t) const { return steps_ + (t % 2) * parameters_; }
+  uint64_t* steps(uint64_t t) const { return steps_ + (t % kept_) * parameters_; }
+
+  // One number of each step that is kept.
+  class OfStep {
+   public:
+    OfStep(double* numbers, uint64_t kept) : numbers_(numbers), kept_(kept) {}
+    double& operator[](uint64_t t) const { return numbers_[t % kept_]; }
+
+   private:
+    double* numbers_;
+    uint64_t kept_;
+  };
+  // Those that are number `which` of the terms; in versions before 5, a field of the header.
+  static OfStep Terms(std::byte* memory, const Layout& layout, size_t which, double (Header::*before)[2]);
 
   Deaths* const deaths_;
   Header* const header_;
@@ -200,6 +215,12 @@ class Record {
   const size_t groups_;
   const size_t parameters_;
   const size_t chunks_;
+  const uint64_t kept_;
+  const OfStep gradient_scale_;  // with the clip coefficient
+  const OfStep unscale_;         // without it
+  // Of runs of several ranks; zero in an optimizer that trains alone.
+  const OfStep total_sum_of_squares_;  // over all ranks, of committed steps
+  const OfStep max_grad_norm_;
   double* const scalars_;
   uint64_t* const steps_;
   uint64_t* const absorbed_;

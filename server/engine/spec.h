@@ -34,7 +34,7 @@ struct RunMember {
 
 // How an optimizer is laid out in memory (layout.h). A record's version says it, and is never changed.
 inline constexpr uint32_t kOldestLayoutVersion = 3;
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 
 struct OptimizerSpec {
   const kernels::Algorithm* algorithm = kernels::Algorithms().front();

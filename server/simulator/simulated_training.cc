@@ -77,6 +77,7 @@ void SimulatedTraining::OpenMover() {
     memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                               .gradient_bytes = bucket.gradient_bytes(),
                               .parameters_offset = bucket.parameters_offset,
+                              .gpu_offset = bucket.parameters_offset,
                               .parameters_bytes = bucket.parameters_bytes(),
                               .chunks = bucket.chunks()});
     bucket_at_[bucket.parameters_offset] = i;

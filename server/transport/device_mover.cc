@@ -16,6 +16,10 @@ absl::Status ToAbsl(const CudaStatus& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.code), status.message);
 }
 
+bool InDeviceSlot(const superoffload_ring_entry& entry) {
+  return entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE || (entry.flags & SUPEROFFLOAD_FLAG_DEVICE_SLOT) != 0;
+}
+
 bool Contains(uint64_t bytes, uint64_t offset, uint64_t size) { return offset <= bytes && size <= bytes - offset; }
 
 }  // namespace
@@ -94,13 +98,11 @@ absl::Status DeviceMover::CheckRequest() const {
   constexpr uint64_t kMostBytes = uint64_t{1} << 60;  // so that no product below overflows
   if (r.memory_bytes > kMostBytes || r.slot_bytes < gradient_bytes || r.sums_bytes < chunks * sizeof(double) ||
       r.slot_bytes > r.memory_bytes || r.sums_bytes > r.memory_bytes ||
-      !Contains(r.memory_bytes, 0, memory_.parameters.size()) ||
       !Contains(r.memory_bytes, r.slots_offset, r.slots * r.slot_bytes) ||
       !Contains(r.memory_bytes, r.sums_offset, r.slots * r.sums_bytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the trainer's GPU memory of ", r.memory_bytes, " bytes does not hold the optimizer's ",
-                     memory_.parameters.size(), " bytes of parameters and ", r.slots, " gradient slots of ",
-                     gradient_bytes, " bytes; use a client library of this daemon's version"));
+        absl::StrCat("the trainer's GPU memory of ", r.memory_bytes, " bytes does not hold ", r.slots,
+                     " gradient slots of ", gradient_bytes, " bytes; use a client library of this daemon's version"));
   }
   return absl::OkStatus();
 }
@@ -122,14 +124,14 @@ void DeviceMover::Submit(const superoffload_ring_entry& entry) {
       open_step_ = 0;
       break;
     case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
-      if (entry.index < memory_.buckets.size()) {  // else it will be rejected
-        mover_->SetCopiesUp(entry.index, (entry.flags & SUPEROFFLOAD_FLAG_NO_COPY_BACK) == 0);
-      }
-      if ((entry.flags & SUPEROFFLOAD_FLAG_DEVICE_SLOT) == 0) break;
-      [[fallthrough]];
-    case SUPEROFFLOAD_SUBMIT_PROBE:
-      if (absl::Status status = CopyGradient(entry); !status.ok()) RejectGradient(entry, status);
-      return;
+    case SUPEROFFLOAD_SUBMIT_PROBE: {
+      absl::Status status = SetWayBack(entry);
+      const bool copies = InDeviceSlot(entry);
+      if (status.ok() && copies) status = CopyGradient(entry);
+      if (!status.ok()) RejectGradient(entry, status);
+      if (copies || !status.ok()) return;
+      break;
+    }
     default:
       break;
   }
@@ -140,7 +142,7 @@ void DeviceMover::RejectGradient(const superoffload_ring_entry& entry, const abs
   mover_->arrivals().Then([this, entry, status](const CudaStatus&) {
     rings_->Reject(entry, status);
     const uint32_t slot = entry.payload.gradient.slot;
-    if (slot < request_.slots) rings_->GradientTaken(entry.step, slot);  // or the trainer would wait for it
+    if (InDeviceSlot(entry) && slot < request_.slots) rings_->GradientTaken(entry.step, slot);  // or the trainer would wait for it
   });
 }
 
@@ -160,6 +162,24 @@ void DeviceMover::Begin(const superoffload_ring_entry& entry) {
 absl::Status DeviceMover::CheckNoOpenStep(absl::string_view request) const {
   if (open_step_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(request, " while step ", open_step_, " is open; end it first"));
+}
+
+// Whether, and to where, the bucket's parameters are copied.
+absl::Status DeviceMover::SetWayBack(const superoffload_ring_entry& entry) {
+  if (entry.index >= memory_.buckets.size()) return absl::OkStatus();  // it will be rejected
+  const bool probe = entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE;
+  const bool copies = probe || (entry.flags & SUPEROFFLOAD_FLAG_NO_COPY_BACK) == 0;
+  if (copies) {
+    const uint64_t offset = entry.payload.gradient.gpu_offset, bytes = memory_.buckets[entry.index].parameters_bytes;
+    if (!Contains(request_.memory_bytes, offset, bytes)) {
+      return absl::InvalidArgumentError(absl::StrCat("the ", bytes, " bytes of parameters of bucket ", entry.index,
+                                                     " do not lie at byte ", offset, " of GPU memory of ",
+                                                     request_.memory_bytes, "; use a client library of this daemon's version"));
+    }
+    mover_->SetGpuOffset(entry.index, offset);
+  }
+  if (!probe) mover_->SetCopiesUp(entry.index, copies);
+  return absl::OkStatus();
 }
 
 absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) const {

@@ -76,6 +76,7 @@ class DeviceMoverTest : public ::testing::Test {
       memory_.buckets.push_back({.gradient_offsets = {2 * i * kGradientBytes, (2 * i + 1) * kGradientBytes},
                                  .gradient_bytes = kGradientBytes,
                                  .parameters_offset = i * kParametersBytes,
+                                 .gpu_offset = 0,
                                  .parameters_bytes = kParametersBytes,
                                  .chunks = 1});
     }
@@ -135,6 +136,13 @@ class DeviceMoverTest : public ::testing::Test {
     entry.step = step;
     entry.index = bucket;
     entry.payload.gradient.slot = slot;
+    entry.payload.gradient.gpu_offset = (1 - bucket % 2) * kParametersBytes;
+    return entry;
+  }
+
+  static superoffload_ring_entry ParametersAt(uint64_t offset) {
+    superoffload_ring_entry entry = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1);
+    entry.payload.gradient.gpu_offset = offset;
     return entry;
   }
 
@@ -220,6 +228,8 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
       {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, 0, kSlots), "device slot 2 does not exist"},
       {Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 2), "without an open step"},
       {Entry(SUPEROFFLOAD_SUBMIT_PROBE, 1), "PROBE while step 1 is open"},
+      {ParametersAt(trainers_->bytes() - kParametersBytes + 1), "do not lie at byte"},
+      {ParametersAt(~uint64_t{0}), "do not lie at byte"},
   };
   std::memset(gradients_.data(), 7, gradients_.size());
   const std::vector<std::byte> before(gradients_.begin(), gradients_.end());
@@ -243,6 +253,25 @@ TEST_F(DeviceMoverTest, WhatDoesNotExistIsRejectedAndNothingIsWritten) {
   for (size_t i = 0; i < std::size(cases); ++i) EXPECT_THAT(calls[5 + i], HasSubstr(cases[i].sentence));
   EXPECT_THAT(calls.back(), HasSubstr("without an open step"));
   EXPECT_TRUE(std::ranges::equal(gradients_, before));
+}
+
+TEST_F(DeviceMoverTest, ParametersGoToWhereTheirGradientSaid) {
+  absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+  for (uint64_t bucket = 0; bucket < 2; ++bucket) {
+    std::memset(parameters_.data() + bucket * kParametersBytes, static_cast<int>(10 + bucket), kParametersBytes);
+  }
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 1));
+  for (uint32_t bucket = 0; bucket < 2; ++bucket) {
+    (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 1, bucket, bucket));
+  }
+  (*mover)->Submit(Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 1));
+  (*mover)->VerdictReached(1, /*commits=*/true, /*speculation_stands=*/true);
+  for (uint32_t bucket = 0; bucket < 2; ++bucket) (*mover)->Published(1, bucket, /*speculative=*/false);
+  rings_.AwaitCalls(8);  // four are delivered, two taken, two landed
+  mover->reset();
+  EXPECT_EQ(*Read(0, kParametersBytes), std::byte{11});
+  EXPECT_EQ(*Read(kParametersBytes, kParametersBytes), std::byte{10});
 }
 
 // A trainer may die while its copies are being timed.
@@ -331,8 +360,8 @@ TEST_F(DeviceMoverTest, AGradientIsCopiedOnceAndItsParametersUnlessTheyAreNotWan
   EXPECT_EQ(gradients_[kGradientBytes], std::byte{3}) << "in the slot that the step fills";
   EXPECT_EQ(gradients_[0], std::byte{0});
   const std::byte* const gpu = Read(0, 2 * kParametersBytes);
-  EXPECT_EQ(gpu[0], std::byte{5});
-  EXPECT_EQ(gpu[kParametersBytes], std::byte{0});
+  EXPECT_EQ(gpu[kParametersBytes], std::byte{5}) << "where its gradient said";
+  EXPECT_EQ(gpu[0], std::byte{0});
 }
 
 }  // namespace

@@ -114,6 +114,7 @@ typedef struct superoffload_verdict {
 typedef struct superoffload_bucket {
   uint64_t elements;
   uint64_t parameters_offset;
+  uint64_t gpu_offset; /* of the parameters in GPU memory, where there is some; as parameters_offset if nothing asks for more */
   uint64_t gradient_offsets[2];
   uint64_t state_offset;
   uint32_t dtype; /* DataType of optimizer.proto */
@@ -127,6 +128,7 @@ typedef struct superoffload_parameter {
   const char* name; /* for errors */
   uint64_t elements;
   uint64_t parameters_offset;
+  uint64_t gpu_offset;
   uint64_t gradient_offsets[2];
   uint64_t state_offset;
   uint32_t first_bucket;

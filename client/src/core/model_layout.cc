@@ -48,6 +48,7 @@ Status ModelLayout::Add(const superoffload_parameter& given) {
   ParameterPlace place{.name = given.name == nullptr ? "" : given.name,
                        .elements = given.elements,
                        .parameters_offset = given.parameters_offset,
+                       .gpu_offset = given.gpu_offset,
                        .gradient_offsets = {given.gradient_offsets[0], given.gradient_offsets[1]},
                        .state_offset = given.state_offset,
                        .first_bucket = given.first_bucket,

@@ -23,7 +23,8 @@ const char* DTypeName(kernels::DType dtype);
 struct ParameterPlace {
   std::string name;
   uint64_t elements = 0;
-  uint64_t parameters_offset = 0;
+  uint64_t parameters_offset = 0;  // into the host's parameters
+  uint64_t gpu_offset = 0;         // into the GPU's
   uint64_t gradient_offsets[2] = {};
   uint64_t state_offset = 0;  // elements
   uint32_t first_bucket = 0, bucket_count = 0;

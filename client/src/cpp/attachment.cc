@@ -65,6 +65,7 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
     parameters.push_back({.name = parameter.name().c_str(),
                           .elements = elements_[static_cast<size_t>(i)],
                           .parameters_offset = place.parameters_offset(),
+                          .gpu_offset = place.parameters_offset(),
                           .gradient_offsets = {place.gradient_offsets(0), place.gradient_offsets(1)},
                           .state_offset = place.state_offset(),
                           .first_bucket = place.first_bucket(),

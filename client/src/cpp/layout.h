@@ -13,6 +13,7 @@ inline std::vector<superoffload_bucket> ToC(const v1::Layout& layout) {
   for (const v1::Bucket& bucket : layout.buckets()) {
     buckets.push_back({.elements = bucket.elements(),
                        .parameters_offset = bucket.parameters_offset(),
+                       .gpu_offset = bucket.parameters_offset(),
                        .gradient_offsets = {bucket.gradient_offsets(0), bucket.gradient_offsets(1)},
                        .state_offset = bucket.state_offset(),
                        .dtype = static_cast<uint32_t>(bucket.dtype()),

@@ -189,7 +189,7 @@ Status GpuGradients::Publish(std::span<void* const> to, std::optional<StreamNumb
   }
   for (size_t i = 0; i < layout_.parameter_count(); ++i) {
     const ParameterPlace& place = layout_.parameter(i);
-    const CudaPointer from = plane_.parameters() + place.parameters_offset;
+    const CudaPointer from = plane_.parameters() + place.gpu_offset;
     if (Status status = Copy(to[i], from, place.bytes(), ToStream(*stream)); !status.ok()) return status;
   }
   return plane_.PackAfter(ToStream(*stream));  // the step that changes them ends after these copies

@@ -25,7 +25,8 @@ struct BucketTensor {
 // One bucket, on either side; offsets in bytes but for the state's.
 struct GpuBucket {
   uint64_t elements = 0;
-  uint64_t parameters_offset = 0;     // into the host's and the GPU's parameters
+  uint64_t parameters_offset = 0;     // into the host's parameters
+  uint64_t gpu_offset = 0;            // into the GPU's: of the parameters
   uint64_t gradient_offsets[2] = {};  // into the host's gradients
   uint64_t state_offset = 0;          // elements
   kernels::DType dtype{}, gradient_dtype{};
@@ -36,7 +37,7 @@ struct GpuBucket {
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
 };
 
-// Parameters at 0, laid out as the host's; then the device slots and the sums of squares.
+// The parameters, each bucket at its gpu_offset; then the device slots and the sums of squares.
 struct GpuLayout {
   kernels::DeviceSlots slots;
   uint64_t bytes = 0;

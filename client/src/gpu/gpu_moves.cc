@@ -34,6 +34,7 @@ Status GpuMoves::OpenMover(kernels::MakeQueue make_queue) {
     memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                               .gradient_bytes = bucket.gradient_bytes(),
                               .parameters_offset = bucket.parameters_offset,
+                              .gpu_offset = bucket.gpu_offset,
                               .parameters_bytes = bucket.parameters_bytes(),
                               .chunks = bucket.chunks()});
   }
@@ -83,6 +84,7 @@ Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
   entry.flags = SUPEROFFLOAD_FLAG_DEVICE_SLOT;
   if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
   entry.payload.gradient.slot = slot;
+  entry.payload.gradient.gpu_offset = buckets_[entry.index].gpu_offset;
   return FromCuda(mover_->arrivals().After(packer_->stream(),
                                            [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
 }

@@ -38,12 +38,14 @@ Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_b
     const superoffload_bucket& given = options.buckets[i];
     GpuBucket bucket{.elements = given.elements,
                      .parameters_offset = given.parameters_offset,
+                     .gpu_offset = given.gpu_offset,
                      .gradient_offsets = {given.gradient_offsets[0], given.gradient_offsets[1]},
                      .state_offset = given.state_offset,
                      .group = given.group};
     if (!ToDType(given.dtype, &bucket.dtype) || !ToDType(given.gradient_dtype, &bucket.gradient_dtype) ||
         given.elements > parameters_bytes || given.group >= options.group_count ||
         !inside(given.parameters_offset, bucket.parameters_bytes(), parameters_bytes) ||
+        !inside(given.gpu_offset, bucket.parameters_bytes(), parameters_bytes) ||
         !inside(given.gradient_offsets[0], bucket.gradient_bytes(), gradients_bytes) ||
         !inside(given.gradient_offsets[1], bucket.gradient_bytes(), gradients_bytes)) {
       return Error(Code::kInvalidArgument, "bucket ", i,

@@ -93,6 +93,13 @@ class GpuPlane final : public MemoryPlane {
   Status Probe(uint32_t bucket);
   Status UnmapDevice();
 
+  template <typename Copy>
+  Status CopyEach(kernels::CudaStream stream, const char* what, Copy copy);
+  kernels::CudaPointer OnGpu(const GpuBucket& bucket) const { return memory_->data() + bucket.gpu_offset; }
+  std::byte* OnHost(const GpuBucket& bucket) const {
+    return static_cast<std::byte*>(steps_.parameters().data()) + bucket.parameters_offset;
+  }
+
   // The trainer's thread.
   uint32_t NextSlot();
 

@@ -161,6 +161,7 @@ Status GpuPlane::Probe(uint32_t bucket) {
   superoffload_ring_entry entry{};
   entry.opcode = SUPEROFFLOAD_SUBMIT_PROBE;
   entry.index = bucket;
+  entry.payload.gradient.gpu_offset = buckets_[bucket].gpu_offset;
   entry.attachment_epoch = steps_.epoch();
   if (Status status = rings_.WaitSubmit(entry); !status.ok()) return status;
   std::unique_lock lock(mu_);
@@ -186,29 +187,33 @@ void GpuPlane::End() {
 
 Status GpuPlane::Pull() {
   const CurrentDevice current(*device_);
-  const kernels::CudaDriver& driver = device_->driver();
-  const std::span<std::byte> host = Bytes(steps_.parameters());
-  const CudaStream stream = moves_->mover().up_stream();
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
-  kernels::CudaStatus status = driver.Status(driver.MemcpyHtoDAsync(memory_->data(), host.data(), host.size(), stream),
-                                             "copying parameters to the GPU");
-  if (status.ok()) status = driver.Status(driver.StreamSynchronize(stream), "copying parameters to the GPU");
-  return FromCuda(status);
+  const CudaStream stream = moves_->mover().up_stream();
+  return CopyEach(stream, "copying parameters to the GPU", [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
+    return driver.MemcpyHtoDAsync(OnGpu(bucket), OnHost(bucket), bucket.parameters_bytes(), stream);
+  });
 }
 
 Status GpuPlane::Push(CudaStream stream) {
   const CurrentDevice current(*device_);
-  const kernels::CudaDriver& driver = device_->driver();
-  const std::span<std::byte> host = Bytes(steps_.parameters());
-  const CudaStream down = moves_->mover().down_stream();
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
+  const CudaStream down = moves_->mover().down_stream();
   if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
-  kernels::CudaStatus status = driver.Status(driver.MemcpyDtoHAsync(host.data(), memory_->data(), host.size(), down),
-                                             "copying parameters from the GPU");
-  if (status.ok()) status = driver.Status(driver.StreamSynchronize(down), "copying parameters from the GPU");
-  return FromCuda(status);
+  return CopyEach(down, "copying parameters from the GPU", [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
+    return driver.MemcpyDtoHAsync(OnHost(bucket), OnGpu(bucket), bucket.parameters_bytes(), down);
+  });
+}
+
+// Waits until `copy` of each bucket's parameters, which it gives to the stream, is done.
+template <typename Copy>
+Status GpuPlane::CopyEach(CudaStream stream, const char* what, Copy copy) {
+  const kernels::CudaDriver& driver = device_->driver();
+  for (const GpuBucket& bucket : buckets_) {
+    if (kernels::CudaStatus status = driver.Status(copy(driver, bucket), what); !status.ok()) return FromCuda(status);
+  }
+  return FromCuda(driver.Status(driver.StreamSynchronize(stream), what));
 }
 
 }  // namespace superoffload::client

@@ -25,7 +25,7 @@
 #include "superoffload/v1/step_ring.h"
 
 #define SUPEROFFLOAD_SOCKET_MAGIC 0x46464f53u /* "SOFF" */
-#define SUPEROFFLOAD_WIRE_VERSION 4u
+#define SUPEROFFLOAD_WIRE_VERSION 5u
 #define SUPEROFFLOAD_TOKEN_CHARACTERS 64u
 #define SUPEROFFLOAD_TOKEN_METADATA_KEY "superoffload-token"
 #define SUPEROFFLOAD_MAX_MESSAGE_BYTES 262144u /* of a gRPC message to the daemon; longer requests come in pages */
@@ -71,9 +71,9 @@ typedef struct superoffload_socket_reply {
 
 /* GPU memory that the trainer allocated, in pieces of `piece_bytes`, of which the last may be shorter. A descriptor of
  * each (of the virtual memory API) comes in SCM_RIGHTS, in the order of their addresses. One behind the other they hold,
- * at these byte offsets: the parameters, laid out as in Layout (parameters_bytes of it, at 0); device slots, each of
- * which holds the gradient of one bucket in the bucket's gradient dtype; and per slot one double per chunk of 65536
- * elements, its sum of squares. */
+ * at these byte offsets, device slots, each of which holds the gradient of one bucket in the bucket's gradient dtype; and
+ * per slot one double per chunk of 65536 elements, its sum of squares. Each gradient says where in it the bucket's
+ * parameters lie (superoffload_gradient_payload). */
 typedef struct superoffload_device_request {
   superoffload_socket_request header;
   uint8_t device_uuid[16];

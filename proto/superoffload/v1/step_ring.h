@@ -1,4 +1,4 @@
-/* The shared-memory contract of the step plane, version 2.
+/* The shared-memory contract of the step plane, version 3.
  *
  * A trainer and the daemon share one sealed memfd, the ring memory, that holds a header page and two
  * single-producer single-consumer rings of 64-byte entries, shaped like io_uring:
@@ -44,7 +44,7 @@
  *
  * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) submits
  * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again.
- * Parameters are copied to GPU memory only once the VERDICT is to commit or clip, and only those that are final then: a
+ * A bucket's parameters go to where its gradient said that they lie (`gpu_offset`), and only once the VERDICT is to commit or clip, and only those that are final then: a
  * LANDED(bucket) follows for each bucket, the highest first among those that are published; a step that is skipped has
  * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side
  * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
@@ -75,7 +75,7 @@ extern "C" {
 #endif
 
 #define SUPEROFFLOAD_RING_MAGIC UINT64_C(0x31474e5246464f53) /* "SOFFRNG1" */
-#define SUPEROFFLOAD_RING_VERSION 2u
+#define SUPEROFFLOAD_RING_VERSION 3u
 #define SUPEROFFLOAD_RING_HEADER_BYTES 4096u
 #define SUPEROFFLOAD_ERROR_TEXT_BYTES 1024u
 
@@ -154,6 +154,8 @@ typedef struct superoffload_prepared_payload {
 typedef struct superoffload_gradient_payload {
   double sum_of_squares;
   uint32_t slot; /* of the device */
+  uint32_t reserved;
+  uint64_t gpu_offset; /* bytes into the GPU memory: where the bucket's parameters lie, unless NO_COPY_BACK */
 } superoffload_gradient_payload;
 
 /* Scalars [first, first + count) of a parameter group. */

@@ -23,8 +23,8 @@ plant_bug(directions_kept_before_the_last_stage server/engine/bucket_pass.cc 200
 plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 8000
   "    record_->KeepDirections(bucket_, arguments_.absorbed_step);\n" "")
 plant_bug(committed_before_its_values server/engine/record.cc 500
-  "  header_->gradient_scale[t % 2] = values.gradient_scale;"
-  "  header_->committed = t;\n  Order();\n  header_->gradient_scale[t % 2] = values.gradient_scale;")
+  "  gradient_scale_[t] = values.gradient_scale;"
+  "  header_->committed = t;\n  Order();\n  gradient_scale_[t] = values.gradient_scale;")
 plant_bug(undo_released_before_absorbed server/engine/record.cc 500
   "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slot(worker));"
   "  kernels::EndUndo(slot(worker));\n  Order();\n  absorbed_[chunk] = t;")

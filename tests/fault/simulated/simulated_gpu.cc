@@ -31,6 +31,7 @@ struct GpuOptions {
     for (const client::GpuBucket& bucket : memory.buckets()) {
       buckets.push_back({.elements = bucket.elements,
                          .parameters_offset = bucket.parameters_offset,
+                         .gpu_offset = bucket.gpu_offset,
                          .gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                          .state_offset = bucket.state_offset,
                          .dtype = NumberOf(bucket.dtype),
@@ -119,7 +120,10 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
 SimulatedGpu::~SimulatedGpu() { Kill(); }
 
 void SimulatedGpu::Pull() {
-  std::copy(ground_.memory.parameters.begin(), ground_.memory.parameters.end(), memory_->parameters().begin());
+  for (uint32_t bucket = 0; bucket < ground_.buckets(); ++bucket) {
+    const std::span<std::byte> to = memory_->parameters(bucket);
+    std::copy_n(ground_.memory.parameters.data() + ground_.layout.buckets[bucket].parameters_offset, to.size(), to.begin());
+  }
 }
 
 void SimulatedGpu::OnCompletion(const superoffload_ring_entry& entry) {
@@ -182,7 +186,7 @@ void SimulatedGpu::Read(uint32_t bucket, std::function<void(const std::byte*)> r
   StreamWaits(bucket);
   compute_.Do([this, bucket, read = std::move(read)](std::function<void()> done) {
     Later([this, bucket, read = std::move(read), done = std::move(done)] {
-      read(memory_->parameters().data() + ground_.layout.buckets[bucket].parameters_offset);
+      read(memory_->parameters(bucket).data());
       done();
     });
   });

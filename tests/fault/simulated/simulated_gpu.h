@@ -36,7 +36,7 @@ class SimulatedGpu {
 
   // All parameters, from the host. At the attach: nothing else is under way.
   void Pull();
-  std::span<const std::byte> parameters() const { return memory_->parameters(); }
+  std::span<const std::byte> parameters(uint32_t bucket) const { return memory_->parameters(bucket); }
 
   // Each, before the trainer learns of it.
   void OnCompletion(const superoffload_ring_entry& entry);

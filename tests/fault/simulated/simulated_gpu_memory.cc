@@ -27,15 +27,30 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
                         .group = bucket.group});
     most_parts = std::max<uint64_t>(most_parts, bucket.part_count);
   }
+  Place();
   layout_ = client::PlanGpu(buckets_, ground_.layout.parameters_bytes, ground_.random.Between(1, 3), most_parts);
   if (memory_.Allocate(&base_, layout_.bytes) != 0) Fail("there is no GPU memory for the parameters");
 }
 
+// Buckets in any order.
+void SimulatedGpuMemory::Place() {
+  std::vector<client::GpuBucket*> order;
+  for (client::GpuBucket& bucket : buckets_) order.push_back(&bucket);
+  uint64_t end = 0;
+  while (!order.empty()) {
+    std::swap(order[ground_.random.Below(order.size())], order.back());
+    order.back()->gpu_offset = end;
+    end += order.back()->parameters_bytes();
+    order.pop_back();
+  }
+}
+
 SimulatedGpuMemory::~SimulatedGpuMemory() { memory_.Free(base_); }
 
-std::span<std::byte> SimulatedGpuMemory::parameters() {
-  const size_t bytes = ground_.layout.parameters_bytes;
-  return {static_cast<std::byte*>(memory_.OnGpu(reinterpret_cast<const void*>(base_), bytes)), bytes};
+std::span<std::byte> SimulatedGpuMemory::parameters(uint32_t bucket) {
+  const uint64_t bytes = buckets_[bucket].parameters_bytes();
+  const auto* const there = reinterpret_cast<const void*>(base_ + buckets_[bucket].gpu_offset);
+  return {static_cast<std::byte*>(memory_.OnGpu(there, bytes)), bytes};
 }
 
 std::vector<kernels::MovedBucket> SimulatedGpuMemory::MovedBuckets() const {
@@ -44,6 +59,7 @@ std::vector<kernels::MovedBucket> SimulatedGpuMemory::MovedBuckets() const {
     moved.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                      .gradient_bytes = bucket.gradient_bytes(),
                      .parameters_offset = bucket.parameters_offset,
+                     .gpu_offset = bucket.gpu_offset,
                      .parameters_bytes = bucket.parameters_bytes(),
                      .chunks = bucket.chunks()});
   }

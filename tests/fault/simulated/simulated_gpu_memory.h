@@ -30,7 +30,7 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
   const client::GpuLayout& layout() const { return layout_; }
   kernels::CudaPointer base() const { return base_; }
   // Where the model's kernels find them.
-  std::span<std::byte> parameters();
+  std::span<std::byte> parameters(uint32_t bucket);
 
   // What the daemon's mover is told.
   std::vector<kernels::MovedBucket> MovedBuckets() const;
@@ -44,6 +44,8 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
                                                   std::function<bool()> waits);
 
  private:
+  void Place();
+
   class User;
 
   Ground& ground_;

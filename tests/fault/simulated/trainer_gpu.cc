@@ -12,8 +12,11 @@ bool SimulatedTrainer::GpuHasEnded() {
   if (!gpu_->idle()) return false;
   // Nobody has changed the parameters since: all of them are there.
   if (left_ == daemon_.lives() && daemon_.alive()) {
-    const std::span<const std::byte> parameters = gpu_->parameters();
-    oracle_.CheckParameters({parameters.begin(), parameters.end()}, "in the GPU after leaving");
+    std::vector<std::byte> parameters(model_.size());
+    for (uint32_t b = 0; b < ground_.buckets(); ++b) {
+      std::ranges::copy(gpu_->parameters(b), parameters.data() + ground_.layout.buckets[b].parameters_offset);
+    }
+    oracle_.CheckParameters(parameters, "in the GPU after leaving");
   }
   left_.reset();
   retired_gpus_.push_back(std::move(gpu_));

@@ -72,7 +72,7 @@ class ConnectTest : public ::testing::Test {
     superoffload_parameter parameters[kBuckets]{};
     superoffload_bucket buckets[kBuckets]{};
     for (uint32_t i = 0; i < kBuckets; ++i) {
-      parameters[i] = {kNames[i], 8, 32 * i, {32 * i, 1024 + 32 * i}, 8 * i, i, 1, kFloat32, kFloat32};
+      parameters[i] = {kNames[i], 8, 32 * i, 32 * i, {32 * i, 1024 + 32 * i}, 8 * i, i, 1, kFloat32, kFloat32};
       buckets[i].elements = 8;
       buckets[i].state_offset = 8 * i;
     }
@@ -146,7 +146,7 @@ TEST_F(ConnectTest, AFileThatIsSmallerThanStatedIsNotMapped) {
 
 TEST_F(ConnectTest, RingsOfAnotherMagic) {
   daemon_.header->magic = 1;
-  ExpectError(Attach(), kUnimplemented, "version 2");
+  ExpectError(Attach(), kUnimplemented, "version 3");
 }
 
 TEST_F(ConnectTest, RingsThatReachBeyondTheirMemory) {

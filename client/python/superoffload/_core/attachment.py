@@ -456,6 +456,7 @@ def _options(optimizer: optimizer_pb2.Optimizer, threads: int) -> structures.Tra
             name=parameter.name.encode(),
             elements=_product(parameter.shape),
             parameters_offset=place.parameters_offset,
+            gpu_offset=place.parameters_offset,
             gradient_offsets=tuple(place.gradient_offsets),
             state_offset=place.state_offset,
             first_bucket=place.first_bucket,
@@ -483,6 +484,7 @@ def c_buckets(layout: optimizer_pb2.Layout) -> ctypes.Array:
     for ours, bucket in zip(buckets, layout.buckets, strict=True):
         for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
             setattr(ours, field, getattr(bucket, field))
+        ours.gpu_offset = bucket.parameters_offset
         ours.gradient_offsets[:] = bucket.gradient_offsets
     return buckets
 

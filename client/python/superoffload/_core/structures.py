@@ -25,6 +25,7 @@ class Bucket(ctypes.Structure):
     _fields_ = [
         ("elements", ctypes.c_uint64),
         ("parameters_offset", ctypes.c_uint64),
+        ("gpu_offset", ctypes.c_uint64),
         ("gradient_offsets", ctypes.c_uint64 * 2),
         ("state_offset", ctypes.c_uint64),
         ("dtype", ctypes.c_uint32),
@@ -91,6 +92,7 @@ class Parameter(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("elements", ctypes.c_uint64),
         ("parameters_offset", ctypes.c_uint64),
+        ("gpu_offset", ctypes.c_uint64),
         ("gradient_offsets", ctypes.c_uint64 * 2),
         ("state_offset", ctypes.c_uint64),
         ("first_bucket", ctypes.c_uint32),

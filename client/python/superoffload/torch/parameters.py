@@ -1,5 +1,6 @@
 """Which parameters a daemon hosts, and what it is told of them."""
 
+import collections
 import ctypes
 import zlib
 from collections.abc import Callable, Iterable
@@ -8,11 +9,13 @@ from typing import Any
 import grpc
 import torch
 
-from superoffload._core import hosting
+from superoffload._core import blocks, hosting
 from superoffload._core.error import Error
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, named
 from superoffload.v1 import optimizer_pb2
+
+_LEAST_BLOCK_BYTES = 4 << 20  # of parameters: as the last buckets have
 
 
 def collect(
@@ -110,6 +113,7 @@ def specification(
     hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
 ) -> list[optimizer_pb2.Parameter]:
     """Returns what CreateOptimizer takes; gradients have their own dtype, or `gradient_dtype`."""
+    units = _units(hosted)
     return [
         optimizer_pb2.Parameter(
             name=parameter.name,
@@ -117,12 +121,24 @@ def specification(
             dtype=DATA_TYPES[parameter.local.dtype],
             gradient_dtype=DATA_TYPES[gradient_dtype or parameter.gradient_dtype],
             group=parameter.group,
+            unit=unit,
             global_shape=global_shape,
             global_offset=global_offset,
         )
-        for parameter in hosted
+        for parameter, unit in zip(hosted, units, strict=True)
         for global_shape, global_offset in [shards.place(parameter.tensor, parameter.rows)]
     ]
+
+
+def _units(hosted: list[HostedParameter]) -> list[int]:
+    """Blocks of which each is too small for a bucket of its own count as one."""
+    sizes = [parameter.local.nbytes for parameter in hosted]
+    units = blocks.units([parameter.name for parameter in hosted], sizes)
+    bytes_of: collections.Counter[int] = collections.Counter()
+    for unit, size in zip(units, sizes, strict=True):
+        bytes_of[unit] += size
+    in_blocks = [size for unit, size in bytes_of.items() if 0 < unit < max(units)] or [0]
+    return units if min(in_blocks) >= _LEAST_BLOCK_BYTES else [0] * len(units)
 
 
 def check_same(

@@ -64,8 +64,8 @@ class TrainerTest : public ::testing::Test {
 
   int Open() {
     const superoffload_parameter parameters[] = {
-        {"first", 120, 0, {0, kSlotBytes}, 0, 0, 2, kFloat32, kFloat32},
-        {"second", 80, 480, {480, kSlotBytes + 480}, 120, 1, 2, kFloat32, kFloat32}};
+        {"first", 120, 0, 0, {0, kSlotBytes}, 0, 0, 2, kFloat32, kFloat32},
+        {"second", 80, 480, 480, {480, kSlotBytes + 480}, 120, 1, 2, kFloat32, kFloat32}};
     superoffload_bucket buckets[kBuckets]{};
     uint64_t first = 0;
     for (auto [bucket, elements] : {std::pair{0, 100}, {1, 60}, {2, 40}}) {
@@ -359,7 +359,7 @@ TEST(TrainerOptionsTest, BucketsThatDoNotHoldAParameterAreRefused) {
   int64_t number = 0;
   for (const auto& [first_bucket, bucket_count, elements] :
        {std::tuple<uint32_t, uint32_t, uint64_t>{1, 2, 3}, {0, 1, 4}, {~0u, 2, 3}}) {
-    const superoffload_parameter parameter{"wide",       elements,     0,       {0, 0},  0,
+    const superoffload_parameter parameter{"wide",       elements,     0, 0, {0, 0},  0,
                                            first_bucket, bucket_count, kFloat32, kFloat32};
     const superoffload_trainer_options options{&parameter, buckets, 1, 2, 1, 1, 1, 0};
     EXPECT_EQ(superoffload_open_trainer(&options, &number), kInvalidArgument) << first_bucket;

@@ -41,6 +41,8 @@ TEST_F(GpuOptionsTest, BucketsLieInsideTheAttachment) {
       [](superoffload_bucket* b) { b->elements = ~uint64_t{0} / 2; },
       [](superoffload_bucket* b) { b->parameters_offset = 1; },
       [](superoffload_bucket* b) { b->parameters_offset = ~uint64_t{0}; },
+      [](superoffload_bucket* b) { b->gpu_offset = 1; },
+      [](superoffload_bucket* b) { b->gpu_offset = ~uint64_t{0}; },
       [](superoffload_bucket* b) { b->gradient_offsets[0] = 201; },
       [](superoffload_bucket* b) { b->gradient_offsets[1] = 201; },
       [](superoffload_bucket* b) { b->dtype = 0; },

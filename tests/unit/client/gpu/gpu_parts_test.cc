@@ -32,6 +32,7 @@ class GpuPartsTest : public ::testing::Test {
     for (uint64_t i = 0; i < kBuckets; ++i) {
       buckets_.push_back({.elements = kElements,
                           .parameters_offset = i * kBucketBytes,
+                          .gpu_offset = (kBuckets - 1 - i) * kBucketBytes,
                           .gradient_offsets = {2 * i * kBucketBytes, (2 * i + 1) * kBucketBytes},
                           .state_offset = i * kElements,
                           .dtype = kernels::DType::kFloat32,
@@ -49,6 +50,7 @@ class GpuPartsTest : public ::testing::Test {
       memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                                 .gradient_bytes = bucket.gradient_bytes(),
                                 .parameters_offset = bucket.parameters_offset,
+                                .gpu_offset = bucket.gpu_offset,
                                 .parameters_bytes = bucket.parameters_bytes(),
                                 .chunks = bucket.chunks()});
     }
@@ -165,9 +167,9 @@ TEST_F(GpuPartsTest, ResidentBucketsAreTheLastAndWriteTheirOwnParameters) {
   ASSERT_TRUE(residents.Update(verdict, packer_.kernels(), gpu_->data(), mover_.get()).ok());
   ASSERT_EQ(device_->driver().StreamSynchronize(mover_->up_stream()), 0);
   gpu_->Download();
-  EXPECT_THAT(OnGpu(buckets_[0].parameters_offset), Each(0.0f)) << "not resident";
-  EXPECT_THAT(OnGpu(buckets_[1].parameters_offset), Each(101.0f));
-  EXPECT_THAT(OnGpu(buckets_[2].parameters_offset), Each(102.0f));
+  EXPECT_THAT(OnGpu(buckets_[0].gpu_offset), Each(0.0f)) << "not resident";
+  EXPECT_THAT(OnGpu(buckets_[1].gpu_offset), Each(101.0f));
+  EXPECT_THAT(OnGpu(buckets_[2].gpu_offset), Each(102.0f));
   ASSERT_TRUE(residents.SetCount(0, bytes, mover_->up_stream()).ok());
   EXPECT_FALSE(residents.contains(2));
 }

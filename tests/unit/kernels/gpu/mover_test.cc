@@ -33,6 +33,7 @@ class MoverTest : public ::testing::Test {
       memory_.buckets.push_back({.gradient_offsets = {2 * i * kBytes, (2 * i + 1) * kBytes},
                                  .gradient_bytes = kBytes,
                                  .parameters_offset = i * kBytes,
+                                 .gpu_offset = i * kBytes,
                                  .parameters_bytes = kBytes,
                                  .chunks = kChunks});
     }

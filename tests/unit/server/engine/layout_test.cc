@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -68,6 +69,39 @@ TEST(LayoutTest, UnitsNeverShareABucket) {
   ASSERT_EQ(layout->buckets.size(), 2u);
   EXPECT_EQ(layout->placements[1].first_bucket, 1u);
   EXPECT_EQ(layout->placements[2].first_bucket, 0u);
+}
+
+// Of two groups, and a parameter that is larger than a bucket.
+TEST(LayoutTest, TheParameterMemoryHoldsEachUnitInOnePiece) {
+  OptimizerSpec spec = OneGroup({{64}, {64}, {300, 100}, {64}, {64}, {64}});
+  spec.groups.assign(2, spec.algorithm->DefaultScalars());
+  spec.bucket_bytes = kMinBucketBytes;
+  for (uint32_t i = 0; i < 6; ++i) {
+    spec.parameters[i].unit = i / 2;
+    spec.parameters[i].group = i % 2;
+  }
+  const auto units = [&spec](uint32_t version) {
+    spec.layout_version = version;
+    const Layout layout = *PlanLayout(spec);
+    std::map<uint64_t, uint32_t> by_offset;
+    for (const BucketLayout& bucket : layout.buckets) by_offset[bucket.parameters_offset] = bucket.unit;
+    for (size_t i = 0; i < spec.parameters.size(); ++i) {
+      for (uint32_t b = 0; b < layout.placements[i].bucket_count; ++b) {
+        const BucketLayout& bucket = layout.buckets[layout.placements[i].first_bucket + b];
+        EXPECT_EQ(bucket.unit, spec.parameters[i].unit);
+        EXPECT_EQ(bucket.parameters_offset - layout.placements[i].parameters_offset,
+                  2 * (bucket.state_offset - layout.placements[i].state_offset))
+            << "a parameter's memory is contiguous";
+      }
+    }
+    std::vector<uint32_t> order;
+    for (const auto& [offset, unit] : by_offset) {
+      if (order.empty() || order.back() != unit) order.push_back(unit);
+    }
+    return order;
+  };
+  EXPECT_EQ(units(kLayoutVersion), (std::vector<uint32_t>{2, 1, 0}));
+  EXPECT_EQ(units(4), (std::vector<uint32_t>{2, 1, 0, 2, 1, 0})) << "by group";
 }
 
 TEST(LayoutTest, PartsTellWhatABucketHoldsOfEachParameter) {
@@ -241,7 +275,8 @@ TEST(LayoutTest, RandomPlansNeverOverlap) {
                                  .shape = {1 + random() % 100, 1 + random() % 100},
                                  .dtype = static_cast<DType>(random() % 3),
                                  .gradient_dtype = static_cast<DType>(random() % 3),
-                                 .group = static_cast<uint32_t>(random() % spec.groups.size())});
+                                 .group = static_cast<uint32_t>(random() % spec.groups.size()),
+                                 .unit = static_cast<uint32_t>(random() % 3)});
     }
     const absl::StatusOr<Layout> layout = PlanLayout(spec);
     ASSERT_TRUE(layout.ok()) << layout.status();

@@ -7,15 +7,17 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace superoffload::engine {
 namespace {
 
-class RecordRangesTest : public ::testing::Test {
+class RecordTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   static OptimizerSpec Spec() {
     OptimizerSpec spec;
+    spec.layout_version = GetParam();
     spec.groups = {spec.algorithm->DefaultScalars()};
     spec.parameters = {{.name = "w", .shape = {300}}};
     return spec;
@@ -35,7 +37,7 @@ class RecordRangesTest : public ::testing::Test {
   std::vector<Line> memory_;
 };
 
-TEST_F(RecordRangesTest, StepsThatNoOptimizerMakesAreDamage) {
+TEST_P(RecordTest, StepsThatNoOptimizerMakesAreDamage) {
   for (const uint64_t steps : {uint64_t{0}, uint64_t{7}, kMaxSteps}) {
     Record record = NewRecord();
     record.EndRestore(steps, std::vector<uint64_t>{steps});
@@ -48,7 +50,7 @@ TEST_F(RecordRangesTest, StepsThatNoOptimizerMakesAreDamage) {
   }
 }
 
-TEST_F(RecordRangesTest, HyperparametersOfAStepThatRecoveryMakesAreInTheirRanges) {
+TEST_P(RecordTest, HyperparametersOfAStepThatRecoveryMakesAreInTheirRanges) {
   for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     for (size_t i = 0; i < Values().scalars.size(); ++i) {
       Record record = NewRecord();
@@ -67,7 +69,7 @@ TEST_F(RecordRangesTest, HyperparametersOfAStepThatRecoveryMakesAreInTheirRanges
   EXPECT_EQ(record.Check().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(RecordRangesTest, SoAreThoseOfAStepThatIsPrepared) {
+TEST_P(RecordTest, SoAreThoseOfAStepThatIsPrepared) {
   const auto prepared = [this](const StepValues& values, double max_grad_norm) {
     Record record = NewRecord();
     record.Prepare(values, {}, max_grad_norm);
@@ -81,6 +83,64 @@ TEST_F(RecordRangesTest, SoAreThoseOfAStepThatIsPrepared) {
     EXPECT_EQ(prepared(values, 1).code(), absl::StatusCode::kDataLoss) << bad;
   }
 }
+
+TEST_P(RecordTest, KeepsTheTermsOfItsLastTwoSteps) {
+  Record record = NewRecord();
+  for (uint64_t t = 1; t <= 5; ++t) {
+    StepValues values = Values();
+    values.gradient_scale = static_cast<double>(t);
+    values.scalars[0] = 1e-3 * static_cast<double>(t);
+    record.Prepare(values, {}, 100.0 * static_cast<double>(t));
+    EXPECT_EQ(record.prepared()->terms.max_grad_norm, 100.0 * static_cast<double>(t));
+    record.CommitPrepared(10.0 * static_cast<double>(t), 0.5);
+    record.EndAbsorb(0, 0, t);
+    for (uint64_t kept = t < 2 ? 1 : t - 1; kept <= t; ++kept) {
+      EXPECT_EQ(record.Values(kept).gradient_scale, static_cast<double>(kept) / 2);
+      EXPECT_EQ(record.Values(kept).scalars[0], 1e-3 * static_cast<double>(kept));
+      EXPECT_EQ(record.ParameterSteps(kept, 0), kept);
+    }
+    const Record::RunTerms expected{10.0 * static_cast<double>(t), static_cast<double>(t), 100.0 * static_cast<double>(t)};
+    EXPECT_EQ(record.last_terms(), expected);
+    EXPECT_TRUE(record.Check().ok()) << record.Check();
+  }
+}
+
+TEST_P(RecordTest, OfAnotherNumberOfStepsIsOfAnotherPlan) {
+  NewRecord();
+  Layout other = layout_;
+  other.kept_steps = 4;
+  const absl::Status status = Record(reinterpret_cast<std::byte*>(memory_.data()), other).Check();
+  if (GetParam() < 5) GTEST_SKIP() << "all of them keep two";
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(status.message()).find("keeps 2 steps but its plan 4"), std::string::npos) << status;
+}
+
+// As many as a plan asks for.
+TEST(KeptStepsTest, AreThoseOfThePlan) {
+  OptimizerSpec spec;
+  spec.groups = {spec.algorithm->DefaultScalars()};
+  spec.parameters = {{.name = "w", .shape = {300}}, {.name = "b", .shape = {3}}};
+  Layout layout = *PlanLayout(spec);
+  layout.kept_steps = 5;
+  struct alignas(64) Line {
+    uint64_t words[8];
+  };
+  std::vector<Line> memory(Record::Bytes(layout) / sizeof(Line) + 1);
+  Record record(reinterpret_cast<std::byte*>(memory.data()), layout);
+  record.EndPush();
+  for (uint64_t t = 1; t <= 12; ++t) {
+    record.Commit({static_cast<double>(t), spec.groups[0]}, {false, t % 3 == 0});
+    record.EndAbsorb(0, 0, t);
+    for (uint64_t kept = t < 5 ? 1 : t - 4; kept <= t; ++kept) {
+      EXPECT_EQ(record.Values(kept).gradient_scale, static_cast<double>(kept));
+      EXPECT_EQ(record.Had(kept, 1), kept % 3 != 0);
+      EXPECT_EQ(record.ParameterSteps(kept, 1), kept - kept / 3);
+    }
+    EXPECT_TRUE(record.Check().ok()) << record.Check();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Versions, RecordTest, ::testing::Range(Record::kOldestVersion, Record::kVersion + 1));
 
 }  // namespace
 }  // namespace superoffload::engine

@@ -1,0 +1,30 @@
+"""Which block of a model a parameter is of, by its name."""
+
+import collections
+import re
+from collections.abc import Sequence
+
+_IN_A_LIST = re.compile(r"(?P<list>(?:[^.]+\.)*?)(?P<index>\d+)\.")  # the outermost list that the name goes through
+
+
+def units(names: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    """Returns 0 for what comes before the blocks, 1 to n for the n blocks, n + 1 for what comes after them.
+
+    The blocks are the entries of the list of modules that has most of the ``sizes``. Without one all are 0.
+    """
+    found = [_IN_A_LIST.match(name) for name in names]
+    of_list: collections.Counter[str] = collections.Counter()
+    for match, size in zip(found, sizes, strict=True):
+        if match is not None:
+            of_list[match["list"]] += size
+    if not of_list:
+        return [0] * len(names)
+    blocks = of_list.most_common(1)[0][0]
+    indices = [int(match["index"]) if match is not None and match["list"] == blocks else None for match in found]
+    order = {index: 1 + place for place, index in enumerate(sorted({i for i in indices if i is not None}))}
+    result, outside = [], 0
+    for index in indices:
+        if index is not None:
+            outside = len(order) + 1
+        result.append(outside if index is None else order[index])
+    return result
