@@ -1,13 +1,10 @@
 #include "server/plan/model_description.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/layout.h"
 #include "server/rpc/from_proto.h"
 #include "server/simulator/catalogue.h"
 
@@ -44,17 +41,6 @@ simulator::Architecture ToArchitecture(const v1::Architecture& proto) {
 
 v1::DataType Or(v1::DataType type, v1::DataType otherwise) {
   return type == v1::DATA_TYPE_UNSPECIFIED ? otherwise : type;
-}
-
-// As the clients have it: blocks of which one is too small for a bucket of its own count as one.
-void JoinSmallUnits(engine::OptimizerSpec& spec, uint32_t head_unit) {
-  std::vector<uint64_t> bytes(head_unit + 1);
-  for (const engine::ParameterSpec& parameter : spec.parameters) {
-    bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-  }
-  const auto blocks = std::span(bytes).subspan(1, head_unit - 1);
-  if (!blocks.empty() && *std::ranges::min_element(blocks) >= engine::kTaperBytes) return;
-  for (engine::ParameterSpec& parameter : spec.parameters) parameter.unit = 0;
 }
 
 // What CreateOptimizer would get: the daemon's own checks and defaults apply.
@@ -102,7 +88,6 @@ absl::StatusOr<DescribedModel> FromParameters(const v1::PlanRequest& request, si
   if (!spec.ok()) return spec.status();
   DescribedModel model{{described.name(), architecture, spec->parameters}, *std::move(spec)};
   if (absl::Status status = CheckUnits(model.model); !status.ok()) return status;
-  JoinSmallUnits(model.spec, architecture.head_unit());
   return model;
 }
 
@@ -130,7 +115,6 @@ absl::StatusOr<DescribedModel> ToModel(const v1::PlanRequest& request) {
     model = *std::move(known);
   }
   spec->parameters = model.parameters;
-  JoinSmallUnits(*spec, model.architecture.head_unit());
   return DescribedModel{std::move(model), *std::move(spec)};
 }
 

@@ -1,6 +1,7 @@
 #include "server/simulator/model_layout.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "kernels/check.h"
@@ -15,11 +16,30 @@ std::pair<uint64_t, uint64_t> RowsOf(uint64_t rows, uint32_t rank, uint32_t rank
   return {first, std::min(rows, first + each) - first};
 }
 
+// As the PyTorch adapter has it (parameters.py): blocks of which one is too small for a bucket of its own count as one.
+void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
+  std::map<uint32_t, uint64_t> bytes;
+  for (const engine::ParameterSpec& parameter : parameters) {
+    bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
+  }
+  bool large = false;
+  for (const auto& [unit, size] : bytes) {
+    if (unit == 0 || unit == bytes.rbegin()->first) continue;
+    large = size >= engine::kTaperBytes;
+    if (!large) break;
+  }
+  if (large) return;
+  for (engine::ParameterSpec& parameter : parameters) parameter.unit = 0;
+}
+
 }  // namespace
 
 engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
-  if (ranks == 1) return spec;
   engine::OptimizerSpec shard = spec;
+  if (ranks == 1) {
+    JoinSmallUnits(shard.parameters);
+    return shard;
+  }
   shard.member = {"plan", rank, ranks};
   shard.parameters.clear();
   for (engine::ParameterSpec parameter : spec.parameters) {
@@ -32,6 +52,7 @@ engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, 
     parameter.shape[0] = rows;
     shard.parameters.push_back(std::move(parameter));
   }
+  JoinSmallUnits(shard.parameters);
   return shard;
 }
 
@@ -41,7 +62,6 @@ engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes, const kernels
   spec.algorithm = algorithm;
   spec.groups = {spec.algorithm->DefaultScalars()};
   spec.parameters = model.parameters;
-  for (engine::ParameterSpec& parameter : spec.parameters) parameter.unit = 0;
   spec.bucket_bytes = bucket_bytes;
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(spec, 0, ranks));
   SUPEROFFLOAD_CHECK(layout.ok(), "the model must be valid");

@@ -72,7 +72,8 @@ class AdamW(Optimizer):
             needs as much memory while that is loaded.
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long; None
             keeps it.
-        bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
+        bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB. Blocks of a model whose parameters
+            have names (``model.named_parameters()``) do not share buckets, unless they are small.
         overlap: submit gradients during backward. "auto" does where watching the loop has shown no harm in it; True
             does without watching; False submits all in step().
         gpu: for parameters on a GPU.

@@ -1,3 +1,4 @@
+#include "server/simulator/model_layout.h"
 #include "server/plan/answer.h"
 
 #include <gmock/gmock.h>
@@ -46,7 +47,7 @@ TEST(AnswerTest, TheHostsMemoryIsWhatTheDaemonWouldCharge) {
   const absl::StatusOr<v1::PlanResponse> response = Answer(request);
   ASSERT_TRUE(response.ok()) << response.status();
   const Question question = *ToQuestion(request);
-  const engine::Layout layout = *engine::PlanLayout(question.spec);
+  const engine::Layout layout = *engine::PlanLayout(simulator::ShardOf(question.spec, 0, 1));
   EXPECT_EQ(response->memory(0).host().total_bytes(),
             optimizer::HostedMemory::Use(layout, question.spec).total_bytes());
   EXPECT_EQ(response->buckets(), layout.buckets.size());
