@@ -191,31 +191,59 @@ TEST_P(GpuStepTest, HandingParametersOverHandsOverTheLatest) {
   attachment_.reset();
 }
 
-// Whatever was launched before the step's end reads the parameters of the step before, however late it runs.
+// Work on a stream that reads the parameters once it may.
+struct Reader {
+  void LaunchOn(kernels::CudaStream stream) {
+    OfDriver<int(kernels::CudaStream, void (*)(void*), void*)>("fakeCudaIssue")(
+        stream,
+        [](void* argument) {
+          auto* const self = static_cast<Reader*>(argument);
+          self->may_run.get_future().wait();
+          std::memcpy(self->seen.data(), self->live, self->seen.size());
+        },
+        this);
+  }
+
+  const std::byte* live;
+  std::vector<std::byte> seen;
+  std::promise<void> may_run;
+};
+
+// Whatever was launched before the step's end reads the parameters of the step before, however late it runs: on a stream
+// that gradients came from, and on one that the end names.
 TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  kernels::OwnedStream beside;
+  Tensor::Require(kernels::MakeStream(*device_, &beside).code);
+  for (const kernels::CudaStream reads : {stream_.get(), beside.get()}) {
+    const std::vector<std::byte> before = LiveNow();
+    ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
+    Reader reader{Live(), std::vector<std::byte>(before.size()), {}};
+    reader.LaunchOn(reads);
+    const auto named = reinterpret_cast<uint64_t>(reads);
+    const superoffload_step_end end{1, 0, 0, SUPEROFFLOAD_END, reads == beside.get(), &named};
+    ASSERT_EQ(superoffload_end(attachment_->trainer(), &end), 0) << superoffload_last_error();
+    constexpr absl::Duration kLongEnoughForAStep = absl::Milliseconds(300);  // if it did not wait; nothing depends on it
+    EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
+    reader.may_run.set_value();
+    ASSERT_NO_FATAL_FAILURE(AwaitAll());
+    EXPECT_EQ(reader.seen, before);
+    EXPECT_NE(LiveNow(), before);
+    EXPECT_TRUE(LiveIsHosts());
+  }
+  attachment_.reset();
+}
+
+// A loop that ends with a step, and waits for nothing of it, keeps its parameters.
+TEST_P(GpuStepTest, AnAttachmentIsLeftWithTheParametersOfTheLastStep) {
+  ::setenv("FAKE_CUDA_SLOW", "HtoD=5000", 1);
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const std::vector<std::byte> before = LiveNow();
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  struct Reader {
-    const std::byte* live;
-    std::vector<std::byte> seen;
-    std::promise<void> may_run;
-  } reader{Live(), std::vector<std::byte>(before.size()), {}};
-  OfDriver<int(kernels::CudaStream, void (*)(void*), void*)>("fakeCudaIssue")(
-      stream_.get(),
-      [](void* argument) {
-        auto* const self = static_cast<Reader*>(argument);
-        self->may_run.get_future().wait();
-        std::memcpy(self->seen.data(), self->live, self->seen.size());
-      },
-      &reader);
   ASSERT_TRUE(attachment_->EndStep().ok());
-  constexpr absl::Duration kLongEnoughForAStep = absl::Milliseconds(300);  // if it did not wait; nothing depends on it
-  EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
-  reader.may_run.set_value();
-  ASSERT_NO_FATAL_FAILURE(AwaitAll());
-  EXPECT_EQ(reader.seen, before);
+  ASSERT_EQ(superoffload_use_attachment(attachment_->trainer(), nullptr, 0, 0, 0, nullptr), 0);
   EXPECT_NE(LiveNow(), before);
   EXPECT_TRUE(LiveIsHosts());
   attachment_.reset();
@@ -232,8 +260,7 @@ TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
   ASSERT_TRUE(attachment_->WaitNorm().ok());  // completions have come
   constexpr int kHangMilliseconds = 60'000;
   for (uint32_t i = 0; i < static_cast<uint32_t>(layout().buckets_size()); ++i) {
-    ASSERT_EQ(AwaitOnGpu(*attachment_, i, stream(), kHangMilliseconds), 0)
-        << superoffload_last_error();
+    ASSERT_EQ(AwaitOnGpu(*attachment_, i, stream(), kHangMilliseconds), 0) << superoffload_last_error();
   }
   ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_NO_FATAL_FAILURE(AwaitAll());

@@ -305,9 +305,10 @@ class Attachment:
         """Hyper-parameters of a parameter group, in the algorithm's order: of the open step and of later ones."""
         self._submit("set_scalars", group, (ctypes.c_double * len(scalars))(*scalars), len(scalars))
 
-    def set_absent(self, parameter: int) -> None:
-        """It has no gradient in the open step."""
-        gradients = structures.Gradients(absent=ctypes.pointer(ctypes.c_uint32(parameter)), absent_count=1)
+    def set_absent(self, parameters: Sequence[int]) -> None:
+        """They have no gradient in the open step."""
+        absent = (ctypes.c_uint32 * len(parameters))(*parameters)
+        gradients = structures.Gradients(absent=absent, absent_count=len(parameters))
         self._submit("hand_over", ctypes.byref(gradients))
 
     def hand_over(self, pieces: Sequence[Piece]) -> None:
