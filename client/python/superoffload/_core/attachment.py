@@ -339,8 +339,8 @@ class Attachment:
             pass
         library.check(code)
 
-    def _await(self, kind: Await, bucket: int = 0, stream: int = 0) -> structures.Answer:
-        awaited, answer = structures.Awaited(kind, bucket, stream), structures.Answer()
+    def _await(self, kind: Await) -> structures.Answer:
+        awaited, answer = structures.Awaited(kind), structures.Answer()
         self._wait("wait", self.trainer, ctypes.byref(awaited), (ctypes.byref(answer),))
         return answer
 

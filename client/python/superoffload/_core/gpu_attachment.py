@@ -142,6 +142,7 @@ class GpuAttachment(Attachment):
         report = structures.GpuReport()
         library.call("gpu_attach", self.trainer, self._handle, ctypes.byref(options), ctypes.byref(report))
         self._device_parameters, self._pack_stream = report.parameters, report.pack_stream
+        self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
         if not pushes:
             self.pull()
         self.report = GpuReport(
@@ -181,7 +182,7 @@ class GpuAttachment(Attachment):
         """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
         parameter, DataType. Returns the parameters whose gradients have left altogether with it.
         """
-        left = (ctypes.c_uint32 * len(self.optimizer.parameters))()
+        left = self._all_parameters()
         gradients = structures.Gradients(
             ctypes.pointer(structures.Piece(*piece)), None, 1, 0, 0.0, stream, 1, stays, None, left
         )
@@ -199,7 +200,8 @@ class GpuAttachment(Attachment):
     def await_parameters(self, bucket: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of the step that was ended last."""
         try:
-            self._await(Await.BUCKET_ON_GPU, bucket, stream)
+            awaited = structures.Awaited(Await.BUCKET_ON_GPU, bucket, stream)
+            self._wait("wait", self.trainer, ctypes.byref(awaited), (None,))
         except Error as error:
             self._recover(error)  # then the parameters are there
 
