@@ -10,11 +10,11 @@
 #include <string>
 #include <utility>
 
-#include "client/src/descriptor_connection.h"
-#include "client/src/status.h"
 #include "client/src/core/step_plane.h"
 #include "client/src/core/trainer.h"
 #include "client/src/core/trainers.h"
+#include "client/src/descriptor_connection.h"
+#include "client/src/status.h"
 
 struct superoffload_connection {
   std::shared_ptr<superoffload::client::DescriptorConnection> impl;  // its attachments', too

@@ -209,8 +209,8 @@ struct Reader {
   std::promise<void> may_run;
 };
 
-// Whatever was launched before the step's end reads the parameters of the step before, however late it runs: on a stream
-// that gradients came from, and on one that the end names.
+// Whatever was launched before the step's end reads the parameters of the step before, however late it runs: on a
+// stream that gradients came from, and on one that the end names.
 TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
@@ -224,7 +224,8 @@ TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
     const auto named = reinterpret_cast<uint64_t>(reads);
     const superoffload_step_end end{1, 0, 0, SUPEROFFLOAD_END, reads == beside.get(), &named};
     ASSERT_EQ(superoffload_end(attachment_->trainer(), &end), 0) << superoffload_last_error();
-    constexpr absl::Duration kLongEnoughForAStep = absl::Milliseconds(300);  // if it did not wait; nothing depends on it
+    constexpr absl::Duration kLongEnoughForAStep =
+        absl::Milliseconds(300);  // if it did not wait; nothing depends on it
     EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
     reader.may_run.set_value();
     ASSERT_NO_FATAL_FAILURE(AwaitAll());

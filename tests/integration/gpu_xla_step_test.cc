@@ -140,8 +140,9 @@ TEST_F(StepInsideTest, ACallThatFailsReturnsWhenGradientsAreNoLongerRead) {
   if (issue == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
   ASSERT_NO_FATAL_FAILURE(ExpectCommits(1));
   std::promise<void> gate;
-  issue(reinterpret_cast<void*>(attachment_->gpu_report().pack_stream),
-        [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
+  issue(
+      reinterpret_cast<void*>(attachment_->gpu_report().pack_stream),
+      [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
   std::future<absl::Status> ended = StepInAnotherThread();
   ::kill(daemon_->pid(), SIGKILL);
   EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);

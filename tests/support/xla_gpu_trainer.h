@@ -118,9 +118,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
     return absl::OkStatus();
   }
 
-  absl::Status ParameterAbsent(size_t parameter) override {
-    return attachment_.ParameterAbsent(parameter);
-  }
+  absl::Status ParameterAbsent(size_t parameter) override { return attachment_.ParameterAbsent(parameter); }
 
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
     if (absl::Status status = Arrived(); !status.ok()) return status;

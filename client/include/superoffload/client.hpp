@@ -114,8 +114,8 @@ class Attachment {
   absl::StatusOr<double> WaitPrepared(absl::Duration timeout = absl::InfiniteDuration());
   absl::Status EndPreparedStep(double total_sum_of_squares, double gradient_scale = 1, double max_grad_norm = 0);
 
-  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle(), which
-  // is another one after a daemon's death, and superoffload.h with trainer(). Errors as superoffload_gpu_attach.
+  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle(),
+  // which is another one after a daemon's death, and superoffload.h with trainer(). Errors as superoffload_gpu_attach.
   absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
   // Of the present handle().
   const superoffload_gpu_report& gpu_report() const { return gpu_report_; }

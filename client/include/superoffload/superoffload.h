@@ -40,9 +40,9 @@ SUPEROFFLOAD_API size_t superoffload_size_of(const char* name);
 /* The sentence of the last failed call of this thread; empty when there was none. Valid until the next call. */
 SUPEROFFLOAD_API const char* superoffload_last_error(void);
 
-/* Connects to the descriptor socket (ServerInfo.descriptor_socket). `token` is filled in with that of the gRPC metadata: 64
- * hexadecimal characters and a NUL. UNAVAILABLE when nobody listens there. One connection carries all attachments of a
- * process to a daemon, which limits each user's connections; any thread may use it. */
+/* Connects to the descriptor socket (ServerInfo.descriptor_socket). `token` is filled in with that of the gRPC
+ * metadata: 64 hexadecimal characters and a NUL. UNAVAILABLE when nobody listens there. One connection carries all
+ * attachments of a process to a daemon, which limits each user's connections; any thread may use it. */
 SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection,
                                           char token[65]);
 
@@ -67,7 +67,7 @@ enum superoffload_region {
   SUPEROFFLOAD_REGION_STATE = 2
 };
 
-/* Where a region lies in this process, and how large it is, until the detach. RESOURCE_EXHAUSTED: it cannot be mapped. */
+/* Where a region lies in this process until the detach, and how large it is. RESOURCE_EXHAUSTED: no room to map it. */
 SUPEROFFLOAD_API int superoffload_memory(superoffload_attachment* attachment, uint32_t region, void** data,
                                          size_t* bytes);
 
@@ -151,8 +151,8 @@ typedef struct superoffload_trainer_options {
 
 SUPEROFFLOAD_API int superoffload_open_trainer(const superoffload_trainer_options* options, int64_t* trainer);
 
-/* Calls that run meanwhile end first. Nothing is submitted for it afterwards: before the detach of what it used, which it
- * leaves as superoffload_use_attachment does. */
+/* Calls that run meanwhile end first. Nothing is submitted for it afterwards: before the detach of what it used, which
+ * it leaves as superoffload_use_attachment does. */
 SUPEROFFLOAD_API void superoffload_close_trainer(int64_t trainer);
 
 /* What became of a step that was open. */
@@ -166,9 +166,9 @@ enum superoffload_resumed {
 /* What is submitted goes to this attachment from now on; after superoffload_gpu_attach, where it has a GPU. `next_slot`
  * is of its attach response, `committed_steps` of the optimizer in it. `resumes` 0: an open step is dropped, and
  * hyper-parameters are those that the optimizer has.
- * NULL: nothing is submitted, and an open step stays noted; before the detach of what was used. That has nothing on a GPU
- * afterwards but its memory: this waits for the parameters of a step that was ended, at most 30 seconds, and then for
- * what the GPU has been given. */
+ * NULL: nothing is submitted, and an open step stays noted; before the detach of what was used. That has nothing on a
+ * GPU afterwards but its memory: this waits for the parameters of a step that was ended, at most 30 seconds, and then
+ * for what the GPU has been given. */
 SUPEROFFLOAD_API int superoffload_use_attachment(int64_t trainer, superoffload_attachment* attachment,
                                                  uint32_t next_slot, uint64_t committed_steps, uint32_t resumes,
                                                  uint32_t* resumed);
@@ -213,8 +213,8 @@ typedef struct superoffload_gradients {
 } superoffload_gradients;
 
 /* Gradients of the open step that are complete; none at all, to open it only. A bucket is submitted with the last piece
- * of it. What has come before in this step is FAILED_PRECONDITION. UNAVAILABLE: the daemon is gone; what was given counts
- * as handed over. A piece may be in its slot already (SUPEROFFLOAD_REGION_GRADIENTS). */
+ * of it. What has come before in this step is FAILED_PRECONDITION. UNAVAILABLE: the daemon is gone; what was given
+ * counts as handed over. A piece may be in its slot already (SUPEROFFLOAD_REGION_GRADIENTS). */
 SUPEROFFLOAD_API int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients);
 
 /* Of gradients in the host's memory that were handed over in the open step: `*index` becomes that of a piece which has
@@ -225,10 +225,10 @@ SUPEROFFLOAD_API int superoffload_find_edited(int64_t trainer, const superoffloa
 /* How a step ends.
  * MEASURE comes before it: it asks for the norm of the gradients, all of which have come, and decides nothing.
  * PREPARE and PREPARED are of a rank of a run of several, in place of END. The step is prepared when its sum of squares
- * has come (superoffload_wait), and then outlives trainer and daemon. Gather the sums of all ranks, in this process group
- * only, add them in rank order, and end the step with the total and the values that it was prepared with. In between
- * hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering fails, detach, and begin anew
- * with a report (ReportRun of optimizer.proto) and superoffload_agree. */
+ * has come (superoffload_wait), and then outlives trainer and daemon. Gather the sums of all ranks, in this process
+ * group only, add them in rank order, and end the step with the total and the values that it was prepared with. In
+ * between hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering fails, detach, and
+ * begin anew with a report (ReportRun of optimizer.proto) and superoffload_agree. */
 enum superoffload_end_kind {
   SUPEROFFLOAD_END = 0,
   SUPEROFFLOAD_END_PREPARE = 1,
@@ -258,7 +258,7 @@ enum superoffload_await_kind {
   SUPEROFFLOAD_AWAIT_VERDICT = 2,  /* on the step that was ended last, which is over then: verdict */
   SUPEROFFLOAD_AWAIT_STEP = 3,     /* the same, and its parameters are final */
   SUPEROFFLOAD_AWAIT_BUCKET = 4,   /* those in a bucket are, in the host's memory */
-  /* `stream` waits for a bucket's, on the GPU. The call waits only for the daemon to publish them, if any are to come. */
+  /* `stream` waits for a bucket's, on the GPU. The call waits only until the daemon has published them. */
   SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU = 5
 };
 
@@ -290,7 +290,7 @@ typedef struct superoffload_open_step_state {
   uint64_t steps;    /* that calls of XLA have made by themselves */
   uint64_t skips[6]; /* of them, by verdict.kind */
   superoffload_verdict verdict; /* on the last of them */
-  double stall_seconds; /* that AWAIT_BUCKET_ON_GPU has waited for the daemon since the step was ended last */
+  double stall_seconds;         /* that AWAIT_BUCKET_ON_GPU has waited for the daemon since the step was ended last */
 } superoffload_open_step_state;
 
 /* `arrived`, where not NULL, is filled in with the elements of each parameter that have come in the open step; then an

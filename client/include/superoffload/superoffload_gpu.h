@@ -1,8 +1,8 @@
 /* superoffload_gpu.h: the C interface of a trainer whose model is on an NVIDIA GPU.
  *
- * After superoffload_open_trainer and superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory: a
- * copy of the parameters, of which the model's tensors become views, and a ring of device slots through which gradients
- * leave. Then, in every step, in place of writing gradient memory and reading parameter memory:
+ * After superoffload_open_trainer and superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory:
+ * a copy of the parameters, of which the model's tensors become views, and a ring of device slots through which
+ * gradients leave. Then, in every step, in place of writing gradient memory and reading parameter memory:
  *
  *   superoffload_hand_over of each gradient, as backward completes it      (packs on a side stream)
  *   superoffload_end, superoffload_wait for the verdict
@@ -12,10 +12,10 @@
  * everything that was launched before it on the streams that the step's calls named, which must live until then. Those
  * that the next forward reads first, of the buckets with the highest numbers, come first.
  *
- * No call but superoffload_gpu_attach, _copy, _set_resident and the end of an attachment's use waits for the GPU. No stream
- * may be captured into a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or cudaStream_t as integers, 0 the default
- * stream; pointers are device pointers of this process. CUDA is loaded at run time; without a driver the answer is
- * UNAVAILABLE and the host's interface still works.
+ * No call but superoffload_gpu_attach, _copy, _set_resident and the end of an attachment's use waits for the GPU. No
+ * stream may be captured into a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or cudaStream_t as integers, 0
+ * the default stream; pointers are device pointers of this process. CUDA is loaded at run time; without a driver the
+ * answer is UNAVAILABLE and the host's interface still works.
  */
 #ifndef SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
 #define SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
@@ -80,31 +80,31 @@ typedef struct superoffload_gpu_report {
   char notes[512]; /* why something that was asked for, or would be better, was not done; NUL-ended */
 } superoffload_gpu_report;
 
-/* Gives an attachment GPU memory, before the trainer uses it. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED: out
- * of GPU memory. FAILED_PRECONDITION: an explicit mover, or `share`, cannot work (the sentence says why); with AUTO it
- * falls back. */
+/* Gives an attachment GPU memory, before the trainer uses it. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED:
+ * out of GPU memory. FAILED_PRECONDITION: an explicit mover, or `share`, cannot work (the sentence says why); with AUTO
+ * it falls back. */
 SUPEROFFLOAD_API int superoffload_gpu_attach(int64_t trainer, superoffload_attachment* attachment,
                                              const superoffload_gpu_options* options, superoffload_gpu_report* report);
 
 /* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
  * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
  * superoffload_gpu_back asks for it. Copy the parameters that lie before that, free the originals, go on, and attach
- * with it; the attach allocates the rest. `parameters` becomes the device pointer of the parameters; offsets from it are
- * those of the host's. It lives until superoffload_gpu_release was called and the attachments that use it were
+ * with it; the attach allocates the rest. `parameters` becomes the device pointer of the parameters; offsets from it
+ * are those of the host's. It lives until superoffload_gpu_release was called and the attachments that use it were
  * detached. */
 SUPEROFFLOAD_API int superoffload_gpu_reserve(int64_t trainer, const superoffload_attachment* attachment,
-                                              const superoffload_gpu_options* options,
-                                              superoffload_gpu_memory** memory, uint64_t* parameters);
+                                              const superoffload_gpu_options* options, superoffload_gpu_memory** memory,
+                                              uint64_t* parameters);
 
 /* Memory for the first `bytes`, in whole pieces of *piece_bytes (8 MiB, or 1/128 of all if that is more); the first
  * *backed_bytes have some then. RESOURCE_EXHAUSTED: out of GPU memory; what is backed stays. */
 SUPEROFFLOAD_API int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint64_t* piece_bytes,
                                            uint64_t* backed_bytes);
 
-/* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The attachments
- * that use it must not be used any more (superoffload_use_attachment). Waits for what `stream` (a CUstream) has been
- * given; what other streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the stream is
- * being captured into a CUDA graph, and the piece keeps its memory. Thread-safe; again and again is allowed. */
+/* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The
+ * attachments that use it must not be used any more (superoffload_use_attachment). Waits for what `stream` (a CUstream)
+ * has been given; what other streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the
+ * stream is being captured into a CUDA graph, and the piece keeps its memory. Thread-safe; it may be called again. */
 SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream);
 SUPEROFFLOAD_API void superoffload_gpu_release(superoffload_gpu_memory* memory); /* NULL is allowed */
 

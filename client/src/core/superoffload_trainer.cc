@@ -41,8 +41,8 @@ Status ToEnd(const superoffload_step_end& given, StepEnd* end) {
   constexpr Kind kByNumber[] = {Kind::kEnd, Kind::kPrepare, Kind::kEndPrepared, Kind::kAbandon};
   if (given.kind >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown end ", given.kind);
   if (given.streams == nullptr && given.stream_count > 0) return NullArgument();
-  *end = {kByNumber[given.kind], given.gradient_scale, given.max_grad_norm, given.total_sum_of_squares,
-          {given.streams, given.streams + given.stream_count}};
+  *end = {kByNumber[given.kind], given.gradient_scale, given.max_grad_norm, given.total_sum_of_squares, {}};
+  end->streams.assign(given.streams, given.streams + given.stream_count);
   return {};
 }
 
@@ -126,7 +126,9 @@ int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients) {
     }
     const uint32_t count = gradients->piece_count;
     std::vector<GradientPiece> pieces;
-    if (Status status = superoffload::client::ToPieces({gradients->pieces, count}, &pieces); !status.ok()) return status;
+    if (Status status = superoffload::client::ToPieces({gradients->pieces, count}, &pieces); !status.ok()) {
+      return status;
+    }
     Gradients given{.pieces = pieces,
                     .absent = {gradients->absent, gradients->absent_count},
                     .source = {},

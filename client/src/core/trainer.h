@@ -31,9 +31,9 @@ namespace superoffload::client {
 // What is handed over in one call.
 struct Gradients {
   std::span<const GradientPiece> pieces;
-  std::span<const uint32_t> absent;  // parameters without a gradient in this step
-  GradientSource source;             // of the pieces
-  std::optional<double> begins_with;  // a step with this gradient scale; none: with that of the last, where none is open
+  std::span<const uint32_t> absent;   // parameters without a gradient in this step
+  GradientSource source;              // of the pieces
+  std::optional<double> begins_with;  // a step with this gradient scale; none: that of the last, where none is open
   std::span<uint64_t> digests;        // of the pieces, as of GradientMover::Take
 };
 
@@ -75,7 +75,8 @@ class Trainer {
   // Hyper-parameters of a group: of the open step, and of those that follow.
   Status SetScalars(uint32_t group, std::span<const double> scalars);
 
-  // A bucket is submitted with its last piece. `left`, unless null, is appended the parameters of which nothing is left.
+  // A bucket is submitted with its last piece. `left`, unless null, is appended the parameters of which nothing is
+  // left.
   Status HandOver(const Gradients& gradients, std::vector<uint32_t>* left = nullptr);
 
   Status MeasureNorm(double gradient_scale);
@@ -87,8 +88,8 @@ class Trainer {
   Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
   Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
 
-  // Waits until the parameters in a bucket of the step that was ended last are final, in the host's memory; or until they
-  // are published, and has `stream` wait for them.
+  // Waits until the parameters in a bucket of the step that was ended last are final, in the host's memory; or until
+  // they are published, and has `stream` wait for them.
   Status WaitBucket(uint32_t bucket, const Deadline& deadline);
   Status WaitBucketOnGpu(uint32_t bucket, StreamNumber stream, const Deadline& deadline);
 

@@ -34,11 +34,12 @@ namespace superoffload::client {
 
 class GpuPlane final : public MemoryPlane {
  public:
-  // For an attachment to `model` that outlives it, before its first step; the caller has it use the plane. `previous` may
-  // be null; it is ended, and its memory taken over; else `memory` is used, unless that is null
+  // For an attachment to `model` that outlives it, before its first step; the caller has it use the plane. `previous`
+  // may be null; it is ended, and its memory taken over; else `memory` is used, unless that is null
   // (superoffload_gpu_options).
-  static Status Create(const ModelLayout& model, const superoffload_gpu_options& options, StepPlane* steps, GpuPlane* previous,
-                       std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane);
+  static Status Create(const ModelLayout& model, const superoffload_gpu_options& options, StepPlane* steps,
+                       GpuPlane* previous, std::shared_ptr<kernels::SharedGpuMemory> memory,
+                       std::unique_ptr<GpuPlane>* plane);
 
   // Such memory; see superoffload_gpu_reserve.
   static Status Reserve(const ModelLayout& model, const superoffload_gpu_options& options, const StepPlane& steps,

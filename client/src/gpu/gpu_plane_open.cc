@@ -87,7 +87,9 @@ Status GpuPlane::Create(const ModelLayout& model, const superoffload_gpu_options
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
   std::vector<GpuBucket> buckets;
   GpuLayout layout;
-  if (Status status = Plan(model, options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) return status;
+  if (Status status = Plan(model, options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) {
+    return status;
+  }
   std::unique_ptr<GpuPlane> created(new GpuPlane(steps, std::move(device), std::move(buckets), layout));
   if (Status status = created->Open(model, options, std::move(memory)); !status.ok()) return status;
   *plane = std::move(created);

@@ -120,7 +120,8 @@ TEST_F(ConnectTest, TheTokenIsTheDaemons) {
 
 TEST_F(ConnectTest, NobodyListening) {
   ExpectError(superoffload_connect("/nonexistent/socket", &connection_, token_), kUnavailable, "/nonexistent/socket");
-  ExpectError(superoffload_connect(std::string(200, 'x').c_str(), &connection_, token_), kInvalidArgument, "longer than");
+  ExpectError(superoffload_connect(std::string(200, 'x').c_str(), &connection_, token_), kInvalidArgument,
+              "longer than");
   EXPECT_EQ(connection_, nullptr);
 }
 

@@ -92,9 +92,7 @@ class TrainerTest : public ::testing::Test {
   }
 
   // An attachment that lives until the trainer is closed.
-  Attached& Succeed(uint64_t last_step = 4) {
-    return *successors_.emplace_back(std::make_unique<Attached>(last_step));
-  }
+  Attached& Succeed(uint64_t last_step = 4) { return *successors_.emplace_back(std::make_unique<Attached>(last_step)); }
 
   int HandOver(uint32_t parameter, uint64_t first, uint64_t elements, std::vector<uint32_t>* left = nullptr) {
     const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient_.data() + first), first, elements, parameter,

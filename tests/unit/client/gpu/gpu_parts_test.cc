@@ -131,8 +131,8 @@ ModelLayout Model(uint64_t elements = kElements) {
     parameters[i].state_offset = buckets[i].state_offset = i * kElements;
   }
   ModelLayout model;
-  EXPECT_TRUE(ModelLayout::Create({parameters, buckets, kBuckets, kBuckets, /*group_count=*/1, /*scalar_count=*/5, 1, 0},
-                                  &model)
+  EXPECT_TRUE(ModelLayout::Create(
+                  {parameters, buckets, kBuckets, kBuckets, /*group_count=*/1, /*scalar_count=*/5, 1, 0}, &model)
                   .ok());
   return model;
 }
