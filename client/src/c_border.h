@@ -10,9 +10,11 @@
 #include <string>
 #include <utility>
 
+#include "client/src/core/step_plane.h"
+#include "client/src/core/trainer.h"
+#include "client/src/core/trainers.h"
 #include "client/src/descriptor_connection.h"
 #include "client/src/status.h"
-#include "client/src/core/step_plane.h"
 
 struct superoffload_connection {
   std::shared_ptr<superoffload::client::DescriptorConnection> impl;  // its attachments', too
@@ -49,6 +51,15 @@ int WithHandle(Handle* handle, Call call) {
   return Guarded([&]() -> Status {
     if (handle == nullptr) return Error(Code::kInvalidArgument, "the handle is NULL");
     return call(*handle->impl);
+  });
+}
+
+template <typename Call>
+int WithTrainer(int64_t number, Call call) {
+  return Guarded([&]() -> Status {
+    std::shared_ptr<Trainer> trainer;
+    if (Status status = FindTrainer(number, &trainer); !status.ok()) return status;
+    return call(*trainer);
   });
 }
 

@@ -1,6 +1,7 @@
 // superoffload.h: opaque handles in, status codes out.
 #include "superoffload/superoffload.h"
 
+#include <cstring>
 #include <string_view>
 
 #include "client/src/agreement.h"
@@ -20,23 +21,33 @@ using superoffload::client::Status;
 using superoffload::client::StepPlane;
 using superoffload::client::WithHandle;
 
-void* Base(const Mapping& mapping, size_t* bytes) {
-  if (bytes != nullptr) *bytes = mapping.bytes();
-  return mapping.data();
+Status FindRegion(StepPlane& plane, uint32_t region, const Mapping** mapping) {
+  switch (region) {
+    case SUPEROFFLOAD_REGION_PARAMETERS:
+      *mapping = &plane.parameters();
+      return {};
+    case SUPEROFFLOAD_REGION_GRADIENTS:
+      *mapping = &plane.gradients();
+      return {};
+    case SUPEROFFLOAD_REGION_STATE:
+      return plane.State(mapping);
+    default:
+      return Error(Code::kInvalidArgument, "an attachment has no region ", region);
+  }
 }
 
 }  // namespace
-
-const char* superoffload_version(void) { return SUPEROFFLOAD_VERSION; }
 
 size_t superoffload_size_of(const char* name) {
   const std::string_view wanted = name == nullptr ? "" : name;
 #define SUPEROFFLOAD_IF_WANTED(type) \
   if (wanted == #type) return sizeof(type)
   SUPEROFFLOAD_IF_WANTED(superoffload_answer);
+  SUPEROFFLOAD_IF_WANTED(superoffload_awaited);
   SUPEROFFLOAD_IF_WANTED(superoffload_bucket);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_gpu_report);
+  SUPEROFFLOAD_IF_WANTED(superoffload_gradients);
   SUPEROFFLOAD_IF_WANTED(superoffload_open_step_state);
   SUPEROFFLOAD_IF_WANTED(superoffload_parameter);
   SUPEROFFLOAD_IF_WANTED(superoffload_piece);
@@ -44,7 +55,6 @@ size_t superoffload_size_of(const char* name) {
   SUPEROFFLOAD_IF_WANTED(superoffload_run_decision);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_report);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_terms);
-  SUPEROFFLOAD_IF_WANTED(superoffload_source);
   SUPEROFFLOAD_IF_WANTED(superoffload_step_end);
   SUPEROFFLOAD_IF_WANTED(superoffload_trainer_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_verdict);
@@ -54,18 +64,18 @@ size_t superoffload_size_of(const char* name) {
 
 const char* superoffload_last_error(void) { return LastError().c_str(); }
 
-int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection) {
+int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection, char token[65]) {
   return Guarded([&]() -> Status {
-    if (descriptor_socket == nullptr || connection == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    if (descriptor_socket == nullptr || connection == nullptr || token == nullptr) {
+      return Error(Code::kInvalidArgument, "NULL argument");
+    }
     auto created = std::make_unique<superoffload_connection>();
     Status status = DescriptorConnection::Connect(descriptor_socket, &created->impl);
-    if (status.ok()) *connection = created.release();
-    return status;
+    if (!status.ok()) return status;
+    std::memcpy(token, created->impl->token().c_str(), created->impl->token().size() + 1);
+    *connection = created.release();
+    return {};
   });
-}
-
-const char* superoffload_token(const superoffload_connection* connection) {
-  return connection == nullptr ? "" : connection->impl->token().c_str();
 }
 
 void superoffload_disconnect(superoffload_connection* connection) {
@@ -87,18 +97,15 @@ int superoffload_attach(superoffload_connection* connection, uint64_t attachment
 
 void superoffload_detach(superoffload_attachment* attachment) { delete attachment; }
 
-void* superoffload_parameters(const superoffload_attachment* attachment, size_t* bytes) {
-  return attachment == nullptr ? nullptr : Base(attachment->impl->parameters(), bytes);
-}
-
-void* superoffload_gradients(const superoffload_attachment* attachment, size_t* bytes) {
-  return attachment == nullptr ? nullptr : Base(attachment->impl->gradients(), bytes);
-}
-
-const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes) {
-  const Mapping* state = nullptr;
-  const int code = WithHandle(attachment, [&](StepPlane& impl) { return impl.State(&state); });
-  return code == 0 ? Base(*state, bytes) : nullptr;
+int superoffload_memory(superoffload_attachment* attachment, uint32_t region, void** data, size_t* bytes) {
+  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
+    if (data == nullptr || bytes == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    const Mapping* mapping = nullptr;
+    if (Status status = FindRegion(impl, region, &mapping); !status.ok()) return status;
+    *data = mapping->data();
+    *bytes = mapping->bytes();
+    return {};
+  });
 }
 
 int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
@@ -116,15 +123,6 @@ int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t coun
   return Guarded([&]() -> Status {
     if (count > 0 && (ranges == nullptr || digests == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
     superoffload::client::CopyAndDigest({ranges, count}, threads, {digests, count});
-    return {};
-  });
-}
-
-int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
-                                 uint32_t* range) {
-  return Guarded([&]() -> Status {
-    if (range == nullptr || (count > 0 && ranges == nullptr)) return Error(Code::kInvalidArgument, "NULL argument");
-    *range = static_cast<uint32_t>(superoffload::client::FindDifference({ranges, count}, threads));
     return {};
   });
 }

@@ -28,7 +28,8 @@ PLAIN = """
 #include <superoffload/superoffload.h>
 int main(void) {
   struct superoffload_connection* connection = NULL;
-  int code = superoffload_connect("/nonexistent", &connection);
+  char token[65];
+  int code = superoffload_connect("/nonexistent", &connection, token);
   printf("%d %s\\n", code, superoffload_last_error());
   return 0;
 }

@@ -24,11 +24,7 @@ constexpr std::chrono::milliseconds kBetweenCalls{10};
 
 class GpuEndingTest : public GpuTest {
  protected:
-  std::span<std::byte> Slots() const {
-    size_t bytes = 0;
-    auto* const slots = static_cast<std::byte*>(superoffload_gradients(attachment_->handle(), &bytes));
-    return {slots, bytes};
-  }
+  std::span<std::byte> Slots() const { return MemoryOf(attachment_->handle(), SUPEROFFLOAD_REGION_GRADIENTS); }
 };
 
 // Not a test of its own: what the next one kills while a copy of zeros into its slots is under way.

@@ -327,7 +327,7 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     ASSERT_TRUE(attachment->PushParameters().ok());  // zeros
     ASSERT_TRUE(attachment->AttachGpu(0, SUPEROFFLOAD_MOVER_TRAINER).ok()) << superoffload_last_error();
     superoffload_attachment* const handle = attachment->handle();
-    ASSERT_EQ(superoffload_gpu_pull(handle), 0);
+    ASSERT_EQ(superoffload_gpu_copy(handle, SUPEROFFLOAD_TO_GPU, 0), 0);
 
     std::shared_ptr<const kernels::GpuDevice> device;
     Tensor::Require(kernels::GpuDevice::Open(0, &device).code);
@@ -346,7 +346,7 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
                                           /*average=*/1, stream),
               0);
     const superoffload_piece piece{reduced.device(), 0, kShare, 0, v1::DATA_TYPE_FLOAT32};
-    superoffload_source source{};
+    superoffload_gradients source{};
     source.on_gpu = 1;
     source.stream = stream;
     source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
@@ -356,8 +356,8 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     ASSERT_TRUE(verdict.ok()) << verdict.status();
     const double mean = (ranks + 1) / 2.0;
     EXPECT_DOUBLE_EQ(verdict->global_norm, mean * std::sqrt(static_cast<double>(kShare)));
-    ASSERT_EQ(superoffload_gpu_await_parameters(handle, 0, -1, stream), 0);
-    ASSERT_EQ(superoffload_all_gather(collective, superoffload_gpu_parameters(handle), whole.device(), kShare,
+    ASSERT_EQ(AwaitOnGpu(*attachment, 0, stream), 0);
+    ASSERT_EQ(superoffload_all_gather(collective, attachment->gpu_report().parameters, whole.device(), kShare,
                                       v1::DATA_TYPE_FLOAT32, stream),
               0);
     Tensor::Require(driver.MemcpyDtoHAsync(whole.host(), whole.device(), whole.bytes(), owned.get()));

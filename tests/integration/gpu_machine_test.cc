@@ -89,9 +89,12 @@ TEST_F(GpuMachineTest, AStreamThatIsBeingCapturedIsRefused) {
       EXPECT_THAT(std::string(superoffload_last_error()), HasSubstr("CUDA graph"));
     };
     expect_refused(static_cast<int>(HandOver(0, gradient.device(), stream.get()).code()));
-    expect_refused(superoffload_gpu_pack_after(handle(), number));
-    expect_refused(superoffload_gpu_await_parameters(handle(), 0, -1, number));
-    expect_refused(superoffload_gpu_push(handle(), number));
+    expect_refused(AwaitOnGpu(*attachment_, 0, number));
+    expect_refused(superoffload_gpu_copy(handle(), SUPEROFFLOAD_FROM_GPU, number));
+    ASSERT_TRUE(HandOverNothing().ok()) << superoffload_last_error();
+    const superoffload_step_end end{1, 0, 0, SUPEROFFLOAD_END, 1, &number};
+    expect_refused(superoffload_end(attachment_->trainer(), &end));
+    Abandon();
     void* graph = nullptr;
     ASSERT_EQ(OfDriver<int(kernels::CudaStream, void**)>("cuStreamEndCapture")(stream.get(), &graph), 0);
     EXPECT_TRUE(HandOver(0, gradient.device(), stream.get()).ok()) << superoffload_last_error();
@@ -121,7 +124,7 @@ TEST_F(GpuMachineTest, AStepGoesOnWhileAnotherStreamIsBeingCaptured) {
       }
       ASSERT_TRUE(attachment_->EndStep().ok());
       for (uint32_t bucket = 0; bucket < buckets(); ++bucket) {
-        EXPECT_EQ(superoffload_gpu_await_parameters(handle(), bucket, -1, reinterpret_cast<uint64_t>(computes.get())), 0)
+        EXPECT_EQ(AwaitOnGpu(*attachment_, bucket, reinterpret_cast<uint64_t>(computes.get())), 0)
             << superoffload_last_error();
       }
       EXPECT_TRUE(attachment_->WaitStep().ok());
@@ -165,7 +168,7 @@ TEST_F(GpuMachineTest, NoAllocationThatFailsLeavesAnythingBehind) {
       EXPECT_THAT(status_.ok() ? superoffload_last_error() : std::string(status_.message()), HasSubstr("memory"));
     }
     if (status_.ok()) {  // what there is can be trained with
-      EXPECT_EQ(superoffload_gpu_pull(handle()), 0) << superoffload_last_error();
+      EXPECT_EQ(superoffload_gpu_copy(handle(), SUPEROFFLOAD_TO_GPU, 0), 0) << superoffload_last_error();
     }
     attachment_.reset();
     EXPECT_EQ(objects(), before);

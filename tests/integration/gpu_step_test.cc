@@ -44,15 +44,14 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
     Tensor::Require(device_->driver().CtxSetCurrent(device_->context()));
     Tensor::Require(kernels::MakeStream(*device_, &stream_).code);
     gradient_ = std::make_unique<Tensor>(device_, kGradientBytes);
-    size_t bytes = 0;
-    auto* const host = static_cast<std::byte*>(superoffload_parameters(attachment_->handle(), &bytes));
-    host_ = {host, bytes};
-    for (size_t i = 0; i < bytes; i += 2) {
+    const std::span<std::byte> host = MemoryOf(handle(), SUPEROFFLOAD_REGION_PARAMETERS);
+    host_ = host;
+    for (size_t i = 0; i < host.size(); i += 2) {
       const uint16_t one = 0x3f80;
-      std::memcpy(host + i, &one, sizeof(one));
+      std::memcpy(host.data() + i, &one, sizeof(one));
     }
     ASSERT_TRUE(attachment_->PushParameters().ok());
-    ASSERT_EQ(superoffload_gpu_pull(handle()), 0);
+    ASSERT_EQ(superoffload_gpu_copy(handle(), SUPEROFFLOAD_TO_GPU, 0), 0);
     ASSERT_EQ(superoffload_gpu_set_resident(handle(), GetParam().residents), 0);
   }
 
@@ -62,7 +61,7 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
   uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
 
   // The live parameters.
-  const std::byte* Live() const { return reinterpret_cast<std::byte*>(alias_(superoffload_gpu_parameters(handle()))); }
+  const std::byte* Live() const { return reinterpret_cast<std::byte*>(alias_(attachment_->gpu_report().parameters)); }
   std::vector<std::byte> LiveNow() const { return {Live(), Live() + host_.size()}; }
   bool LiveIsHosts() const {
     for (const v1::Bucket& bucket : layout().buckets()) {
@@ -100,7 +99,7 @@ class GpuStepTest : public GpuTest, public ::testing::WithParamInterface<StepCas
 
   void AwaitAll() {
     for (uint32_t i = static_cast<uint32_t>(layout().buckets_size()); i-- > 0;) {
-      ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, -1, stream()), 0) << superoffload_last_error();
+      ASSERT_EQ(AwaitOnGpu(*attachment_, i, stream()), 0) << superoffload_last_error();
     }
     ASSERT_TRUE(attachment_->WaitStep().ok());
     Tensor::Require(device_->driver().StreamSynchronize(stream_.get()));
@@ -161,7 +160,7 @@ TEST_P(GpuStepTest, AGradientDoesNotOvertakeTheParametersBeforeIt) {
     const uint16_t bits = i + 1 < parameters() ? kTenth : kInfinity;
     if (bits == kInfinity) {
       Tensor::Require(device_->driver().StreamSynchronize(
-          reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle()))));  // those before are packed
+          reinterpret_cast<kernels::CudaStream>(attachment_->gpu_report().pack_stream)));  // those before are packed
       for (size_t j = 0; j < kGradientBytes; j += 2) std::memcpy(gradient_->host() + j, &bits, sizeof(bits));
       Tensor::Require(
           device_->driver().MemcpyHtoDAsync(gradient_->device(), gradient_->host(), kGradientBytes, stream_.get()));
@@ -186,37 +185,66 @@ TEST_P(GpuStepTest, HandingParametersOverHandsOverTheLatest) {
   ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_TRUE(attachment_->WaitStep().ok());
   const std::vector<std::byte> published(host_.begin(), host_.end());
-  ASSERT_EQ(superoffload_gpu_push(handle(), stream()), 0) << superoffload_last_error();
+  ASSERT_EQ(superoffload_gpu_copy(handle(), SUPEROFFLOAD_FROM_GPU, stream()), 0) << superoffload_last_error();
   EXPECT_TRUE(std::ranges::equal(host_, published));
   EXPECT_TRUE(LiveIsHosts());
   attachment_.reset();
 }
 
-// Whatever was launched before the step's end reads the parameters of the step before, however late it runs.
+// Work on a stream that reads the parameters once it may.
+struct Reader {
+  void LaunchOn(kernels::CudaStream stream) {
+    OfDriver<int(kernels::CudaStream, void (*)(void*), void*)>("fakeCudaIssue")(
+        stream,
+        [](void* argument) {
+          auto* const self = static_cast<Reader*>(argument);
+          self->may_run.get_future().wait();
+          std::memcpy(self->seen.data(), self->live, self->seen.size());
+        },
+        this);
+  }
+
+  const std::byte* live;
+  std::vector<std::byte> seen;
+  std::promise<void> may_run;
+};
+
+// Whatever was launched before the step's end reads the parameters of the step before, however late it runs: on a
+// stream that gradients came from, and on one that the end names.
 TEST_P(GpuStepTest, WhatWasLaunchedBeforeTheStepsEndReadsWhatWasThere) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (IsSkipped()) return;
+  kernels::OwnedStream beside;
+  Tensor::Require(kernels::MakeStream(*device_, &beside).code);
+  for (const kernels::CudaStream reads : {stream_.get(), beside.get()}) {
+    const std::vector<std::byte> before = LiveNow();
+    ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
+    Reader reader{Live(), std::vector<std::byte>(before.size()), {}};
+    reader.LaunchOn(reads);
+    const auto named = reinterpret_cast<uint64_t>(reads);
+    const superoffload_step_end end{1, 0, 0, SUPEROFFLOAD_END, reads == beside.get(), &named};
+    ASSERT_EQ(superoffload_end(attachment_->trainer(), &end), 0) << superoffload_last_error();
+    constexpr absl::Duration kLongEnoughForAStep =
+        absl::Milliseconds(300);  // if it did not wait; nothing depends on it
+    EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
+    reader.may_run.set_value();
+    ASSERT_NO_FATAL_FAILURE(AwaitAll());
+    EXPECT_EQ(reader.seen, before);
+    EXPECT_NE(LiveNow(), before);
+    EXPECT_TRUE(LiveIsHosts());
+  }
+  attachment_.reset();
+}
+
+// A loop that ends with a step, and waits for nothing of it, keeps its parameters.
+TEST_P(GpuStepTest, AnAttachmentIsLeftWithTheParametersOfTheLastStep) {
+  ::setenv("FAKE_CUDA_SLOW", "HtoD=5000", 1);
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const std::vector<std::byte> before = LiveNow();
   ASSERT_NO_FATAL_FAILURE(SubmitAll(kTenth));
-  struct Reader {
-    const std::byte* live;
-    std::vector<std::byte> seen;
-    std::promise<void> may_run;
-  } reader{Live(), std::vector<std::byte>(before.size()), {}};
-  OfDriver<int(kernels::CudaStream, void (*)(void*), void*)>("fakeCudaIssue")(
-      stream_.get(),
-      [](void* argument) {
-        auto* const self = static_cast<Reader*>(argument);
-        self->may_run.get_future().wait();
-        std::memcpy(self->seen.data(), self->live, self->seen.size());
-      },
-      &reader);
   ASSERT_TRUE(attachment_->EndStep().ok());
-  constexpr absl::Duration kLongEnoughForAStep = absl::Milliseconds(300);  // if it did not wait; nothing depends on it
-  EXPECT_TRUE(absl::IsDeadlineExceeded(attachment_->WaitVerdict(kLongEnoughForAStep).status()));
-  reader.may_run.set_value();
-  ASSERT_NO_FATAL_FAILURE(AwaitAll());
-  EXPECT_EQ(reader.seen, before);
+  ASSERT_EQ(superoffload_use_attachment(attachment_->trainer(), nullptr, 0, 0, 0, nullptr), 0);
   EXPECT_NE(LiveNow(), before);
   EXPECT_TRUE(LiveIsHosts());
   attachment_.reset();
@@ -233,8 +261,7 @@ TEST_P(GpuStepTest, ParametersOfTheLastStepCanBeAwaitedInTheNext) {
   ASSERT_TRUE(attachment_->WaitNorm().ok());  // completions have come
   constexpr int kHangMilliseconds = 60'000;
   for (uint32_t i = 0; i < static_cast<uint32_t>(layout().buckets_size()); ++i) {
-    ASSERT_EQ(superoffload_gpu_await_parameters(handle(), i, kHangMilliseconds, stream()), 0)
-        << superoffload_last_error();
+    ASSERT_EQ(AwaitOnGpu(*attachment_, i, stream(), kHangMilliseconds), 0) << superoffload_last_error();
   }
   ASSERT_TRUE(attachment_->EndStep().ok());
   ASSERT_NO_FATAL_FAILURE(AwaitAll());
@@ -247,7 +274,7 @@ TEST_P(GpuStepTest, AnotherGpuReachesTheParametersFromTheStepAfterItsFirstUseOn)
   ASSERT_NO_FATAL_FAILURE(Prepare());
   if (IsSkipped()) return;
   const auto accessors = [this] {
-    return OfDriver<int(uint64_t)>("fakeCudaAccessors")(superoffload_gpu_parameters(handle()));
+    return OfDriver<int(uint64_t)>("fakeCudaAccessors")(attachment_->gpu_report().parameters);
   };
   EXPECT_EQ(accessors(), 1) << "the process only sees the other";
   std::shared_ptr<const kernels::GpuDevice> other;
@@ -292,7 +319,7 @@ TEST_P(GpuUploadOrderTest, TheBucketThatForwardReadsFirstComesFirst) {
   on_copy(nullptr);
   std::vector<uint64_t> expected;
   for (int i = layout().buckets_size() - static_cast<int>(GetParam().residents); i-- > 0;) {
-    expected.push_back(superoffload_gpu_parameters(handle()) + layout().buckets(i).parameters_offset());
+    expected.push_back(attachment_->gpu_report().parameters + layout().buckets(i).parameters_offset());
   }
   EXPECT_EQ(copied, expected);
   attachment_.reset();

@@ -93,7 +93,7 @@ TEST_F(StepInsideTest, TheDaemonsDeathEndsTheCallWithTheRemedy) {
   EXPECT_THAT(std::string(ended.get().message()), HasSubstr("the step inside jit is lost: pull_params() attaches"));
   EXPECT_THAT(std::string(Step().message()), HasSubstr("pull_params() attaches to the daemon's successor"));
   superoffload_open_step_state step;
-  ASSERT_EQ(superoffload_look(trainer_->submitter(), &step), 0);
+  ASSERT_EQ(superoffload_look(trainer_->submitter(), &step, nullptr), 0);
   EXPECT_TRUE(step.lost);
   EXPECT_FALSE(step.begun);
 }
@@ -140,8 +140,9 @@ TEST_F(StepInsideTest, ACallThatFailsReturnsWhenGradientsAreNoLongerRead) {
   if (issue == nullptr) GTEST_SKIP() << "a real GPU is not late when told to";
   ASSERT_NO_FATAL_FAILURE(ExpectCommits(1));
   std::promise<void> gate;
-  issue(reinterpret_cast<void*>(superoffload_gpu_stream(attachment_->handle())),
-        [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
+  issue(
+      reinterpret_cast<void*>(attachment_->gpu_report().pack_stream),
+      [](void* gate) { static_cast<std::promise<void>*>(gate)->get_future().wait(); }, &gate);
   std::future<absl::Status> ended = StepInAnotherThread();
   ::kill(daemon_->pid(), SIGKILL);
   EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);

@@ -169,13 +169,15 @@ TEST_F(GpuXlaStepTest, WhereGradientsMustBeIsSaid) {
   if (IsSkipped()) return;
   const float gradient = 1;
   const superoffload_piece piece{reinterpret_cast<uint64_t>(&gradient), 0, 1, 0, v1::DATA_TYPE_FLOAT32};
-  EXPECT_THAT(std::string(attachment_->HandOver({&piece, 1}, {}).message()),
+  EXPECT_THAT(std::string(attachment_->HandOver({&piece, 1}).message()),
               HasSubstr("parameters are on a GPU, but a gradient is in the host's memory"));
+  ASSERT_NO_FATAL_FAILURE(ExpectHealthy());
   superoffload_use_attachment(trainer_->submitter(), nullptr, 0, 0, 0, nullptr);
   MakeSome();
   EXPECT_THAT(HandOver(), HasSubstr("the optimizer is closed"));
-  superoffload_use_attachment(trainer_->submitter(), attachment_->handle(), 0, 0, 1, nullptr);
-  ASSERT_NO_FATAL_FAILURE(ExpectHealthy());
+  EXPECT_EQ(superoffload_gpu_copy(attachment_->handle(), SUPEROFFLOAD_TO_GPU, 0),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition))
+      << "it has nothing on the GPU any more but its memory";
 }
 
 TEST_F(GpuXlaStepTest, WithoutGpuMemoryForAGradientTheRemedyIsSaid) {

@@ -104,9 +104,9 @@ def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon
     beside = {id(model.layers[1].weight), id(model.layers[2].bias)}
     monkeypatch.setattr(cuda, "current_stream", lambda tensor: stream.value if id(tensor) in beside else 0)
     waited = []
-    pack_after = optimizer._hosting.attachment.pack_after
+    end_after = optimizer._hosting.attachment.end_after
     monkeypatch.setattr(
-        optimizer._hosting.attachment, "pack_after", lambda stream: (waited.append(stream), pack_after(stream))
+        optimizer._hosting.attachment, "end_after", lambda stream: (waited.append(stream), end_after(stream))
     )
     train(model, optimizer)
     assert waited and set(waited) <= {0, stream.value}

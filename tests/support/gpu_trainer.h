@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,20 @@ class Tensor {
   kernels::CudaPointer device_ = 0;
 };
 
+// Has a stream wait for the parameters in a bucket. Returns the status code.
+inline int AwaitOnGpu(const Attachment& attachment, uint32_t bucket, uint64_t stream, int64_t milliseconds = -1) {
+  const superoffload_awaited awaited{SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU, bucket, stream};
+  return superoffload_wait(attachment.trainer(), &awaited, milliseconds, nullptr);
+}
+
+// A region of an attachment's memory.
+inline std::span<std::byte> MemoryOf(superoffload_attachment* attachment, superoffload_region region) {
+  void* data = nullptr;
+  size_t bytes = 0;
+  EXPECT_EQ(superoffload_memory(attachment, region, &data, &bytes), 0) << superoffload_last_error();
+  return {static_cast<std::byte*>(data), bytes};
+}
+
 class GpuTrainer final : public test::ExactTrainer {
  public:
   // `residents(step)`: how many buckets are resident from that step on.
@@ -78,7 +93,7 @@ class GpuTrainer final : public test::ExactTrainer {
 
   // Nothing reads its tensors any more.
   ~GpuTrainer() override {
-    const auto pack_stream = reinterpret_cast<kernels::CudaStream>(superoffload_gpu_stream(handle_));
+    const auto pack_stream = reinterpret_cast<kernels::CudaStream>(attachment_.gpu_report().pack_stream);
     for (const kernels::CudaStream stream : {stream_.get(), busy_stream_.get(), pack_stream}) {
       driver().StreamSynchronize(stream);
     }
@@ -92,7 +107,7 @@ class GpuTrainer final : public test::ExactTrainer {
       Tensor::Require(
           driver().MemcpyHtoDAsync(ParameterOnGpu(i), parameters_[i]->host(), parameters_[i]->bytes(), stream_.get()));
     }
-    if (superoffload_gpu_push(handle_, stream()) != 0) return LastError();
+    if (superoffload_gpu_copy(handle_, SUPEROFFLOAD_FROM_GPU, stream()) != 0) return LastError();
     return attachment_.PushParameters();
   }
 
@@ -125,7 +140,7 @@ class GpuTrainer final : public test::ExactTrainer {
     Tensor& gradient = *gradients_[parameter];
     Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
     const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
-    superoffload_source source{};
+    superoffload_gradients source{};
     source.on_gpu = 1;
     source.stream = reinterpret_cast<uint64_t>(stream);
     source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
@@ -145,7 +160,7 @@ class GpuTrainer final : public test::ExactTrainer {
     absl::StatusOr<superoffload_verdict> verdict = attachment_.WaitVerdict();
     if (!verdict.ok()) return verdict;
     for (uint32_t bucket = static_cast<uint32_t>(layout().buckets_size()); bucket > 0; --bucket) {
-      if (superoffload_gpu_await_parameters(handle_, bucket - 1, -1, stream()) != 0) return LastError();
+      if (AwaitOnGpu(attachment_, bucket - 1, stream()) != 0) return LastError();
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
       Tensor::Require(
@@ -160,7 +175,7 @@ class GpuTrainer final : public test::ExactTrainer {
   const v1::Layout& layout() const { return attachment_.optimizer().layout(); }
   uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
   kernels::CudaPointer ParameterOnGpu(size_t i) const {
-    return superoffload_gpu_parameters(handle_) + layout().placements(static_cast<int>(i)).parameters_offset();
+    return attachment_.gpu_report().parameters + layout().placements(static_cast<int>(i)).parameters_offset();
   }
   static absl::Status LastError() { return absl::InternalError(superoffload_last_error()); }
 
@@ -208,7 +223,7 @@ class GpuTest : public ::testing::Test {
     const v1::Parameter& of = attachment_->optimizer().parameters(parameter);
     superoffload_piece piece{data, 0, 1, static_cast<uint32_t>(parameter), static_cast<uint32_t>(of.gradient_dtype())};
     for (const uint64_t extent : of.shape()) piece.elements *= extent;
-    superoffload_source source{};
+    superoffload_gradients source{};
     source.on_gpu = 1;
     source.stream = reinterpret_cast<uint64_t>(stream);
     source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;

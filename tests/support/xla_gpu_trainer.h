@@ -81,13 +81,13 @@ class XlaGpuTrainer : public test::ExactTrainer {
 
   // As adapters do: through the daemon's memory.
   absl::Status PushParameters() override {
-    auto* const host = static_cast<std::byte*>(superoffload_parameters(handle_, nullptr));
+    std::byte* const host = MemoryOf(handle_, SUPEROFFLOAD_REGION_PARAMETERS).data();
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const v1::Placement& place = attachment_.optimizer().layout().placements(static_cast<int>(i));
       std::memcpy(host + place.parameters_offset(), parameters_[i]->host(), parameters_[i]->bytes());
     }
     if (absl::Status status = attachment_.PushParameters(); !status.ok()) return status;
-    return Said(superoffload_gpu_pull(handle_));
+    return Said(superoffload_gpu_copy(handle_, SUPEROFFLOAD_TO_GPU, 0));
   }
 
   // Of this step: they were to be set before its first gradient.
@@ -118,9 +118,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
     return absl::OkStatus();
   }
 
-  absl::Status ParameterAbsent(size_t parameter) override {
-    return Said(superoffload_set_absent(submitter(), static_cast<uint32_t>(parameter)));
-  }
+  absl::Status ParameterAbsent(size_t parameter) override { return attachment_.ParameterAbsent(parameter); }
 
   absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
     if (absl::Status status = Arrived(); !status.ok()) return status;
@@ -129,8 +127,9 @@ class XlaGpuTrainer : public test::ExactTrainer {
 
   // The first error of a call in this step.
   absl::Status Arrived() const {
+    superoffload_open_step_state step;
     std::vector<uint64_t> elements(elements_.size());
-    return Said(superoffload_arrived(submitter(), elements.data()));
+    return Said(superoffload_look(submitter(), &step, elements.data()));
   }
 
   absl::StatusOr<superoffload_verdict> WaitStep() override {

@@ -69,7 +69,7 @@ class StepInsideTrainer final : public XlaGpuTrainer {
     ToHost(*reals_);
     Tensor::Require(driver().StreamSynchronize(stream()));
     superoffload_open_step_state step;
-    if (absl::Status status = Said(superoffload_look(submitter(), &step)); !status.ok()) return status;
+    if (absl::Status status = Said(superoffload_look(submitter(), &step, nullptr)); !status.ok()) return status;
     const superoffload_verdict& verdict = step.verdict;
     const auto* numbers = reinterpret_cast<const int32_t*>(numbers_->host());
     const auto* reals = reinterpret_cast<const float*>(reals_->host());

@@ -98,7 +98,8 @@ class Attachment {
   absl::Status ParameterAbsent(size_t parameter);
 
   // In place of GradientReady: gradients that are elsewhere, in this process or on its GPU (superoffload_hand_over).
-  absl::Status HandOver(std::span<const superoffload_piece> pieces, superoffload_source source);
+  // `gradients` says the rest.
+  absl::Status HandOver(std::span<const superoffload_piece> pieces, superoffload_gradients gradients = {});
 
   // Global norm of the gradients, all of which are ready, without ending the step.
   absl::StatusOr<double> WaitNorm(double gradient_scale = 1);
@@ -113,9 +114,11 @@ class Attachment {
   absl::StatusOr<double> WaitPrepared(absl::Duration timeout = absl::InfiniteDuration());
   absl::Status EndPreparedStep(double total_sum_of_squares, double gradient_scale = 1, double max_grad_norm = 0);
 
-  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle(), which
-  // is another one after a daemon's death. Errors as superoffload_gpu_attach.
+  // For a model on a GPU: gives the attachment GPU memory. Everything further is superoffload_gpu.h with handle(),
+  // which is another one after a daemon's death, and superoffload.h with trainer(). Errors as superoffload_gpu_attach.
   absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
+  // Of the present handle().
+  const superoffload_gpu_report& gpu_report() const { return gpu_report_; }
   superoffload_attachment* handle() const { return handles_.back(); }
 
   // For superoffload.h.
@@ -151,8 +154,7 @@ class Attachment {
   absl::Status Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response);
   absl::Status Attach(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
                       uint32_t* resumed);
-  absl::StatusOr<superoffload_gpu_report> GiveGpu(const v1::Optimizer& optimizer, uint32_t next_slot,
-                                                  superoffload_attachment* previous);
+  absl::Status GiveGpu(const v1::Optimizer& optimizer, uint32_t next_slot, superoffload_attachment* previous);
   absl::Status Use(uint32_t next_slot, uint64_t committed_steps, uint32_t* resumed);
 
   // `status` is what a call has ended with. OK when the daemon is gone and its successor was attached to; *committed:
@@ -165,8 +167,8 @@ class Attachment {
   template <typename Call>
   absl::Status BetweenSteps(Call call);
   absl::Status End(uint32_t kind, double gradient_scale, double max_grad_norm, double total_sum_of_squares = 0);
-  absl::StatusOr<superoffload_answer> Wait(uint32_t awaited, absl::Duration timeout, bool* committed);
-  absl::StatusOr<superoffload_verdict> WaitOver(uint32_t awaited, absl::Duration timeout);
+  absl::StatusOr<superoffload_answer> Wait(superoffload_await_kind awaited, absl::Duration timeout, bool* committed);
+  absl::StatusOr<superoffload_verdict> WaitOver(superoffload_await_kind awaited, absl::Duration timeout);
 
   const v1::Placement& Place(size_t index) const;
   absl::Status CheckParameter(size_t index) const;
@@ -181,10 +183,10 @@ class Attachment {
   std::vector<superoffload_attachment*> handles_;  // the last one is in use; spans are of the first, or a GPU has it
   int64_t trainer_ = 0;
   std::optional<GpuWish> gpu_;
+  superoffload_gpu_report gpu_report_{};
   std::byte* parameters_ = nullptr;
   std::byte* gradients_ = nullptr;
   uint32_t slot_ = 0;
-  double asked_scale_ = 1;  // of the norm that was asked for last
   std::vector<size_t> elements_;  // per parameter
 };
 

@@ -2,11 +2,11 @@
  *
  * It covers the descriptor socket, the mappings and the step rings. Creating an optimizer, attaching to it and
  * settling it are gRPC calls (superoffload/v1/optimizer.proto) that the caller makes with the client of its own
- * language, passing superoffload_token() as the metadata "superoffload-token". The order of calls:
+ * language, passing the token of superoffload_connect as the metadata "superoffload-token". The order of calls:
  *
  *   superoffload_connect                 -> token
  *   gRPC CreateOptimizer (once), AttachOptimizer (keep the stream) -> attachment_epoch, layout
- *   superoffload_attach                  -> mappings and rings
+ *   superoffload_attach                  -> memory and rings
  *   superoffload_open_trainer (once), superoffload_use_attachment
  *   per step: superoffload_hand_over for each gradient, superoffload_end, superoffload_wait
  *   superoffload_close_trainer, superoffload_detach, superoffload_disconnect
@@ -33,9 +33,6 @@ extern "C" {
 typedef struct superoffload_connection superoffload_connection;
 typedef struct superoffload_attachment superoffload_attachment;
 
-/* Version of this library, "MAJOR.MINOR.PATCH". */
-SUPEROFFLOAD_API const char* superoffload_version(void);
-
 /* Bytes of a struct of these headers as this library knows it, by its name ("superoffload_verdict"), 0 for one that it
  * does not have: for languages that declare the structs once more. */
 SUPEROFFLOAD_API size_t superoffload_size_of(const char* name);
@@ -43,12 +40,11 @@ SUPEROFFLOAD_API size_t superoffload_size_of(const char* name);
 /* The sentence of the last failed call of this thread; empty when there was none. Valid until the next call. */
 SUPEROFFLOAD_API const char* superoffload_last_error(void);
 
-/* Connects to the descriptor socket (ServerInfo.descriptor_socket). UNAVAILABLE when nobody listens there. One connection
- * carries all attachments of a process to a daemon, which limits each user's connections; any thread may use it. */
-SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection);
-
-/* The token for gRPC metadata: 64 hexadecimal characters, NUL-ended, owned by the connection. */
-SUPEROFFLOAD_API const char* superoffload_token(const superoffload_connection* connection);
+/* Connects to the descriptor socket (ServerInfo.descriptor_socket). `token` is filled in with that of the gRPC
+ * metadata: 64 hexadecimal characters and a NUL. UNAVAILABLE when nobody listens there. One connection carries all
+ * attachments of a process to a daemon, which limits each user's connections; any thread may use it. */
+SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection,
+                                          char token[65]);
 
 /* Ends the connection, and with it every attachment made through it: their calls return UNAVAILABLE from then on. NULL is
  * allowed. */
@@ -63,12 +59,17 @@ SUPEROFFLOAD_API int superoffload_attach(superoffload_connection* connection, ui
 /* Unmaps. The AttachOptimizer stream is the caller's to end. NULL is allowed. */
 SUPEROFFLOAD_API void superoffload_detach(superoffload_attachment* attachment);
 
-/* Base addresses and sizes of the mappings; offsets into them are in the Layout message. */
-SUPEROFFLOAD_API void* superoffload_parameters(const superoffload_attachment* attachment, size_t* bytes);
-SUPEROFFLOAD_API void* superoffload_gradients(const superoffload_attachment* attachment, size_t* bytes);
+/* Memory of an attachment; offsets into it are in the Layout message. */
+enum superoffload_region {
+  SUPEROFFLOAD_REGION_PARAMETERS = 0,
+  SUPEROFFLOAD_REGION_GRADIENTS = 1,
+  /* A private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
+  SUPEROFFLOAD_REGION_STATE = 2
+};
 
-/* Private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
-SUPEROFFLOAD_API const void* superoffload_state(superoffload_attachment* attachment, size_t* bytes);
+/* Where a region lies in this process until the detach, and how large it is. RESOURCE_EXHAUSTED: no room to map it. */
+SUPEROFFLOAD_API int superoffload_memory(superoffload_attachment* attachment, uint32_t region, void** data,
+                                         size_t* bytes);
 
 /* What all ranks of a run tell each other before they attach: RunReport of optimizer.proto. */
 typedef struct superoffload_run_terms {
@@ -152,7 +153,8 @@ typedef struct superoffload_trainer_options {
 
 SUPEROFFLOAD_API int superoffload_open_trainer(const superoffload_trainer_options* options, int64_t* trainer);
 
-/* Calls that run meanwhile end first. Nothing is submitted for it afterwards: before the detach of what it used. */
+/* Calls that run meanwhile end first. Nothing is submitted for it afterwards: before the detach of what it used, which
+ * it leaves as superoffload_use_attachment does. */
 SUPEROFFLOAD_API void superoffload_close_trainer(int64_t trainer);
 
 /* What became of a step that was open. */
@@ -166,8 +168,9 @@ enum superoffload_resumed {
 /* What is submitted goes to this attachment from now on; after superoffload_gpu_attach, where it has a GPU. `next_slot`
  * is of its attach response, `committed_steps` of the optimizer in it. `resumes` 0: an open step is dropped, and
  * hyper-parameters are those that the optimizer has.
- * NULL: nothing is submitted, and an open step stays noted; before the detach, or superoffload_gpu_end, of what was used.
- */
+ * NULL: nothing is submitted, and an open step stays noted; before the detach of what was used. That has nothing on a
+ * GPU afterwards but its memory: this waits for the parameters of a step that was ended, at most 30 seconds, and then
+ * for what the GPU has been given. */
 SUPEROFFLOAD_API int superoffload_use_attachment(int64_t trainer, superoffload_attachment* attachment,
                                                  uint32_t next_slot, uint64_t committed_steps, uint32_t resumes,
                                                  uint32_t* resumed);
@@ -175,9 +178,6 @@ SUPEROFFLOAD_API int superoffload_use_attachment(int64_t trainer, superoffload_a
 /* Hyper-parameters of a parameter group: of the open step, and of those that follow. `scalars` are all `count` of the
  * algorithm's, in the order in which Optimizer.groups of the attach response has them. */
 SUPEROFFLOAD_API int superoffload_set_scalars(int64_t trainer, uint32_t group, const double* scalars, uint32_t count);
-
-/* Opens a step that expects this gradient scale. The first gradient opens one by itself, with that of the last step. */
-SUPEROFFLOAD_API int superoffload_open_step(int64_t trainer, double gradient_scale);
 
 /* Elements [first, first + elements) of the gradient of a parameter, contiguous. */
 typedef struct superoffload_piece {
@@ -195,8 +195,15 @@ enum superoffload_stays {
   SUPEROFFLOAD_STAYS_UNTIL_OVER = 2    /* theirs until the step is over, so that a daemon's death loses none */
 };
 
-typedef struct superoffload_source {
-  uint64_t stream;  /* where `on_gpu`: they are there once it has done what was launched on it so far */
+typedef struct superoffload_gradients {
+  const superoffload_piece* pieces;
+  /* Parameters without a gradient in the open step: their weights, state and step count stay, as in torch.optim. */
+  const uint32_t* absent;
+  uint32_t piece_count, absent_count;
+  /* Not 0: the call opens a step that expects this scale, and is FAILED_PRECONDITION where one is open. 0: it opens one
+   * where none is, which expects the scale of the last one, at first 1. */
+  double gradient_scale;
+  uint64_t stream;  /* where `on_gpu`: pieces are there once it has done what was launched on it so far */
   uint32_t on_gpu;  /* 1: in GPU memory */
   uint32_t stays;   /* enum superoffload_stays; in the host's memory NOT is best */
   /* Filled in, where not NULL: digests of the pieces, in the host's memory (superoffload_copy_and_digest). */
@@ -205,40 +212,31 @@ typedef struct superoffload_source {
   uint32_t* left;
   uint32_t left_count;
   uint32_t reserved;
-} superoffload_source;
+} superoffload_gradients;
 
-/* Gradients that are complete, of which the first opens a step. A bucket is submitted with the last piece of it. What
- * has come before in this step is FAILED_PRECONDITION. UNAVAILABLE: the daemon is gone; the pieces count as handed over.
- * A piece may be in its slot already (superoffload_gradients). */
-SUPEROFFLOAD_API int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
-                                            superoffload_source* source);
+/* Gradients of the open step that are complete; none at all, to open it only. A bucket is submitted with the last piece
+ * of it. What has come before in this step is FAILED_PRECONDITION. UNAVAILABLE: the daemon is gone; what was given
+ * counts as handed over. A piece may be in its slot already (SUPEROFFLOAD_REGION_GRADIENTS). */
+SUPEROFFLOAD_API int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients);
 
 /* Of gradients in the host's memory that were handed over in the open step: `*index` becomes that of a piece which has
  * other bytes by now, or `count`. */
 SUPEROFFLOAD_API int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
                                               uint32_t* index);
 
-/* The parameter has no gradient in the open step: its weights, state and step count stay, as in torch.optim. */
-SUPEROFFLOAD_API int superoffload_set_absent(int64_t trainer, uint32_t parameter);
-
-/* Elements of each parameter that have come in the open step. An error is that of a call of XLA in this step; `elements`
- * are filled in all the same. */
-SUPEROFFLOAD_API int superoffload_arrived(int64_t trainer, uint64_t* elements);
-
-/* Asks for the norm of the gradients, all of which have come; nothing is decided. */
-SUPEROFFLOAD_API int superoffload_ask_norm(int64_t trainer, double gradient_scale);
-
 /* How a step ends.
+ * MEASURE comes before it: it asks for the norm of the gradients, all of which have come, and decides nothing.
  * PREPARE and PREPARED are of a rank of a run of several, in place of END. The step is prepared when its sum of squares
- * has come (superoffload_wait), and then outlives trainer and daemon. Gather the sums of all ranks, in this process group
- * only, add them in rank order, and end the step with the total and the values that it was prepared with. In between
- * hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering fails, detach, and begin anew
- * with a report (ReportRun of optimizer.proto) and superoffload_agree. */
+ * has come (superoffload_wait), and then outlives trainer and daemon. Gather the sums of all ranks, in this process
+ * group only, add them in rank order, and end the step with the total and the values that it was prepared with. In
+ * between hyper-parameters cannot be changed and the step cannot be abandoned. When the gathering fails, detach, and
+ * begin anew with a report (ReportRun of optimizer.proto) and superoffload_agree. */
 enum superoffload_end_kind {
   SUPEROFFLOAD_END = 0,
   SUPEROFFLOAD_END_PREPARE = 1,
   SUPEROFFLOAD_END_PREPARED = 2,
-  SUPEROFFLOAD_END_ABANDON = 3 /* parameters return to those of the step before; not all gradients need have come */
+  SUPEROFFLOAD_END_ABANDON = 3, /* parameters return to those of the step before; not all gradients need have come */
+  SUPEROFFLOAD_END_MEASURE = 4
 };
 
 typedef struct superoffload_step_end {
@@ -246,19 +244,31 @@ typedef struct superoffload_step_end {
   double max_grad_norm;        /* 0: no clipping */
   double total_sum_of_squares; /* of PREPARED */
   uint32_t kind;               /* enum superoffload_end_kind */
-  uint32_t reserved;
+  uint32_t stream_count;
+  /* On a GPU: what was launched on these streams so far reads the parameters as they are. They change after it, and
+   * after what the streams of the step's gradients were given. */
+  const uint64_t* streams;
 } superoffload_step_end;
 
 /* Does not wait. */
 SUPEROFFLOAD_API int superoffload_end(int64_t trainer, const superoffload_step_end* end);
 
 /* What can be waited for. */
-enum superoffload_awaited {
-  SUPEROFFLOAD_AWAIT_NORM = 0,     /* the answer to superoffload_ask_norm: norm, sum_of_squares, both this rank's */
+enum superoffload_await_kind {
+  SUPEROFFLOAD_AWAIT_NORM = 0,     /* the answer to MEASURE: norm, sum_of_squares, both this rank's */
   SUPEROFFLOAD_AWAIT_PREPARED = 1, /* sum_of_squares */
   SUPEROFFLOAD_AWAIT_VERDICT = 2,  /* on the step that was ended last, which is over then: verdict */
-  SUPEROFFLOAD_AWAIT_STEP = 3      /* the same, and its parameters are final */
+  SUPEROFFLOAD_AWAIT_STEP = 3,     /* the same, and its parameters are final */
+  SUPEROFFLOAD_AWAIT_BUCKET = 4,   /* those in a bucket are, in the host's memory */
+  /* `stream` waits for a bucket's, on the GPU. The call waits only until the daemon has published them. */
+  SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU = 5
 };
+
+typedef struct superoffload_awaited {
+  uint32_t kind; /* enum superoffload_await_kind */
+  uint32_t bucket;
+  uint64_t stream;
+} superoffload_awaited;
 
 typedef struct superoffload_answer {
   double norm;
@@ -267,12 +277,9 @@ typedef struct superoffload_answer {
 } superoffload_answer;
 
 /* A negative timeout waits for ever, 0 polls. DEADLINE_EXCEEDED: not yet. Errors that the daemon reports for what was
- * submitted surface here, with its code. */
-SUPEROFFLOAD_API int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_milliseconds,
-                                       superoffload_answer* answer);
-
-/* Waits until a parameter of the step that was ended last is final, in the host's memory. */
-SUPEROFFLOAD_API int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds);
+ * submitted surface here, with its code. `answer` may be NULL for what has none. */
+SUPEROFFLOAD_API int superoffload_wait(int64_t trainer, const superoffload_awaited* awaited,
+                                       int64_t timeout_milliseconds, superoffload_answer* answer);
 
 typedef struct superoffload_open_step_state {
   uint32_t begun;    /* a step is open */
@@ -285,9 +292,12 @@ typedef struct superoffload_open_step_state {
   uint64_t steps;    /* that calls of XLA have made by themselves */
   uint64_t skips[6]; /* of them, by verdict.kind */
   superoffload_verdict verdict; /* on the last of them */
+  double stall_seconds;         /* that AWAIT_BUCKET_ON_GPU has waited for the daemon since the step was ended last */
 } superoffload_open_step_state;
 
-SUPEROFFLOAD_API int superoffload_look(int64_t trainer, superoffload_open_step_state* step);
+/* `arrived`, where not NULL, is filled in with the elements of each parameter that have come in the open step; then an
+ * error is that of a call of XLA in this step, and everything is filled in all the same. */
+SUPEROFFLOAD_API int superoffload_look(int64_t trainer, superoffload_open_step_state* step, uint64_t* arrived);
 
 /* Passes over memory, for trainers whose parameters and gradients are their own: published parameters are copied to
  * them after a step, gradients to slots before it, and what others changed meanwhile is found.
@@ -308,10 +318,6 @@ SUPEROFFLOAD_API int superoffload_receive(int64_t trainer, const superoffload_ra
  * end with the call. It needs no attachment. Equal digests mean equal bytes, but once in 2^64. */
 SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,
                                                   uint64_t* digests);
-
-/* `range` becomes the index of a range whose `from` and `to` differ, or `count`. */
-SUPEROFFLOAD_API int superoffload_find_difference(const superoffload_range* ranges, uint32_t count, uint32_t threads,
-                                                  uint32_t* range);
 
 /* XLA calls foreign functions (FFI handlers) while a compiled program runs, from threads of its own: those of this library
  * hand a layer's gradients over as backward computes them, or make a whole step. Which trainer they mean is its number,

@@ -1,21 +1,21 @@
 /* superoffload_gpu.h: the C interface of a trainer whose model is on an NVIDIA GPU.
  *
- * After superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory: a copy of the parameters, of
- * which the model's tensors become views, and a ring of device slots through which gradients leave. Then, in every
- * step, in place of writing gradient memory and reading parameter memory:
+ * After superoffload_open_trainer and superoffload_attach (superoffload.h) the trainer gives the attachment GPU memory:
+ * a copy of the parameters, of which the model's tensors become views, and a ring of device slots through which
+ * gradients leave. Then, in every step, in place of writing gradient memory and reading parameter memory:
  *
  *   superoffload_hand_over of each gradient, as backward completes it      (packs on a side stream)
  *   superoffload_end, superoffload_wait for the verdict
- *   superoffload_gpu_await_parameters for each bucket, just before the next forward reads it  (the stream waits)
+ *   superoffload_wait for each bucket on the GPU, just before the next forward reads it  (the stream waits)
  *
  * Parameters in GPU memory change when a step commits and at no other time: after superoffload_end, and after
  * everything that was launched before it on the streams that the step's calls named, which must live until then. Those
  * that the next forward reads first, of the buckets with the highest numbers, come first.
  *
- * No call but superoffload_gpu_attach, _pull, _push and _set_resident waits for the GPU. No stream may be captured into
- * a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or
- * cudaStream_t as integers, 0 the default stream; pointers are device pointers of this process. CUDA is loaded at run
- * time; without a driver the answer is UNAVAILABLE and the host's interface still works.
+ * No call but superoffload_gpu_attach, _copy, _set_resident and the end of an attachment's use waits for the GPU. No
+ * stream may be captured into a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or cudaStream_t as integers, 0
+ * the default stream; pointers are device pointers of this process. CUDA is loaded at run time; without a driver the
+ * answer is UNAVAILABLE and the host's interface still works.
  */
 #ifndef SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
 #define SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
@@ -44,15 +44,12 @@ typedef struct superoffload_gpu_options {
   uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
   uint32_t device_slots;       /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
   uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
-  uint32_t bucket_count, group_count, scalar_count, array_count, parameter_count;
-  const superoffload_bucket* buckets;
-  /* What resident buckets are updated with: Optimizer.algorithm; the scalars of each group as of the attach,
-   * scalar_count each, which superoffload_set_scalars changes; Layout.arrays; Placement.state_offset and
-   * Optimizer.parameter_steps of each parameter, the latter NULL where it is empty. */
+  /* What resident buckets are updated with: Optimizer.algorithm; the scalars of all groups as of the attach, which
+   * superoffload_set_scalars changes; Layout.arrays; Optimizer.parameter_steps, NULL where it is empty. */
+  uint32_t array_count;
   const char* algorithm;
   const double* scalars;
   const uint64_t* array_offsets;
-  const uint64_t* parameter_offsets;
   const uint64_t* parameter_steps;
   uint64_t committed_steps; /* Optimizer.committed_steps */
   /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can
@@ -62,7 +59,7 @@ typedef struct superoffload_gpu_options {
    * `previous`. */
   const superoffload_gpu_memory* memory;
   /* 1: `memory` holds the parameters once `push_stream` has done what was launched on it so far. They are copied to the
-   * daemon's memory first, as superoffload_gpu_push does; else what is measured leaves them undefined. */
+   * daemon's memory first, as superoffload_gpu_copy does; else what is measured leaves them undefined. */
   uint32_t push;
   uint32_t reserved;
   uint64_t push_stream;
@@ -77,41 +74,38 @@ typedef struct superoffload_gpu_report {
   uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
   double seconds[4]; /* by enum superoffload_mover */
   uint64_t gpu_bytes;
+  uint64_t parameters;  /* device pointer; offsets from it are those of the host's */
+  uint64_t pack_stream; /* the side stream on which gradients are packed */
   char gpu[64];    /* its name */
   char notes[512]; /* why something that was asked for, or would be better, was not done; NUL-ended */
 } superoffload_gpu_report;
 
-/* Gives the attachment GPU memory. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED: out of GPU memory.
- * FAILED_PRECONDITION: an explicit mover, or `share`, cannot work (the sentence says why); with AUTO it falls back. */
-SUPEROFFLOAD_API int superoffload_gpu_attach(superoffload_attachment* attachment,
+/* Gives an attachment GPU memory, before the trainer uses it. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED:
+ * out of GPU memory. FAILED_PRECONDITION: an explicit mover, or `share`, cannot work (the sentence says why); with AUTO
+ * it falls back. */
+SUPEROFFLOAD_API int superoffload_gpu_attach(int64_t trainer, superoffload_attachment* attachment,
                                              const superoffload_gpu_options* options, superoffload_gpu_report* report);
-
-/* The attachment, of which nothing more is wanted, has nothing on the GPU afterwards but its memory. Waits for what it
- * has given the GPU. */
-SUPEROFFLOAD_API void superoffload_gpu_end(superoffload_attachment* attachment); /* NULL is allowed */
 
 /* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
  * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
  * superoffload_gpu_back asks for it. Copy the parameters that lie before that, free the originals, go on, and attach
- * with it; the attach allocates the rest. It lives until superoffload_gpu_release was called and the attachments that
- * use it were detached. */
-SUPEROFFLOAD_API int superoffload_gpu_reserve(const superoffload_attachment* attachment,
-                                              const superoffload_gpu_options* options,
-                                              superoffload_gpu_memory** memory);
+ * with it; the attach allocates the rest. `parameters` becomes the device pointer of the parameters; offsets from it
+ * are those of the host's. It lives until superoffload_gpu_release was called and the attachments that use it were
+ * detached. */
+SUPEROFFLOAD_API int superoffload_gpu_reserve(int64_t trainer, const superoffload_attachment* attachment,
+                                              const superoffload_gpu_options* options, superoffload_gpu_memory** memory,
+                                              uint64_t* parameters);
 
 /* Memory for the first `bytes`, in whole pieces of *piece_bytes (8 MiB, or 1/128 of all if that is more); the first
  * *backed_bytes have some then. RESOURCE_EXHAUSTED: out of GPU memory; what is backed stays. */
 SUPEROFFLOAD_API int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint64_t* piece_bytes,
                                            uint64_t* backed_bytes);
 
-/* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The attachments
- * that use it must have been ended (superoffload_gpu_end). Waits for what `stream` (a CUstream) has been given; what other
- * streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the stream is being captured into
- * a CUDA graph, and the piece keeps its memory. Thread-safe; again and again is allowed. */
+/* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The
+ * attachments that use it must not be used any more (superoffload_use_attachment). Waits for what `stream` (a CUstream)
+ * has been given; what other streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the
+ * stream is being captured into a CUDA graph, and the piece keeps its memory. Thread-safe; it may be called again. */
 SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream);
-
-/* Device pointer of the parameters; offsets into them are those of the host's. */
-SUPEROFFLOAD_API uint64_t superoffload_gpu_address(const superoffload_gpu_memory* memory);
 SUPEROFFLOAD_API void superoffload_gpu_release(superoffload_gpu_memory* memory); /* NULL is allowed */
 
 /* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it
@@ -119,34 +113,20 @@ SUPEROFFLOAD_API void superoffload_gpu_release(superoffload_gpu_memory* memory);
 SUPEROFFLOAD_API int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements,
                                                    double* fused_seconds, double* gpu_fp32_seconds);
 
-/* Device pointer of the parameters; offsets into them are those of the host's. 0 without superoffload_gpu_attach. */
-SUPEROFFLOAD_API uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment);
+/* Which way superoffload_gpu_copy goes. */
+enum superoffload_gpu_direction {
+  SUPEROFFLOAD_TO_GPU = 0,  /* from the daemon's memory */
+  SUPEROFFLOAD_FROM_GPU = 1 /* after what `stream` has done, to the daemon's memory (follow it with PushParameters) */
+};
 
-/* The side stream on which gradients are packed. */
-SUPEROFFLOAD_API uint64_t superoffload_gpu_stream(const superoffload_attachment* attachment);
-
-/* All parameters: from the daemon to the GPU, or from the GPU, after what `stream` has done, to the daemon's memory
- * (follow it with PushParameters). No step may be open. They wait. */
-SUPEROFFLOAD_API int superoffload_gpu_pull(superoffload_attachment* attachment);
-SUPEROFFLOAD_API int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream);
-
-/* Has gradients that are submitted from now on, and the step's end, wait for what was launched on `stream` so far, too:
- * for buckets whose gradients come from several streams, and for streams that read parameters before the step's end. */
-SUPEROFFLOAD_API int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream);
-
-/* Has `stream` wait for the parameters of the step that was ended last. Waits itself only for the daemon to publish
- * them, not for the GPU. Errors as superoffload_wait_parameters. */
-SUPEROFFLOAD_API int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
-                                                       int64_t timeout_milliseconds, uint64_t stream);
+/* Copies all parameters. No step may be open. It waits. */
+SUPEROFFLOAD_API int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t direction, uint64_t stream);
 
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
  * open, and SettleOptimizer must have been called since the last one, for those that become resident. RESOURCE_EXHAUSTED:
  * out of GPU memory; fewer stay resident. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
-
-/* Seconds that superoffload_gpu_await_parameters waited for the daemon since the step was ended last. */
-SUPEROFFLOAD_API double superoffload_gpu_stall(const superoffload_attachment* attachment);
 
 /* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every
  * parameter, reduces and scatters a gradient before it submits its share, and gathers the parameters that it

@@ -56,6 +56,9 @@ class GradientMover {
   // All pieces of a bucket have been taken, but those of parameters without a gradient. `entry` is its GRADIENT_READY.
   virtual Status Submit(const superoffload_ring_entry& entry) = 0;
 
+  // The step's end comes after what `stream` has been given so far.
+  virtual Status EndAfter(StreamNumber) { return {}; }
+
   // Copies the published parameters, which are final, to `to`, in order; `stream` as of a source.
   virtual Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream) = 0;
 

@@ -4,6 +4,10 @@
 
 namespace superoffload::client {
 
+Status MemoryPlane::WaitOnStream(uint32_t, StreamNumber, const Deadline&) {
+  return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
+}
+
 Status HostPlane::WaitUntil(const Deadline& deadline, const Condition& done) {
   while (!done(progress_)) {
     superoffload_ring_entry entry;

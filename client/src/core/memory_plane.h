@@ -7,14 +7,14 @@
 #include <functional>
 #include <memory>
 
-#include "client/src/status.h"
+#include "client/src/core/gradient_mover.h"
 #include "client/src/core/step_progress.h"
 #include "client/src/core/step_rings.h"
+#include "client/src/status.h"
 
 namespace superoffload::client {
 
 class GpuPlane;
-class GradientMover;
 class ModelLayout;
 class StepPlane;
 
@@ -38,6 +38,15 @@ class MemoryPlane {
   // What brings the attachment's gradients; `layout` and `steps` outlive it. `threads`: that a copy may use.
   virtual std::unique_ptr<GradientMover> MakeGradientMover(const ModelLayout* layout, StepPlane* steps,
                                                            size_t threads) = 0;
+
+  // The parameters in a bucket are published, of the step that was ended last, and `stream` waits for them.
+  // FAILED_PRECONDITION: they are on no GPU.
+  virtual Status WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline);
+  // For how long that has waited since the step was ended.
+  virtual double stall_seconds() const { return 0; }
+
+  // The plane is the host's afterwards.
+  virtual void End() {}
 
   // Null: this is the host's.
   virtual GpuPlane* gpu() { return nullptr; }

@@ -24,9 +24,11 @@ Status ModelLayout::Create(const superoffload_trainer_options& options, ModelLay
     return Error(Code::kInvalidArgument, "there must be a parameter and a bucket");
   }
   ModelLayout created;
+  created.group_count_ = options.group_count;
+  created.scalar_count_ = options.scalar_count;
   for (uint32_t i = 0; i < options.bucket_count; ++i) {
     const superoffload_bucket& bucket = options.buckets[i];
-    created.buckets_.push_back({bucket.state_offset, bucket.state_offset + bucket.elements, 0, {}});
+    created.buckets_.push_back({bucket, bucket.state_offset, bucket.state_offset + bucket.elements, 0, {}});
   }
   for (uint32_t i = 0; i < options.parameter_count; ++i) {
     if (Status status = created.Add(options.parameters[i]); !status.ok()) return status;

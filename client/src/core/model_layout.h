@@ -53,7 +53,12 @@ class ModelLayout {
   // INVALID_ARGUMENT: there is no such parameter.
   Status CheckParameter(uint32_t parameter) const;
 
+  uint32_t group_count() const { return group_count_; }
+  uint32_t scalar_count() const { return scalar_count_; }  // of each group
+
   size_t bucket_count() const { return buckets_.size(); }
+  // As it was given, which nobody has checked.
+  const superoffload_bucket& bucket(size_t index) const { return buckets_[index].given; }
   // Of parameters, without what lies between them.
   uint64_t elements(uint32_t bucket) const { return buckets_[bucket].elements; }
   // What a bucket holds, ascending.
@@ -75,6 +80,7 @@ class ModelLayout {
 
  private:
   struct Bucket {
+    superoffload_bucket given;
     uint64_t begin = 0, end = 0;  // of the state
     uint64_t elements = 0;
     std::vector<BucketPart> parts;
@@ -85,6 +91,7 @@ class ModelLayout {
   std::vector<ParameterPlace> parameters_;
   std::vector<Bucket> buckets_;
   uint64_t most_gradient_bytes_ = 0;
+  uint32_t group_count_ = 0, scalar_count_ = 0;
 };
 
 }  // namespace superoffload::client

@@ -22,6 +22,7 @@ struct StepEnd {
   double gradient_scale = 1;
   double max_grad_norm = 0;
   double total_sum_of_squares = 0;
+  std::vector<StreamNumber> streams;  // that read the parameters before it
 };
 
 class OpenStep {

@@ -14,15 +14,6 @@
 namespace superoffload::client {
 namespace {
 
-template <typename Call>
-int WithTrainer(int64_t number, Call call) {
-  return Guarded([&]() -> Status {
-    std::shared_ptr<Trainer> trainer;
-    if (Status status = FindTrainer(number, &trainer); !status.ok()) return status;
-    return call(*trainer);
-  });
-}
-
 Status NullArgument() { return Error(Code::kInvalidArgument, "NULL argument"); }
 
 Status ToPieces(std::span<const superoffload_piece> given, std::vector<GradientPiece>* pieces) {
@@ -36,7 +27,7 @@ Status ToPieces(std::span<const superoffload_piece> given, std::vector<GradientP
   return {};
 }
 
-Status ToSource(const superoffload_source& given, GradientSource* source) {
+Status ToSource(const superoffload_gradients& given, GradientSource* source) {
   using Stays = GradientSource::Stays;
   constexpr Stays kByNumber[] = {Stays::kNot, Stays::kUntilPacked, Stays::kUntilOver};
   if (given.stays >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown stays ", given.stays);
@@ -49,12 +40,15 @@ Status ToEnd(const superoffload_step_end& given, StepEnd* end) {
   using Kind = StepEnd::Kind;
   constexpr Kind kByNumber[] = {Kind::kEnd, Kind::kPrepare, Kind::kEndPrepared, Kind::kAbandon};
   if (given.kind >= std::size(kByNumber)) return Error(Code::kInvalidArgument, "unknown end ", given.kind);
-  *end = {kByNumber[given.kind], given.gradient_scale, given.max_grad_norm, given.total_sum_of_squares};
+  if (given.streams == nullptr && given.stream_count > 0) return NullArgument();
+  *end = {kByNumber[given.kind], given.gradient_scale, given.max_grad_norm, given.total_sum_of_squares, {}};
+  end->streams.assign(given.streams, given.streams + given.stream_count);
   return {};
 }
 
-Status Wait(Trainer& trainer, uint32_t awaited, const Deadline& deadline, superoffload_answer* answer) {
-  switch (awaited) {
+Status Wait(Trainer& trainer, const superoffload_awaited& awaited, const Deadline& deadline,
+            superoffload_answer* answer) {
+  switch (awaited.kind) {
     case SUPEROFFLOAD_AWAIT_NORM: {
       StepProgress::Norm norm;
       Status status = trainer.WaitNorm(deadline, &norm);
@@ -67,8 +61,12 @@ Status Wait(Trainer& trainer, uint32_t awaited, const Deadline& deadline, supero
       return trainer.WaitVerdict(deadline, &answer->verdict);
     case SUPEROFFLOAD_AWAIT_STEP:
       return trainer.WaitStep(deadline, &answer->verdict);
+    case SUPEROFFLOAD_AWAIT_BUCKET:
+      return trainer.WaitBucket(awaited.bucket, deadline);
+    case SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU:
+      return trainer.WaitBucketOnGpu(awaited.bucket, awaited.stream, deadline);
     default:
-      return Error(Code::kInvalidArgument, "nobody can wait for ", awaited);
+      return Error(Code::kInvalidArgument, "nobody can wait for ", awaited.kind);
   }
 }
 
@@ -78,7 +76,7 @@ Status Wait(Trainer& trainer, uint32_t awaited, const Deadline& deadline, supero
 using superoffload::client::Code;
 using superoffload::client::DeadlineAfter;
 using superoffload::client::GradientPiece;
-using superoffload::client::GradientSource;
+using superoffload::client::Gradients;
 using superoffload::client::Guarded;
 using superoffload::client::NullArgument;
 using superoffload::client::Status;
@@ -120,23 +118,28 @@ int superoffload_set_scalars(int64_t trainer, uint32_t group, const double* scal
   });
 }
 
-int superoffload_open_step(int64_t trainer, double gradient_scale) {
-  return WithTrainer(trainer, [&](Trainer& impl) { return impl.Begin(gradient_scale); });
-}
-
-int superoffload_hand_over(int64_t trainer, const superoffload_piece* pieces, uint32_t count,
-                           superoffload_source* source) {
+int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
-    if (source == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
-    std::vector<GradientPiece> all;
-    GradientSource from;
-    if (Status status = superoffload::client::ToPieces({pieces, count}, &all); !status.ok()) return status;
-    if (Status status = superoffload::client::ToSource(*source, &from); !status.ok()) return status;
+    if (gradients == nullptr || (gradients->pieces == nullptr && gradients->piece_count > 0) ||
+        (gradients->absent == nullptr && gradients->absent_count > 0)) {
+      return NullArgument();
+    }
+    const uint32_t count = gradients->piece_count;
+    std::vector<GradientPiece> pieces;
+    if (Status status = superoffload::client::ToPieces({gradients->pieces, count}, &pieces); !status.ok()) {
+      return status;
+    }
+    Gradients given{.pieces = pieces,
+                    .absent = {gradients->absent, gradients->absent_count},
+                    .source = {},
+                    .begins_with = {},
+                    .digests = {gradients->digests, gradients->digests == nullptr ? 0 : count}};
+    if (Status status = superoffload::client::ToSource(*gradients, &given.source); !status.ok()) return status;
+    if (gradients->gradient_scale != 0) given.begins_with = gradients->gradient_scale;
     std::vector<uint32_t> left;
-    Status status = impl.HandOver(all, from, {source->digests, source->digests == nullptr ? 0 : count},
-                                  source->left == nullptr ? nullptr : &left);
-    if (source->left != nullptr) std::ranges::copy(left, source->left);
-    source->left_count = static_cast<uint32_t>(left.size());
+    Status status = impl.HandOver(given, gradients->left == nullptr ? nullptr : &left);
+    if (gradients->left != nullptr) std::ranges::copy(left, gradients->left);
+    gradients->left_count = static_cast<uint32_t>(left.size());
     return status;
   });
 }
@@ -153,40 +156,22 @@ int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, 
   });
 }
 
-int superoffload_set_absent(int64_t trainer, uint32_t parameter) {
-  return WithTrainer(trainer, [&](Trainer& impl) { return impl.Absent(parameter); });
-}
-
-int superoffload_arrived(int64_t trainer, uint64_t* elements) {
-  return WithTrainer(trainer, [&](Trainer& impl) -> Status {
-    if (elements == nullptr) return NullArgument();
-    return impl.Arrived({elements, impl.layout().parameter_count()});
-  });
-}
-
-int superoffload_ask_norm(int64_t trainer, double gradient_scale) {
-  return WithTrainer(trainer, [&](Trainer& impl) { return impl.MeasureNorm(gradient_scale); });
-}
-
 int superoffload_end(int64_t trainer, const superoffload_step_end* end) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (end == nullptr) return NullArgument();
+    if (end->kind == SUPEROFFLOAD_END_MEASURE) return impl.MeasureNorm(end->gradient_scale);
     StepEnd how;
     if (Status status = superoffload::client::ToEnd(*end, &how); !status.ok()) return status;
     return impl.End(how);
   });
 }
 
-int superoffload_wait(int64_t trainer, uint32_t awaited, int64_t timeout_milliseconds, superoffload_answer* answer) {
+int superoffload_wait(int64_t trainer, const superoffload_awaited* awaited, int64_t timeout_milliseconds,
+                      superoffload_answer* answer) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
-    if (answer == nullptr) return NullArgument();
-    return superoffload::client::Wait(impl, awaited, DeadlineAfter(timeout_milliseconds), answer);
+    if (awaited == nullptr || (answer == nullptr && awaited->kind < SUPEROFFLOAD_AWAIT_BUCKET)) return NullArgument();
+    return superoffload::client::Wait(impl, *awaited, DeadlineAfter(timeout_milliseconds), answer);
   });
-}
-
-int superoffload_wait_parameter(int64_t trainer, uint32_t parameter, int64_t timeout_milliseconds) {
-  return WithTrainer(trainer,
-                     [&](Trainer& impl) { return impl.WaitParameter(parameter, DeadlineAfter(timeout_milliseconds)); });
 }
 
 int superoffload_receive(int64_t trainer, const superoffload_range* ranges, int64_t timeout_milliseconds,
@@ -198,10 +183,10 @@ int superoffload_receive(int64_t trainer, const superoffload_range* ranges, int6
   });
 }
 
-int superoffload_look(int64_t trainer, superoffload_open_step_state* step) {
+int superoffload_look(int64_t trainer, superoffload_open_step_state* step, uint64_t* arrived) {
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (step == nullptr) return NullArgument();
     impl.Look(step);
-    return {};
+    return arrived == nullptr ? Status{} : impl.Arrived({arrived, impl.layout().parameter_count()});
   });
 }

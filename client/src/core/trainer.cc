@@ -6,6 +6,7 @@
 #include "client/src/core/trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "client/src/core/memory_plane.h"
@@ -16,6 +17,16 @@ namespace {
 
 // Of gradients that come together: what is copied before the first of their buckets are submitted.
 constexpr uint64_t kBatchBytes = 32 << 20;
+
+// A daemon that hangs must not hang its trainer's exit.
+constexpr std::chrono::seconds kLeaveTimeout{30};
+
+// Keeps the first error. False: nothing can follow; a daemon that dies in between has nothing to do with what does.
+bool GoesOn(Status status, Status* result) {
+  const bool goes_on = status.ok() || status.code == Code::kUnavailable;
+  if (!goes_on || result->ok()) *result = std::move(status);
+  return goes_on;
+}
 
 }  // namespace
 
@@ -31,7 +42,6 @@ Status Trainer::Create(const superoffload_trainer_options& options, std::unique_
 
 Trainer::Trainer(const superoffload_trainer_options& options, ModelLayout layout)
     : layout_(std::move(layout)),
-      scalar_count_(options.scalar_count),
       threads_(options.threads),
       scalars_(options.group_count),
       sent_(options.group_count),
@@ -46,9 +56,15 @@ void Trainer::Reset() {
 }
 
 void Trainer::Leave() {
-  const std::lock_guard lock(mutex_);
-  mover_.reset();
-  plane_ = nullptr;
+  StepPlane* left = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    mover_.reset();
+    left = std::exchange(plane_, nullptr);
+  }
+  if (left == nullptr || !left->plane().runs_ahead()) return;
+  (void)left->WaitStep(std::chrono::steady_clock::now() + kLeaveTimeout, nullptr);  // the model keeps its parameters
+  left->plane().End();
 }
 
 Status Trainer::Use(StepPlane* plane, uint32_t next_slot, uint64_t committed_steps, bool resumes, Resumed* resumed) {
@@ -121,9 +137,9 @@ Status Trainer::CheckTaking() const {
 
 Status Trainer::SetScalars(uint32_t group, std::span<const double> scalars) {
   const std::lock_guard lock(mutex_);
-  if (group >= scalars_.size() || scalars.size() != scalar_count_) {
+  if (group >= scalars_.size() || scalars.size() != scalar_count()) {
     return Error(Code::kInvalidArgument, "group ", group, " with ", scalars.size(), " scalars, but there are ",
-                 scalars_.size(), " groups of ", scalar_count_);
+                 scalars_.size(), " groups of ", scalar_count());
   }
   scalars_[group].assign(scalars.begin(), scalars.end());
   return step_.begun ? SubmitScalars() : Status{};
@@ -140,13 +156,6 @@ Status Trainer::SubmitScalars() {
   });
 }
 
-Status Trainer::Begin(double gradient_scale) {
-  const std::lock_guard lock(mutex_);
-  if (Status status = CheckUsed(); !status.ok()) return status;
-  if (step_.begun) return Error(Code::kFailedPrecondition, "a step is open; end or abandon it first");
-  return BeginStep(gradient_scale);
-}
-
 // Nothing where it has begun.
 Status Trainer::BeginStep(double gradient_scale) {
   if (step_.begun) return {};
@@ -157,23 +166,36 @@ Status Trainer::BeginStep(double gradient_scale) {
   return status;
 }
 
-Status Trainer::HandOver(std::span<const GradientPiece> pieces, const GradientSource& source,
-                         std::span<uint64_t> digests, std::vector<uint32_t>* left) {
+Status Trainer::HandOver(const Gradients& gradients, std::vector<uint32_t>* left) {
   const std::lock_guard lock(mutex_);
   if (Status status = CheckTaking(); !status.ok()) return status;
-  if (Status status = mover_->Check(source); !status.ok()) return status;
-  for (const GradientPiece& piece : pieces) {
+  if (gradients.begins_with && step_.begun) {
+    return Error(Code::kFailedPrecondition, "a step is open; end or abandon it first");
+  }
+  if (!gradients.pieces.empty()) {
+    if (Status status = mover_->Check(gradients.source); !status.ok()) return status;
+  }
+  for (const GradientPiece& piece : gradients.pieces) {
     if (Status status = step_.Check(piece); !status.ok()) return status;
   }
+  for (const uint32_t parameter : gradients.absent) {
+    if (Status status = step_.CheckAbsent(parameter); !status.ok()) return status;
+  }
   std::vector<uint32_t> unused;
-  return TakeAll(pieces, source, digests, left == nullptr ? &unused : left);
+  if (left == nullptr) left = &unused;
+  Status result;
+  if (!GoesOn(BeginStep(gradients.begins_with.value_or(expected_scale_)), &result)) return result;
+  for (const uint32_t parameter : gradients.absent) {
+    if (!GoesOn(SubmitAbsent(parameter, left), &result)) return result;
+  }
+  GoesOn(TakeAll(gradients.pieces, gradients.source, gradients.digests, left), &result);
+  return result;
 }
 
-// A daemon that dies among them has nothing to do with those that follow: their memory is the caller's soon.
+// Even of a daemon that has died: the memory of the pieces is the caller's soon.
 Status Trainer::TakeAll(std::span<const GradientPiece> pieces, const GradientSource& source,
                         std::span<uint64_t> digests, std::vector<uint32_t>* left) {
-  Status result = BeginStep(expected_scale_);
-  if (!result.ok() && result.code != Code::kUnavailable) return result;
+  Status result;
   for (size_t first = 0; first < pieces.size();) {
     uint64_t bytes = 0;
     size_t count = 0;
@@ -186,9 +208,10 @@ Status Trainer::TakeAll(std::span<const GradientPiece> pieces, const GradientSou
     const std::span<uint64_t> theirs = digests.empty() ? digests : digests.subspan(first, count);
     if (Status status = useless ? Status{} : mover_->Take(batch, source, slot_, theirs); !status.ok()) return status;
     for (const GradientPiece& piece : batch) {
-      Status status = Note({.piece = piece, .source = source}, left);
-      if (!status.ok() && status.code != Code::kUnavailable) return status;
-      if (result.ok()) result = std::move(status);
+      if (pieces.size() > 1) {  // what came with it may have brought the same
+        if (Status status = step_.Check(piece); !status.ok()) return status;
+      }
+      if (!GoesOn(Note({.piece = piece, .source = source}, left), &result)) return result;
     }
     first += count;
   }
@@ -209,21 +232,10 @@ Status Trainer::Note(const OpenStep::Handed& handed, std::vector<uint32_t>* left
   return result;
 }
 
-Status Trainer::Absent(uint32_t parameter) {
-  const std::lock_guard lock(mutex_);
-  if (Status status = CheckTaking(); !status.ok()) return status;
-  return SubmitAbsent(parameter);
-}
-
-Status Trainer::SubmitAbsent(uint32_t parameter) {
+Status Trainer::SubmitAbsent(uint32_t parameter, std::vector<uint32_t>* left) {
   if (Status status = step_.CheckAbsent(parameter); !status.ok()) return status;
-  Status result = BeginStep(expected_scale_);
-  if (!result.ok() && result.code != Code::kUnavailable) return result;
-  std::vector<uint32_t> unused;
-  Status status = Note(
-      {.piece = {.parameter = parameter, .elements = layout_.parameter(parameter).elements}, .source = {}, .absent = true},
-      &unused);
-  return result.ok() ? status : result;
+  const GradientPiece whole{.parameter = parameter, .elements = layout_.parameter(parameter).elements};
+  return Note({.piece = whole, .source = {}, .absent = true}, left);
 }
 
 Status Trainer::MeasureNorm(double gradient_scale) {
@@ -256,6 +268,9 @@ Status Trainer::End(const StepEnd& end) {
 Status Trainer::SubmitEnd() {
   const StepEnd& end = *step_.end;
   return Deliver([&]() -> Status {
+    for (const StreamNumber stream : end.streams) {
+      if (Status status = mover_->EndAfter(stream); !status.ok()) return status;
+    }
     switch (end.kind) {
       case StepEnd::Kind::kEnd:
         return plane_->EndStep(end.gradient_scale, end.max_grad_norm);
@@ -308,15 +323,12 @@ Status Trainer::WaitStep(const Deadline& deadline, superoffload_verdict* verdict
   return status;
 }
 
-Status Trainer::WaitParameter(uint32_t parameter, const Deadline& deadline) {
-  if (Status status = layout_.CheckParameter(parameter); !status.ok()) return status;
-  const ParameterPlace& place = layout_.parameter(parameter);
-  return Waiting([&](StepPlane& plane) -> Status {
-    for (uint32_t i = 0; i < place.bucket_count; ++i) {
-      if (Status status = plane.WaitParameters(place.first_bucket + i, deadline); !status.ok()) return status;
-    }
-    return {};
-  });
+Status Trainer::WaitBucket(uint32_t bucket, const Deadline& deadline) {
+  return Waiting([&](StepPlane& plane) { return plane.WaitParameters(bucket, deadline); });
+}
+
+Status Trainer::WaitBucketOnGpu(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {
+  return Waiting([&](StepPlane& plane) { return plane.plane().WaitOnStream(bucket, stream, deadline); });
 }
 
 Status Trainer::Receive(std::span<const superoffload_range> ranges, std::span<uint64_t> digests,
@@ -402,7 +414,8 @@ void Trainer::Look(superoffload_open_step_state* step) const {
            .committed_steps = committed_steps_,
            .steps = steps_,
            .skips = {},
-           .verdict = verdict_};
+           .verdict = verdict_,
+           .stall_seconds = plane_ == nullptr ? 0 : plane_->plane().stall_seconds()};
   std::ranges::copy(skips_, step->skips);
 }
 

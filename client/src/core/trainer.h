@@ -28,6 +28,15 @@
 
 namespace superoffload::client {
 
+// What is handed over in one call.
+struct Gradients {
+  std::span<const GradientPiece> pieces;
+  std::span<const uint32_t> absent;   // parameters without a gradient in this step
+  GradientSource source;              // of the pieces
+  std::optional<double> begins_with;  // a step with this gradient scale; none: that of the last, where none is open
+  std::span<uint64_t> digests;        // of the pieces, as of GradientMover::Take
+};
+
 // A whole step in one call.
 struct WholeStep {
   std::span<const GradientPiece> pieces;  // with `absent` every parameter
@@ -50,8 +59,8 @@ class Trainer {
   ~Trainer();
 
   const ModelLayout& layout() const { return layout_; }
-  uint32_t group_count() const { return static_cast<uint32_t>(scalars_.size()); }
-  uint32_t scalar_count() const { return scalar_count_; }
+  uint32_t group_count() const { return layout_.group_count(); }
+  uint32_t scalar_count() const { return layout_.scalar_count(); }
 
   // What became of the step that was open when a daemon died.
   enum class Resumed : uint32_t { kNothing = 0, kSubmitted = 1, kCommitted = 2, kLost = 3 };
@@ -60,20 +69,15 @@ class Trainer {
   // submitted again, unless `committed_steps` say that it was committed, or its gradients have gone with a GPU's slots;
   // else it is dropped.
   Status Use(StepPlane* plane, uint32_t next_slot, uint64_t committed_steps, bool resumes, Resumed* resumed);
-  // Nowhere; the open step stays noted.
+  // Nowhere; the open step stays noted. The attachment has nothing on a GPU afterwards but its memory.
   void Leave();
 
   // Hyper-parameters of a group: of the open step, and of those that follow.
   Status SetScalars(uint32_t group, std::span<const double> scalars);
 
-  // Begins a step; it need not be called when it expects the gradient scale that the last one ended with.
-  Status Begin(double gradient_scale);
-
-  // Gradients, of which the first begins the step. A bucket is submitted with its last piece.
-  // `digests`: as of GradientMover::Take. `left`, unless null, is appended the parameters of which nothing is left.
-  Status HandOver(std::span<const GradientPiece> pieces, const GradientSource& source, std::span<uint64_t> digests = {},
-                  std::vector<uint32_t>* left = nullptr);
-  Status Absent(uint32_t parameter);
+  // A bucket is submitted with its last piece. `left`, unless null, is appended the parameters of which nothing is
+  // left.
+  Status HandOver(const Gradients& gradients, std::vector<uint32_t>* left = nullptr);
 
   Status MeasureNorm(double gradient_scale);
   Status End(const StepEnd& end);
@@ -84,8 +88,10 @@ class Trainer {
   Status WaitVerdict(const Deadline& deadline, superoffload_verdict* verdict);
   Status WaitStep(const Deadline& deadline, superoffload_verdict* verdict);
 
-  // Waits until a parameter of the step that was ended last is final, in the host's memory.
-  Status WaitParameter(uint32_t parameter, const Deadline& deadline);
+  // Waits until the parameters in a bucket of the step that was ended last are final, in the host's memory; or until
+  // they are published, and has `stream` wait for them.
+  Status WaitBucket(uint32_t bucket, const Deadline& deadline);
+  Status WaitBucketOnGpu(uint32_t bucket, StreamNumber stream, const Deadline& deadline);
 
   // Copies what `ranges` say, one per parameter, each once the parameter of the step that was ended last is final, and takes
   // digests of them as CopyAndDigest does. `received` becomes 1 for those it has: a call that its deadline has cut off goes
@@ -130,7 +136,7 @@ class Trainer {
   Status TakeAll(std::span<const GradientPiece> pieces, const GradientSource& source, std::span<uint64_t> digests,
                  std::vector<uint32_t>* left);
   Status Note(const OpenStep::Handed& handed, std::vector<uint32_t>* left);
-  Status SubmitAbsent(uint32_t parameter);
+  Status SubmitAbsent(uint32_t parameter, std::vector<uint32_t>* left);
   Status SubmitScalars();
   Status SubmitEnd();
   Resumed WhatBecomes(bool committed, uint32_t former_slot) const;
@@ -149,7 +155,6 @@ class Trainer {
   Status Waiting(Wait wait);
 
   ModelLayout layout_;
-  const uint32_t scalar_count_;
   const uint32_t threads_;
 
   mutable std::mutex mutex_;  // protects what follows, and is held while submitting

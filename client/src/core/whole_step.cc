@@ -42,7 +42,7 @@ Status Trainer::Step(const WholeStep& step, superoffload_verdict* verdict) {
 Status Trainer::UseScheduled(const WholeStep& step) {
   if (step.scalars.size() != step.scheduled.size()) return Error(Code::kInvalidArgument, "not a value per scalar");
   for (size_t i = 0; i < step.scalars.size(); ++i) {
-    const size_t group = step.scheduled[i] / scalar_count_, scalar = step.scheduled[i] % scalar_count_;
+    const size_t group = step.scheduled[i] / scalar_count(), scalar = step.scheduled[i] % scalar_count();
     if (group >= scalars_.size() || scalars_[group].empty()) {
       return Error(Code::kInvalidArgument, "scalar ", step.scheduled[i], " does not exist");
     }
@@ -57,10 +57,10 @@ Status Trainer::RunStep(const WholeStep& step, superoffload_verdict* verdict) {
     if (Status status = step_.Check(piece); !status.ok()) return status;
   }
   if (Status status = BeginStep(step.gradient_scale); !status.ok()) return status;
-  for (const uint32_t parameter : step.absent) {
-    if (Status status = SubmitAbsent(parameter); !status.ok()) return status;
-  }
   std::vector<uint32_t> unused;
+  for (const uint32_t parameter : step.absent) {
+    if (Status status = SubmitAbsent(parameter, &unused); !status.ok()) return status;
+  }
   const GradientSource source{.stream = step.stream, .stays = GradientSource::Stays::kUntilPacked};
   if (Status status = TakeAll(step.pieces, source, {}, &unused); !status.ok()) return status;
   if (Status status = step_.CheckComplete("the step cannot be ended"); !status.ok()) return status;

@@ -85,8 +85,13 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
   if (int code = superoffload_open_trainer(&options, &trainer_); code != 0) return FromC(code);
   uint32_t resumed = 0;
   if (absl::Status status = Attach(std::move(stream), response, &resumed); !status.ok()) return status;
-  parameters_ = static_cast<std::byte*>(superoffload_parameters(handles_.front(), nullptr));
-  gradients_ = static_cast<std::byte*>(superoffload_gradients(handles_.front(), nullptr));
+  for (const auto& [region, memory] : {std::pair{SUPEROFFLOAD_REGION_PARAMETERS, &parameters_},
+                                       std::pair{SUPEROFFLOAD_REGION_GRADIENTS, &gradients_}}) {
+    void* data = nullptr;
+    size_t bytes = 0;
+    if (int code = superoffload_memory(handles_.front(), region, &data, &bytes); code != 0) return FromC(code);
+    *memory = static_cast<std::byte*>(data);
+  }
   return absl::OkStatus();
 }
 
@@ -103,7 +108,7 @@ absl::Status Attachment::Attach(std::unique_ptr<AttachmentStream> stream, const 
   if (gpu_) {
     superoffload_use_attachment(trainer_, nullptr, 0, 0, 0, nullptr);
     superoffload_attachment* const previous = handles_[handles_.size() - 2];
-    const absl::Status given = GiveGpu(response.optimizer(), response.next_slot(), previous).status();
+    const absl::Status given = GiveGpu(response.optimizer(), response.next_slot(), previous);
     if (!given.ok()) return given;
   }
   return Use(response.next_slot(), response.optimizer().committed_steps(), resumed);
@@ -205,7 +210,10 @@ absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& hype
 }
 
 absl::Status Attachment::BeginStep(double gradient_scale) {
-  return Submit([&] { return superoffload_open_step(trainer_, gradient_scale); });
+  if (gradient_scale == 0) return absl::InvalidArgumentError("gradient scale is 0 but must be finite and not 0");
+  superoffload_gradients none{};
+  none.gradient_scale = gradient_scale;
+  return HandOver({}, none);
 }
 
 absl::Status Attachment::GradientReady(size_t parameter) {
@@ -216,22 +224,26 @@ absl::Status Attachment::GradientReady(size_t parameter) {
       .elements = elements_[parameter],
       .parameter = static_cast<uint32_t>(parameter),
       .dtype = GradientDType(optimizer_.parameters(static_cast<int>(parameter)))};
-  return HandOver({&piece, 1}, {});
+  return HandOver({&piece, 1});
 }
 
-absl::Status Attachment::HandOver(std::span<const superoffload_piece> pieces, superoffload_source source) {
-  return Submit([&] {
-    return superoffload_hand_over(trainer_, pieces.data(), static_cast<uint32_t>(pieces.size()), &source);
-  });
+absl::Status Attachment::HandOver(std::span<const superoffload_piece> pieces, superoffload_gradients gradients) {
+  gradients.pieces = pieces.data();
+  gradients.piece_count = static_cast<uint32_t>(pieces.size());
+  return Submit([&] { return superoffload_hand_over(trainer_, &gradients); });
 }
 
 absl::Status Attachment::ParameterAbsent(size_t parameter) {
   if (absl::Status status = CheckParameter(parameter); !status.ok()) return status;
-  return Submit([&] { return superoffload_set_absent(trainer_, static_cast<uint32_t>(parameter)); });
+  const auto absent = static_cast<uint32_t>(parameter);
+  superoffload_gradients none{};
+  none.absent = &absent;
+  none.absent_count = 1;
+  return HandOver({}, none);
 }
 
 absl::Status Attachment::End(uint32_t kind, double gradient_scale, double max_grad_norm, double total_sum_of_squares) {
-  const superoffload_step_end end{gradient_scale, max_grad_norm, total_sum_of_squares, kind, 0};
+  const superoffload_step_end end{gradient_scale, max_grad_norm, total_sum_of_squares, kind, 0, nullptr};
   return Submit([&] { return superoffload_end(trainer_, &end); });
 }
 
@@ -242,38 +254,40 @@ absl::Status Attachment::EndStep(double gradient_scale, double max_grad_norm) {
 absl::Status Attachment::AbandonStep() { return End(SUPEROFFLOAD_END_ABANDON, 1, 0); }
 
 // `committed` as of Recover: nothing is left to wait for.
-absl::StatusOr<superoffload_answer> Attachment::Wait(uint32_t awaited, absl::Duration timeout, bool* committed) {
+absl::StatusOr<superoffload_answer> Attachment::Wait(superoffload_await_kind kind, absl::Duration timeout,
+                                                     bool* committed) {
   const absl::Time deadline = absl::Now() + timeout;
+  const superoffload_awaited awaited{static_cast<uint32_t>(kind), 0, 0};
   superoffload_answer answer{};
   while (true) {
-    const int code = superoffload_wait(trainer_, awaited, Milliseconds(deadline - absl::Now()), &answer);
+    const int code = superoffload_wait(trainer_, &awaited, Milliseconds(deadline - absl::Now()), &answer);
     if (code == 0) return answer;
     const absl::Status status = FromC(code);
     if (absl::Status again = Recover(status, v1::SYNC_PULL, committed); !again.ok()) return again;
     if (*committed) return answer;
-    if (awaited != SUPEROFFLOAD_AWAIT_NORM) continue;
-    if (absl::Status asked = FromC(superoffload_ask_norm(trainer_, asked_scale_)); !asked.ok()) return asked;
   }
 }
 
 absl::StatusOr<double> Attachment::WaitNorm(double gradient_scale) {
-  asked_scale_ = gradient_scale;
-  const absl::Status asked = Submit([&] { return superoffload_ask_norm(trainer_, gradient_scale); });
-  if (!asked.ok()) return asked;
-  bool committed = false;
-  const absl::StatusOr<superoffload_answer> answer = Wait(SUPEROFFLOAD_AWAIT_NORM, absl::InfiniteDuration(), &committed);
-  if (!answer.ok()) return answer.status();
-  return answer->norm;
+  const superoffload_step_end measure{gradient_scale, 0, 0, SUPEROFFLOAD_END_MEASURE, 0, nullptr};
+  const superoffload_awaited awaited{SUPEROFFLOAD_AWAIT_NORM, 0, 0};
+  superoffload_answer answer{};
+  while (true) {
+    absl::Status status = FromC(superoffload_end(trainer_, &measure));
+    if (status.ok()) status = FromC(superoffload_wait(trainer_, &awaited, -1, &answer));
+    if (status.ok()) return answer.norm;
+    if (absl::Status again = Recover(status, v1::SYNC_PULL, nullptr); !again.ok()) return again;
+  }
 }
 
-absl::StatusOr<superoffload_verdict> Attachment::WaitOver(uint32_t awaited, absl::Duration timeout) {
+absl::StatusOr<superoffload_verdict> Attachment::WaitOver(superoffload_await_kind awaited, absl::Duration timeout) {
   bool committed = false;
   absl::StatusOr<superoffload_answer> answer = Wait(awaited, timeout, &committed);
   if (!answer.ok()) return answer.status();
   superoffload_verdict& verdict = answer->verdict;
   if (committed) {
     superoffload_open_step_state step;
-    if (int code = superoffload_look(trainer_, &step); code != 0) return FromC(code);
+    if (int code = superoffload_look(trainer_, &step, nullptr); code != 0) return FromC(code);
     verdict = {.kind = SUPEROFFLOAD_VERDICT_COMMIT, .speculated_buckets = 0, .republished_buckets = 0,
                .next_slot = step.next_slot, .consecutive_skips = 0, .step = 0,
                .committed_steps = step.committed_steps, .global_norm = std::numeric_limits<double>::quiet_NaN(),
@@ -292,12 +306,19 @@ absl::StatusOr<superoffload_verdict> Attachment::WaitVerdict(absl::Duration time
 }
 
 absl::Status Attachment::WaitParameter(size_t index) {
-  while (true) {
-    const absl::Status status = FromC(superoffload_wait_parameter(trainer_, static_cast<uint32_t>(index), -1));
-    if (status.ok()) return status;
+  if (absl::Status status = CheckParameter(index); !status.ok()) return status;
+  superoffload_awaited awaited{SUPEROFFLOAD_AWAIT_BUCKET, Place(index).first_bucket(), 0};
+  const uint32_t end = awaited.bucket + Place(index).bucket_count();
+  while (awaited.bucket < end) {
+    const absl::Status status = FromC(superoffload_wait(trainer_, &awaited, -1, nullptr));
     bool committed = false;
-    if (absl::Status again = Recover(status, v1::SYNC_PULL, &committed); !again.ok() || committed) return again;
+    if (status.ok()) {
+      ++awaited.bucket;
+    } else if (absl::Status again = Recover(status, v1::SYNC_PULL, &committed); !again.ok() || committed) {
+      return again;
+    }
   }
+  return absl::OkStatus();
 }
 
 absl::Status Attachment::PushParameters() {

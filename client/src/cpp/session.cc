@@ -47,9 +47,10 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const std::string& endpoi
                         absl::StrCat("no superoffloadd answers at ", endpoint, ": ", info.status().message()));
   }
   if (!local) return session;
-  const int code = superoffload_connect(info->descriptor_socket().c_str(), &session->connection_);
+  char token[65];
+  const int code = superoffload_connect(info->descriptor_socket().c_str(), &session->connection_, token);
   if (code != 0) return FromC(code);
-  session->token_ = superoffload_token(session->connection_);
+  session->token_ = token;
   return session;
 }
 

@@ -195,6 +195,8 @@ Status GpuGradients::Publish(std::span<void* const> to, std::optional<StreamNumb
   return plane_.PackAfter(ToStream(*stream));  // the step that changes them ends after these copies
 }
 
+Status GpuGradients::EndAfter(StreamNumber stream) { return plane_.PackAfter(ToStream(stream)); }
+
 Status GpuGradients::Read(std::span<const SmallCopy> copies, CudaStream stream) {
   if (Status status = plane_.CheckStream(stream); !status.ok()) return status;
   return scalars_.Read(copies, stream);

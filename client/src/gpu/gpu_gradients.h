@@ -43,6 +43,7 @@ class GpuGradients final : public GradientMover {
               std::span<uint64_t> digests) override;
   const void* Where(const GradientPiece& piece, const GradientSource& source, uint32_t slot) const override;
   Status Submit(const superoffload_ring_entry& entry) override;
+  Status EndAfter(StreamNumber stream) override;
   Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream) override;
   void WaitPacked() const override;
   void Drop() override;

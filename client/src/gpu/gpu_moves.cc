@@ -12,15 +12,15 @@ using kernels::CudaStatus;
 using kernels::CudaStream;
 using kernels::CurrentDevice;
 
-Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
-                      const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
-                      CudaStream pack_stream, Events events, kernels::MakeQueue make_queue,
-                      std::unique_ptr<GpuMoves>* moves) {
+Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const ModelLayout& model,
+                      const superoffload_gpu_options& options, const std::vector<GpuBucket>* buckets,
+                      const GpuLayout& layout, const Memory& memory, CudaStream pack_stream, Events events,
+                      kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves) {
   std::unique_ptr<GpuMoves> made(new GpuMoves(device, buckets, layout, memory, std::move(events)));
   made->packer_ = std::make_unique<GradientPacker>();
   if (Status status = made->packer_->Open(device, layout, memory.gpu, pack_stream); !status.ok()) return status;
   auto steps = std::make_unique<ResidentSteps>();
-  if (Status status = steps->Open(options); !status.ok()) return status;
+  if (Status status = steps->Open(model, options); !status.ok()) return status;
   made->residents_.emplace(std::move(device), buckets, std::move(steps));
   if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
   *moves = std::move(made);

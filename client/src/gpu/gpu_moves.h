@@ -47,10 +47,10 @@ class GpuMoves {
 
   // `buckets`, the memory and `pack_stream`, on which nobody else launches anything, outlive it. The device must be
   // current. `make_queue`: see kernels::Mover.
-  static Status Open(std::shared_ptr<const kernels::GpuDevice> device, const superoffload_gpu_options& options,
-                     const std::vector<GpuBucket>* buckets, const GpuLayout& layout, const Memory& memory,
-                     kernels::CudaStream pack_stream, Events events, kernels::MakeQueue make_queue,
-                     std::unique_ptr<GpuMoves>* moves);
+  static Status Open(std::shared_ptr<const kernels::GpuDevice> device, const ModelLayout& model,
+                     const superoffload_gpu_options& options, const std::vector<GpuBucket>* buckets,
+                     const GpuLayout& layout, const Memory& memory, kernels::CudaStream pack_stream, Events events,
+                     kernels::MakeQueue make_queue, std::unique_ptr<GpuMoves>* moves);
 
   // Waits for what it has issued; callbacks run. Nobody may call it any more.
   ~GpuMoves();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "client/src/core/model_layout.h"
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/status.h"
 #include "superoffload/superoffload_gpu.h"
@@ -23,18 +24,9 @@ bool ManySlotsPay(uint64_t few_slots_bytes, uint64_t many_slots_bytes, uint64_t 
 // INVALID_ARGUMENT: what no attach response says.
 Status CheckOptions(const superoffload_gpu_options& options);
 
-// The buckets, each inside the host's memory of these sizes.
-Status ParseBuckets(const superoffload_gpu_options& options, size_t parameters_bytes, size_t gradients_bytes,
+// The model's buckets, each inside the host's memory of these sizes.
+Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gradients_bytes,
                     std::vector<GpuBucket>* buckets);
-
-// What a bucket has of one parameter, the gap behind it included.
-struct StatePart {
-  uint32_t parameter;
-  uint64_t elements;
-};
-
-// By bucket: parameters lie one after the other in the state, each up to where the next begins, and buckets cut them.
-std::vector<std::vector<StatePart>> CutIntoParts(const superoffload_gpu_options& options);
 
 void CopyText(const std::string& text, std::span<char> field);
 

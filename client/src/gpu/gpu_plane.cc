@@ -70,6 +70,16 @@ Status GpuPlane::StreamWaits(uint32_t bucket, CudaStream stream) {
   return moves_->StreamWaits(bucket, stream);
 }
 
+Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {
+  if (ended()) return MemoryPlane::WaitOnStream(bucket, stream, deadline);
+  const auto waiting = reinterpret_cast<CudaStream>(stream);
+  if (Status status = CheckStream(waiting); !status.ok()) return status;
+  const auto begin = std::chrono::steady_clock::now();
+  if (Status status = steps_.WaitLatest(bucket, resident(bucket), deadline); !status.ok()) return status;
+  stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return StreamWaits(bucket, waiting);
+}
+
 Status GpuPlane::SetResident(uint32_t count, const std::byte* state) {
   const CurrentDevice current(*device_);
   return moves_->SetResident(count, state);

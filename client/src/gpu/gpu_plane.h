@@ -34,18 +34,20 @@ namespace superoffload::client {
 
 class GpuPlane final : public MemoryPlane {
  public:
-  // For an attachment that outlives it, before its first step; the caller has it use the plane. `previous` may be null;
-  // it is ended, and its memory taken over; else `memory` is used, unless that is null (superoffload_gpu_options).
-  static Status Create(const superoffload_gpu_options& options, StepPlane* steps, GpuPlane* previous,
-                       std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane);
+  // For an attachment to `model` that outlives it, before its first step; the caller has it use the plane. `previous`
+  // may be null; it is ended, and its memory taken over; else `memory` is used, unless that is null
+  // (superoffload_gpu_options).
+  static Status Create(const ModelLayout& model, const superoffload_gpu_options& options, StepPlane* steps,
+                       GpuPlane* previous, std::shared_ptr<kernels::SharedGpuMemory> memory,
+                       std::unique_ptr<GpuPlane>* plane);
 
   // Such memory; see superoffload_gpu_reserve.
-  static Status Reserve(const superoffload_gpu_options& options, const StepPlane& steps,
+  static Status Reserve(const ModelLayout& model, const superoffload_gpu_options& options, const StepPlane& steps,
                         std::shared_ptr<kernels::SharedGpuMemory>* memory);
   ~GpuPlane() override { End(); }
 
   // What has been issued is done afterwards. The GPU memory stays; submissions and completions are the host's again.
-  void End();
+  void End() override;
   bool ended() const { return moves_ == nullptr; }
 
   const superoffload_gpu_report& report() const { return report_; }
@@ -68,9 +70,8 @@ class GpuPlane final : public MemoryPlane {
   // The bucket's parameters are final (StepPlane::WaitLatest): `stream` waits for the copy that brings them.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
 
-  // Seconds for which the trainer waited for parameters of the step ended last.
-  double stall_seconds() const { return stall_seconds_; }
-  void AddStall(double seconds) { stall_seconds_ = stall_seconds_ + seconds; }
+  Status WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) override;
+  double stall_seconds() const override { return stall_seconds_; }
 
   // See superoffload_gpu_set_resident. `state` is the mapping of the state memory.
   Status SetResident(uint32_t count, const std::byte* state);
@@ -88,8 +89,9 @@ class GpuPlane final : public MemoryPlane {
            const GpuLayout& layout);
 
   // At the attach.
-  Status Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory);
-  Status OpenMoves(const superoffload_gpu_options& options);
+  Status Open(const ModelLayout& model, const superoffload_gpu_options& options,
+              std::shared_ptr<kernels::SharedGpuMemory> memory);
+  Status OpenMoves(const ModelLayout& model, const superoffload_gpu_options& options);
   Status Probe(uint32_t bucket);
   Status UnmapDevice();
 

@@ -38,19 +38,22 @@ Status ChooseSlots(const kernels::GpuDevice& device, const kernels::SharedGpuMem
   return {};
 }
 
-// What options, which were checked, and the attachment's memory say about the GPU's.
-Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, const kernels::GpuDevice& device,
-            const kernels::SharedGpuMemory* memory, std::vector<GpuBucket>* buckets, GpuLayout* layout) {
-  if (options.bucket_count != steps.bucket_count()) {
-    return Error(Code::kInvalidArgument, options.bucket_count, " buckets, but the attachment has ",
+// What the model, options, which were checked, and the attachment's memory say about the GPU's.
+Status Plan(const ModelLayout& model, const superoffload_gpu_options& options, const StepPlane& steps,
+            const kernels::GpuDevice& device, const kernels::SharedGpuMemory* memory, std::vector<GpuBucket>* buckets,
+            GpuLayout* layout) {
+  if (model.bucket_count() != steps.bucket_count()) {
+    return Error(Code::kInvalidArgument, "the trainer has ", model.bucket_count(), " buckets, but the attachment ",
                  steps.bucket_count());
   }
   const size_t parameters_bytes = steps.parameters().bytes();
-  if (Status status = ParseBuckets(options, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
+  if (Status status = ParseBuckets(model, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
     return status;
   }
   size_t most_tensors = 1;  // parameters that have elements in one bucket
-  for (const std::vector<StatePart>& parts : CutIntoParts(options)) most_tensors = std::max(most_tensors, parts.size());
+  for (uint32_t bucket = 0; bucket < model.bucket_count(); ++bucket) {
+    most_tensors = std::max(most_tensors, model.parts(bucket).size());
+  }
   const auto plan = [&](uint64_t slots) {
     return PlanGpu(*buckets, parameters_bytes, slots, most_tensors);
   };
@@ -61,21 +64,22 @@ Status Plan(const superoffload_gpu_options& options, const StepPlane& steps, con
 
 }  // namespace
 
-Status GpuPlane::Reserve(const superoffload_gpu_options& options, const StepPlane& steps,
+Status GpuPlane::Reserve(const ModelLayout& model, const superoffload_gpu_options& options, const StepPlane& steps,
                          std::shared_ptr<kernels::SharedGpuMemory>* memory) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   std::shared_ptr<const kernels::GpuDevice> device;
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
   std::vector<GpuBucket> buckets;
   GpuLayout layout;
-  if (Status status = Plan(options, steps, *device, nullptr, &buckets, &layout); !status.ok()) return status;
+  if (Status status = Plan(model, options, steps, *device, nullptr, &buckets, &layout); !status.ok()) return status;
   const CurrentDevice current(*device);
   return ReserveGpuMemory({.device = device, .layout = layout, .mover = options.mover, .share = options.share != 0},
                           memory);
 }
 
-Status GpuPlane::Create(const superoffload_gpu_options& options, StepPlane* steps, GpuPlane* previous,
-                        std::shared_ptr<kernels::SharedGpuMemory> memory, std::unique_ptr<GpuPlane>* plane) {
+Status GpuPlane::Create(const ModelLayout& model, const superoffload_gpu_options& options, StepPlane* steps,
+                        GpuPlane* previous, std::shared_ptr<kernels::SharedGpuMemory> memory,
+                        std::unique_ptr<GpuPlane>* plane) {
   if (previous != nullptr) previous->End();
   if (previous != nullptr) memory = previous->memory_;
   if (Status status = CheckOptions(options); !status.ok()) return status;
@@ -83,9 +87,11 @@ Status GpuPlane::Create(const superoffload_gpu_options& options, StepPlane* step
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
   std::vector<GpuBucket> buckets;
   GpuLayout layout;
-  if (Status status = Plan(options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) return status;
+  if (Status status = Plan(model, options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) {
+    return status;
+  }
   std::unique_ptr<GpuPlane> created(new GpuPlane(steps, std::move(device), std::move(buckets), layout));
-  if (Status status = created->Open(options, std::move(memory)); !status.ok()) return status;
+  if (Status status = created->Open(model, options, std::move(memory)); !status.ok()) return status;
   *plane = std::move(created);
   return {};
 }
@@ -101,7 +107,8 @@ GpuPlane::GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> d
       layout_(layout),
       slots_(static_cast<uint32_t>(layout.slots.count)) {}
 
-Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<kernels::SharedGpuMemory> memory) {
+Status GpuPlane::Open(const ModelLayout& model, const superoffload_gpu_options& options,
+                      std::shared_ptr<kernels::SharedGpuMemory> memory) {
   const CurrentDevice current(*device_);
   CopyText(device_->name(), report_.gpu);
   report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
@@ -113,7 +120,9 @@ Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<k
     return status;
   }
   report_.gpu_bytes = memory_->bytes();
-  if (Status status = OpenMoves(options); !status.ok()) return status;
+  report_.parameters = memory_->data();
+  if (Status status = OpenMoves(model, options); !status.ok()) return status;
+  report_.pack_stream = reinterpret_cast<uint64_t>(pack_stream_.get());
   if (options.push != 0) {  // before copies of parameters are measured, which come from the host's
     if (Status status = Push(reinterpret_cast<CudaStream>(options.push_stream)); !status.ok()) return status;
   }
@@ -135,7 +144,7 @@ Status GpuPlane::Open(const superoffload_gpu_options& options, std::shared_ptr<k
   return SetResident(0, nullptr);
 }
 
-Status GpuPlane::OpenMoves(const superoffload_gpu_options& options) {
+Status GpuPlane::OpenMoves(const ModelLayout& model, const superoffload_gpu_options& options) {
   const GpuMoves::Memory memory{
       .gpu = memory_->data(), .gradients = Bytes(steps_.gradients()), .parameters = Bytes(steps_.parameters())};
   GpuMoves::Events events{
@@ -143,7 +152,7 @@ Status GpuPlane::OpenMoves(const superoffload_gpu_options& options) {
                         const superoffload_ring_entry& entry) { SubmitArrived(done, entry); },
       .slot_free = [this](uint32_t slot) { SUPEROFFLOAD_CHECK(slots_.Free(slot), "device slot ", slot); }};
   if (Status status = pack_stream_.Take(device_); !status.ok()) return status;
-  if (Status status = GpuMoves::Open(device_, options, &buckets_, layout_, memory, pack_stream_.get(),
+  if (Status status = GpuMoves::Open(device_, model, options, &buckets_, layout_, memory, pack_stream_.get(),
                                      std::move(events), /*make_queue=*/{}, &moves_);
       !status.ok()) {
     return status;

@@ -4,24 +4,39 @@
 
 namespace superoffload::client {
 
-Status ResidentSteps::Open(const superoffload_gpu_options& options) {
+Status ResidentSteps::Open(const ModelLayout& model, const superoffload_gpu_options& options) {
   const char* const name = options.algorithm == nullptr ? "" : options.algorithm;
   algorithm_ = kernels::FindAlgorithm(name);
-  if (algorithm_ == nullptr || algorithm_->scalars.size() != options.scalar_count ||
+  if (algorithm_ == nullptr || algorithm_->scalars.size() != model.scalar_count() ||
       algorithm_->arrays.size() != options.array_count) {
-    return Error(Code::kInvalidArgument, "algorithm \"", name, "\" with ", options.scalar_count,
+    return Error(Code::kInvalidArgument, "algorithm \"", name, "\" with ", model.scalar_count(),
                  " scalars is none that this library knows; install the same release as the daemon's");
   }
   array_offsets_.assign(options.array_offsets, options.array_offsets + options.array_count);
-  open_.scalars.assign(options.scalars, options.scalars + size_t{options.group_count} * options.scalar_count);
-  open_.absent.assign(options.parameter_count, false);
-  parameter_steps_.assign(options.parameter_count, options.committed_steps);
+  open_.scalars.assign(options.scalars, options.scalars + size_t{model.group_count()} * model.scalar_count());
+  open_.absent.assign(model.parameter_count(), false);
+  parameter_steps_.assign(model.parameter_count(), options.committed_steps);
   if (options.parameter_steps != nullptr) {
-    parameter_steps_.assign(options.parameter_steps, options.parameter_steps + options.parameter_count);
+    parameter_steps_.assign(options.parameter_steps, options.parameter_steps + model.parameter_count());
   }
-  for (uint32_t i = 0; i < options.bucket_count; ++i) groups_.push_back(options.buckets[i].group);
-  parts_ = CutIntoParts(options);
+  for (uint32_t bucket = 0; bucket < model.bucket_count(); ++bucket) {
+    groups_.push_back(model.bucket(bucket).group);
+    parts_.push_back(PartsOf(model, bucket));
+  }
   return {};
+}
+
+// Gaps are zeros, and stay that whatever is done to them: a run goes on over them.
+std::vector<ResidentSteps::Part> ResidentSteps::PartsOf(const ModelLayout& model, uint32_t bucket) {
+  const std::span<const BucketPart> given = model.parts(bucket);
+  std::vector<Part> parts;
+  uint64_t first = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const uint64_t last = i + 1 < given.size() ? given[i + 1].place : model.bucket(bucket).elements;
+    parts.push_back({given[i].parameter, last - first});
+    first = last;
+  }
+  return parts;
 }
 
 void ResidentSteps::OnSubmission(const superoffload_ring_entry& entry) {
@@ -68,7 +83,7 @@ std::vector<ResidentSteps::Run> ResidentSteps::RunsOf(uint32_t bucket) const {
   std::vector<Run> runs;
   uint64_t first = 0, made_for = 0;  // as a rule all parameters have made the same number of steps
   kernels::StepConstants constants;
-  for (const StatePart& part : parts_[bucket]) {
+  for (const Part& part : parts_[bucket]) {
     if (!committed_.absent[part.parameter]) {
       const uint64_t steps = parameter_steps_[part.parameter];
       if (steps != made_for) constants = algorithm_->make_constants(scalars, steps, committed_.gradient_scale);

@@ -23,8 +23,8 @@ class ResidentSteps {
     kernels::StepConstants constants;
   };
 
-  // INVALID_ARGUMENT: the options contradict themselves, or name an algorithm that this library does not know.
-  Status Open(const superoffload_gpu_options& options);
+  // INVALID_ARGUMENT: the options contradict the model, or name an algorithm that this library does not know.
+  Status Open(const ModelLayout& model, const superoffload_gpu_options& options);
 
   const kernels::Algorithm& algorithm() const { return *algorithm_; }
   const std::vector<uint64_t>& array_offsets() const { return array_offsets_; }
@@ -45,10 +45,18 @@ class ResidentSteps {
     double gradient_scale = 1;
   };
 
+  // What a bucket has of one parameter, the gap behind it included.
+  struct Part {
+    uint32_t parameter;
+    uint64_t elements;
+  };
+
+  static std::vector<Part> PartsOf(const ModelLayout& model, uint32_t bucket);
+
   const kernels::Algorithm* algorithm_ = nullptr;
   std::vector<uint64_t> array_offsets_;
   std::vector<uint32_t> groups_;          // by bucket
-  std::vector<std::vector<StatePart>> parts_;  // by bucket
+  std::vector<std::vector<Part>> parts_;  // by bucket
 
   Step open_;  // the submitting thread's
   std::mutex ended_mu_;

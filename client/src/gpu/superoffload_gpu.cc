@@ -1,8 +1,6 @@
 // superoffload_gpu.h: opaque handles in, status codes out.
 #include "superoffload/superoffload_gpu.h"
 
-#include <chrono>
-
 #include "client/src/c_border.h"
 #include "client/src/gpu/collective.h"
 #include "client/src/gpu/gpu_plane.h"
@@ -22,30 +20,25 @@ namespace {
 
 using superoffload::client::Code;
 using superoffload::client::Collective;
-using superoffload::client::DeadlineAfter;
 using superoffload::client::Error;
 using superoffload::client::GpuPlane;
 using superoffload::client::Guarded;
 using superoffload::client::Status;
 using superoffload::client::StepPlane;
 using superoffload::client::ToDType;
+using superoffload::client::Trainer;
 using superoffload::client::WithHandle;
+using superoffload::client::WithTrainer;
 using superoffload::kernels::CudaStream;
 using superoffload::kernels::DType;
 
 CudaStream Stream(uint64_t stream) { return reinterpret_cast<CudaStream>(stream); }
 
-// Null: there is none, or it has ended.
-GpuPlane* Gpu(const superoffload_attachment* attachment) {
-  GpuPlane* const gpu = attachment == nullptr ? nullptr : attachment->impl->plane().gpu();
-  return gpu == nullptr || gpu->ended() ? nullptr : gpu;
-}
-
 template <typename Call>
 int WithGpu(superoffload_attachment* attachment, Call call) {
   return WithHandle(attachment, [&](StepPlane& impl) -> Status {
-    GpuPlane* const gpu = Gpu(attachment);
-    if (gpu == nullptr) {
+    GpuPlane* const gpu = impl.plane().gpu();
+    if (gpu == nullptr || gpu->ended()) {
       return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
     }
     return call(impl, *gpu);
@@ -54,10 +47,11 @@ int WithGpu(superoffload_attachment* attachment, Call call) {
 
 }  // namespace
 
-int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffload_gpu_options* options,
-                            superoffload_gpu_report* report) {
-  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
-    if (options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+int superoffload_gpu_attach(int64_t trainer, superoffload_attachment* attachment,
+                            const superoffload_gpu_options* options, superoffload_gpu_report* report) {
+  return WithTrainer(trainer, [&](Trainer& of) -> Status {
+    if (attachment == nullptr || options == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    StepPlane& impl = *attachment->impl;
     if (impl.plane().gpu() != nullptr) {
       return Error(Code::kFailedPrecondition, "the attachment has a GPU already; attach anew");
     }
@@ -66,7 +60,8 @@ int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffl
     std::unique_ptr<GpuPlane> plane;
     std::shared_ptr<superoffload::kernels::SharedGpuMemory> memory;
     if (options->memory != nullptr) memory = options->memory->impl;
-    if (Status status = GpuPlane::Create(*options, &impl, previous, std::move(memory), &plane); !status.ok()) {
+    if (Status status = GpuPlane::Create(of.layout(), *options, &impl, previous, std::move(memory), &plane);
+        !status.ok()) {
       return status;
     }
     if (report != nullptr) *report = plane->report();
@@ -75,20 +70,20 @@ int superoffload_gpu_attach(superoffload_attachment* attachment, const superoffl
   });
 }
 
-void superoffload_gpu_end(superoffload_attachment* attachment) {
-  if (GpuPlane* const gpu = Gpu(attachment); gpu != nullptr) gpu->End();
-}
-
-int superoffload_gpu_reserve(const superoffload_attachment* attachment, const superoffload_gpu_options* options,
-                             superoffload_gpu_memory** memory) {
-  return Guarded([&]() -> Status {
-    if (attachment == nullptr || options == nullptr || memory == nullptr) {
+int superoffload_gpu_reserve(int64_t trainer, const superoffload_attachment* attachment,
+                             const superoffload_gpu_options* options, superoffload_gpu_memory** memory,
+                             uint64_t* parameters) {
+  return WithTrainer(trainer, [&](Trainer& of) -> Status {
+    if (attachment == nullptr || options == nullptr || memory == nullptr || parameters == nullptr) {
       return Error(Code::kInvalidArgument, "NULL argument");
     }
     auto created = std::make_unique<superoffload_gpu_memory>();
-    Status status = GpuPlane::Reserve(*options, *attachment->impl, &created->impl);
-    if (status.ok()) *memory = created.release();
-    return status;
+    if (Status status = GpuPlane::Reserve(of.layout(), *options, *attachment->impl, &created->impl); !status.ok()) {
+      return status;
+    }
+    *parameters = created->impl->data();
+    *memory = created.release();
+    return {};
   });
 }
 
@@ -118,10 +113,6 @@ int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, 
   });
 }
 
-uint64_t superoffload_gpu_address(const superoffload_gpu_memory* memory) {
-  return memory == nullptr ? 0 : memory->impl->data();
-}
-
 void superoffload_gpu_release(superoffload_gpu_memory* memory) { delete memory; }
 
 int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elements, double* fused_seconds,
@@ -139,37 +130,11 @@ int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elem
   });
 }
 
-uint64_t superoffload_gpu_parameters(const superoffload_attachment* attachment) {
-  const GpuPlane* const gpu = Gpu(attachment);
-  return gpu == nullptr ? 0 : gpu->parameters();
-}
-
-uint64_t superoffload_gpu_stream(const superoffload_attachment* attachment) {
-  const GpuPlane* const gpu = Gpu(attachment);
-  return gpu == nullptr ? 0 : reinterpret_cast<uint64_t>(gpu->pack_stream());
-}
-
-int superoffload_gpu_pull(superoffload_attachment* attachment) {
-  return WithGpu(attachment, [](StepPlane&, GpuPlane& gpu) { return gpu.Pull(); });
-}
-
-int superoffload_gpu_push(superoffload_attachment* attachment, uint64_t stream) {
-  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.Push(Stream(stream)); });
-}
-
-int superoffload_gpu_pack_after(superoffload_attachment* attachment, uint64_t stream) {
-  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.PackAfter(Stream(stream)); });
-}
-
-int superoffload_gpu_await_parameters(superoffload_attachment* attachment, uint32_t bucket,
-                                      int64_t timeout_milliseconds, uint64_t stream) {
-  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
-    if (Status status = gpu.CheckStream(Stream(stream)); !status.ok()) return status;
-    const auto begin = std::chrono::steady_clock::now();
-    const Status status = impl.WaitLatest(bucket, gpu.resident(bucket), DeadlineAfter(timeout_milliseconds));
-    if (!status.ok()) return status;
-    gpu.AddStall(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    return gpu.StreamWaits(bucket, Stream(stream));
+int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t direction, uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {
+    if (direction == SUPEROFFLOAD_TO_GPU) return gpu.Pull();
+    if (direction == SUPEROFFLOAD_FROM_GPU) return gpu.Push(Stream(stream));
+    return Error(Code::kInvalidArgument, "parameters are not copied in direction ", direction);
   });
 }
 
@@ -180,11 +145,6 @@ int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t 
     if (Status status = impl.State(&state); !status.ok()) return status;
     return gpu.SetResident(count, static_cast<const std::byte*>(state->data()));
   });
-}
-
-double superoffload_gpu_stall(const superoffload_attachment* attachment) {
-  const GpuPlane* const gpu = Gpu(attachment);
-  return gpu == nullptr ? 0 : gpu->stall_seconds();
 }
 
 int superoffload_make_collective_id(superoffload_collective_id* id) {

@@ -69,7 +69,8 @@ Status PassThrough(const HandOverCall& call, xla::ffi::RemainingRets results, Co
 
 // A daemon that is gone is no error here: the gradients are noted, and whoever ends the step is told.
 inline Status HandOverFromXla(Trainer& trainer, std::span<const GradientPiece> pieces, const GradientSource& source) {
-  Status status = trainer.HandOver(pieces, source);
+  Status status =
+      trainer.HandOver({.pieces = pieces, .absent = {}, .source = source, .begins_with = {}, .digests = {}});
   return status.code == Code::kUnavailable ? Status{} : status;
 }
 

@@ -28,6 +28,7 @@ uint32_t NumberOf(kernels::DType dtype) {
 struct GpuOptions {
   GpuOptions(const Ground& ground, const SimulatedGpuMemory& memory, const SimulatedGpu::Start& start)
       : algorithm(ground.layout.algorithm->name) {
+    std::vector<superoffload_bucket> buckets;
     for (const client::GpuBucket& bucket : memory.buckets()) {
       buckets.push_back({.elements = bucket.elements,
                          .parameters_offset = bucket.parameters_offset,
@@ -39,28 +40,42 @@ struct GpuOptions {
                          .group = bucket.group,
                          .reserved = 0});
     }
+    std::vector<superoffload_parameter> parameters;
+    for (size_t i = 0; i < ground.layout.placements.size(); ++i) {
+      const engine::Placement& place = ground.layout.placements[i];
+      const superoffload_bucket& bucket = buckets[place.first_bucket];
+      parameters.push_back({.name = "",
+                            .elements = engine::ElementCount(ground.scenario.spec.parameters[i]),
+                            .parameters_offset = place.parameters_offset,
+                            .gradient_offsets = {place.gradient_offsets[0], place.gradient_offsets[1]},
+                            .state_offset = place.state_offset,
+                            .first_bucket = place.first_bucket,
+                            .bucket_count = place.bucket_count,
+                            .dtype = bucket.dtype,
+                            .gradient_dtype = bucket.gradient_dtype});
+    }
+    Check(client::ModelLayout::Create({.parameters = parameters.data(),
+                                       .buckets = buckets.data(),
+                                       .parameter_count = static_cast<uint32_t>(parameters.size()),
+                                       .bucket_count = static_cast<uint32_t>(buckets.size()),
+                                       .group_count = static_cast<uint32_t>(start.groups.size()),
+                                       .scalar_count = static_cast<uint32_t>(start.groups[0].size()),
+                                       .threads = 1,
+                                       .reserved = 0},
+                                      &model));
     for (const engine::Scalars& group : start.groups) scalars.insert(scalars.end(), group.begin(), group.end());
     for (const engine::ArrayLayout& array : ground.layout.state_arrays) array_offsets.push_back(array.offset);
-    for (const engine::Placement& placement : ground.layout.placements) {
-      parameter_offsets.push_back(placement.state_offset);
-    }
-    options.bucket_count = static_cast<uint32_t>(buckets.size());
-    options.group_count = static_cast<uint32_t>(start.groups.size());
-    options.scalar_count = static_cast<uint32_t>(start.groups[0].size());
     options.array_count = static_cast<uint32_t>(array_offsets.size());
-    options.parameter_count = static_cast<uint32_t>(parameter_offsets.size());
-    options.buckets = buckets.data();
     options.algorithm = algorithm.c_str();
     options.scalars = scalars.data();
     options.array_offsets = array_offsets.data();
-    options.parameter_offsets = parameter_offsets.data();
     options.parameter_steps = start.parameter_steps.data();
     options.committed_steps = start.committed_steps;
   }
+  client::ModelLayout model;
   std::string algorithm;
-  std::vector<superoffload_bucket> buckets;
   std::vector<double> scalars;
-  std::vector<uint64_t> array_offsets, parameter_offsets;
+  std::vector<uint64_t> array_offsets;
   superoffload_gpu_options options{};
 };
 
@@ -107,7 +122,7 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
   const kernels::CurrentDevice current(*cuda_.device());
   Check(client::FromCuda(kernels::MakeStream(*cuda_.device(), &pack_stream_)));
   Check(client::GpuMoves::Open(
-      cuda_.device(), given.options, &memory_->buckets(), memory_->layout(),
+      cuda_.device(), given.model, given.options, &memory_->buckets(), memory_->layout(),
       {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.memory.parameters},
       pack_stream_.get(),
       {.arrived = [this](const kernels::CudaStatus&, const superoffload_ring_entry& entry) { submit_(entry); },

@@ -61,7 +61,7 @@ class ConnectTest : public ::testing::Test {
     superoffload_detach(attachment_);
     superoffload_disconnect(connection_);
   }
-  int Connect() { return superoffload_connect(daemon_.path().c_str(), &connection_); }
+  int Connect() { return superoffload_connect(daemon_.path().c_str(), &connection_, token_); }
   int Attach() {
     EXPECT_EQ(Connect(), kOk) << superoffload_last_error();
     return superoffload_attach(connection_, kEpoch, /*last_step=*/4, kBuckets, &attachment_);
@@ -83,15 +83,23 @@ class ConnectTest : public ::testing::Test {
   int HandOver(uint32_t parameter) {
     const float gradient[8]{};
     const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient), 0, 8, parameter, kFloat32};
-    superoffload_source source{};
-    return superoffload_hand_over(trainer_, &piece, 1, &source);
+    superoffload_gradients gradients{};
+    gradients.pieces = &piece;
+    gradients.piece_count = 1;
+    return superoffload_hand_over(trainer_, &gradients);
+  }
+  int OpenStep() {
+    superoffload_gradients none{};
+    none.gradient_scale = 1;
+    return superoffload_hand_over(trainer_, &none);
   }
   int End(uint32_t kind = SUPEROFFLOAD_END, double gradient_scale = 1, double max_grad_norm = 0) {
-    const superoffload_step_end end{gradient_scale, max_grad_norm, 0, kind, 0};
+    const superoffload_step_end end{gradient_scale, max_grad_norm, 0, kind, 0, nullptr};
     return superoffload_end(trainer_, &end);
   }
-  int Wait(uint32_t awaited, int64_t milliseconds) {
-    return superoffload_wait(trainer_, awaited, milliseconds, &answer_);
+  int Wait(uint32_t kind, int64_t milliseconds, uint32_t bucket = 0) {
+    const superoffload_awaited awaited{kind, bucket, 0};
+    return superoffload_wait(trainer_, &awaited, milliseconds, &answer_);
   }
 
   static constexpr const char* kNames[kBuckets] = {"first", "second", "third"};
@@ -99,6 +107,7 @@ class ConnectTest : public ::testing::Test {
 
   FakeDaemon daemon_;
   superoffload_connection* connection_ = nullptr;
+  char token_[65] = "";
   superoffload_attachment* attachment_ = nullptr;
   int64_t trainer_ = 0;
   superoffload_answer answer_{};
@@ -106,12 +115,13 @@ class ConnectTest : public ::testing::Test {
 
 TEST_F(ConnectTest, TheTokenIsTheDaemons) {
   ASSERT_EQ(Connect(), kOk);
-  EXPECT_EQ(superoffload_token(connection_), std::string(64, 'a'));
+  EXPECT_EQ(token_, std::string(64, 'a'));
 }
 
 TEST_F(ConnectTest, NobodyListening) {
-  ExpectError(superoffload_connect("/nonexistent/socket", &connection_), kUnavailable, "/nonexistent/socket");
-  ExpectError(superoffload_connect(std::string(200, 'x').c_str(), &connection_), kInvalidArgument, "longer than");
+  ExpectError(superoffload_connect("/nonexistent/socket", &connection_, token_), kUnavailable, "/nonexistent/socket");
+  ExpectError(superoffload_connect(std::string(200, 'x').c_str(), &connection_, token_), kInvalidArgument,
+              "longer than");
   EXPECT_EQ(connection_, nullptr);
 }
 
@@ -171,7 +181,7 @@ TEST_F(ConnectTest, AnAttachmentOutlivesItsConnectionAndSaysThatThatIsOver) {
   ASSERT_EQ(Attach(), kOk) << superoffload_last_error();
   superoffload_disconnect(std::exchange(connection_, nullptr));
   OpenTrainer();
-  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);  // the ring has room
+  ASSERT_EQ(OpenStep(), kOk);  // the ring has room
   ASSERT_EQ(End(SUPEROFFLOAD_END_ABANDON), kOk);
   ExpectError(Wait(SUPEROFFLOAD_AWAIT_STEP, -1), kUnavailable, "gone");
 }
@@ -194,16 +204,33 @@ TEST_F(ConnectTest, ThreadsShareAConnection) {
 }
 
 TEST_F(ConnectTest, NullHandlesAreRefused) {
-  ExpectError(superoffload_gpu_pull(nullptr), kInvalidArgument, "NULL");
+  ExpectError(superoffload_gpu_copy(nullptr, SUPEROFFLOAD_TO_GPU, 0), kInvalidArgument, "NULL");
   ExpectError(superoffload_attach(nullptr, 0, 0, 0, &attachment_), kInvalidArgument, "NULL");
-  EXPECT_EQ(superoffload_parameters(nullptr, nullptr), nullptr);
+  void* data = nullptr;
+  size_t bytes = 0;
+  ExpectError(superoffload_memory(nullptr, SUPEROFFLOAD_REGION_STATE, &data, &bytes), kInvalidArgument, "NULL");
+  ExpectError(superoffload_connect(daemon_.path().c_str(), &connection_, nullptr), kInvalidArgument, "NULL");
+}
+
+TEST_F(ConnectTest, ItsMemoryIsThatOfTheDaemon) {
+  ASSERT_EQ(Attach(), kOk) << superoffload_last_error();
+  void* data[3] = {};
+  size_t bytes = 0;
+  for (uint32_t region = SUPEROFFLOAD_REGION_PARAMETERS; region <= SUPEROFFLOAD_REGION_STATE; ++region) {
+    ASSERT_EQ(superoffload_memory(attachment_, region, &data[region], &bytes), kOk) << superoffload_last_error();
+    EXPECT_EQ(bytes, kMemoryBytes);
+  }
+  EXPECT_NE(data[0], data[1]);
+  EXPECT_NE(data[1], data[2]);
+  ExpectError(superoffload_memory(attachment_, SUPEROFFLOAD_REGION_STATE + 1, &data[0], &bytes), kInvalidArgument,
+              "region 3");
 }
 
 TEST_F(ConnectTest, StepsThatCannotBeCountedAreRefused) {
   ASSERT_EQ(Connect(), kOk);
   ASSERT_EQ(superoffload_attach(connection_, kEpoch, ~uint64_t{0}, kBuckets, &attachment_), kOk) << superoffload_last_error();
   OpenTrainer();
-  ExpectError(superoffload_open_step(trainer_, 1), kFailedPrecondition, "the last that can be counted");
+  ExpectError(OpenStep(), kFailedPrecondition, "the last that can be counted");
 }
 
 // Attached to an optimizer that is at step 4.
@@ -225,7 +252,7 @@ constexpr double kScalars[] = {0.5, 0.9, 0.99, 1e-8, 0.1};
 
 TEST_F(StepTest, ScalarsThatDoNotFitOneEntryTakeMore) {
   ASSERT_EQ(superoffload_set_scalars(trainer_, 1, kScalars, 5), kOk);
-  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
+  ASSERT_EQ(OpenStep(), kOk);
   const auto submitted = daemon_.TakeSubmissions();
   ASSERT_EQ(submitted.size(), 3u);
   EXPECT_EQ(submitted[0].payload.group.count, 4u);
@@ -253,14 +280,14 @@ TEST_F(StepTest, AStepIsSubmittedInOrder) {
 
 TEST_F(StepTest, MisuseIsRefusedBeforeTheDaemonHearsOfIt) {
   ExpectError(Poll(), kFailedPrecondition, "nothing");
-  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
-  ExpectError(superoffload_open_step(trainer_, 1), kFailedPrecondition, "a step is open");
+  ASSERT_EQ(OpenStep(), kOk);
+  ExpectError(OpenStep(), kFailedPrecondition, "a step is open");
   for (uint32_t parameter = 0; parameter < kBuckets; ++parameter) EXPECT_EQ(HandOver(parameter), kOk);
   EXPECT_EQ(daemon_.TakeSubmissions().size(), 1 + kBuckets);
   ExpectError(End(SUPEROFFLOAD_END, 0), kInvalidArgument, "scale");
   ExpectError(End(SUPEROFFLOAD_END, 1, -1), kInvalidArgument, "max_grad_norm");
   ExpectError(End(SUPEROFFLOAD_END_PREPARED), kFailedPrecondition, "not prepared");
-  ExpectError(End(4), kInvalidArgument, "unknown end");
+  ExpectError(End(SUPEROFFLOAD_END_MEASURE + 1), kInvalidArgument, "unknown end");
   EXPECT_EQ(daemon_.TakeSubmissions().size(), 0u);
   EXPECT_EQ(End(), kOk) << "it is still open";
 }
@@ -271,9 +298,9 @@ TEST_F(StepTest, ParametersAreFinalWhenSpeculationStands) {
   daemon_.Complete(Ready(1, 5, true));
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_COMMIT, 5, /*stands=*/true));
-  EXPECT_EQ(superoffload_wait_parameter(trainer_, 0, 0), kOk);
-  EXPECT_EQ(superoffload_wait_parameter(trainer_, 2, 0), kDeadlineExceeded);
-  EXPECT_EQ(superoffload_wait_parameter(trainer_, kBuckets, 0), kInvalidArgument);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_BUCKET, 0, 0), kOk);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_BUCKET, 0, 2), kDeadlineExceeded);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_BUCKET, 0, kBuckets), kInvalidArgument);
   EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_VERDICT, 0), kOk);
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Ready(2, 5, /*speculative=*/false));
@@ -311,6 +338,13 @@ TEST_F(StepTest, ParametersAreReceivedAsTheyBecomeFinal) {
   EXPECT_EQ(superoffload_receive(trainer_, nullptr, 0, digests, received), kInvalidArgument);
 }
 
+TEST_F(StepTest, AnAttachmentWithoutAGpuHasNothingToWaitForThere) {
+  ExpectError(Wait(SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU, 0), kFailedPrecondition, "superoffload_gpu_attach first");
+  superoffload_answer* const none = nullptr;
+  const superoffload_awaited step{SUPEROFFLOAD_AWAIT_STEP, 0, 0};
+  ExpectError(superoffload_wait(trainer_, &step, 0, none), kInvalidArgument, "NULL");
+}
+
 TEST_F(StepTest, RefutedSpeculationWaitsForTheSecondPublication) {
   EndStep();
   for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) daemon_.Complete(Ready(bucket, 5, true));
@@ -326,7 +360,7 @@ TEST_F(StepTest, ASkippedStepLeavesUnspeculatedBucketsAsTheyWere) {
   EndStep();
   daemon_.Complete(Ready(1, 5, true));
   daemon_.Complete(Verdict(SUPEROFFLOAD_VERDICT_SKIP_NON_FINITE, 5, false));
-  EXPECT_EQ(superoffload_wait_parameter(trainer_, 0, 0), kOk);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_BUCKET, 0, 0), kOk);
   EXPECT_EQ(Poll(), kDeadlineExceeded);
   daemon_.Complete(Ready(1, 5, false));
   EXPECT_EQ(Poll(), kOk);
@@ -350,14 +384,14 @@ TEST_F(StepTest, CompletionsOutOfRangeAreIgnored) {
 
 TEST_F(StepTest, TheNormArrivesBeforeTheEnd) {
   for (uint32_t parameter = 0; parameter < kBuckets; ++parameter) EXPECT_EQ(HandOver(parameter), kOk);
-  ASSERT_EQ(superoffload_ask_norm(trainer_, 1), kOk);
+  ASSERT_EQ(End(SUPEROFFLOAD_END_MEASURE), kOk);
   EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, 1), kDeadlineExceeded);
   auto answer = Entry(SUPEROFFLOAD_COMPLETE_GRADIENT_NORM, 0, 5);
   answer.payload.f64[0] = 2.5;
   daemon_.Complete(answer);
   EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, 0), kOk);
   EXPECT_EQ(answer_.norm, 2.5);
-  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_STEP + 1, 0), kInvalidArgument);
+  EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU + 1, 0), kInvalidArgument);
 }
 
 TEST_F(StepTest, ADaemonThatDiesIsNoticedWhileWaiting) {
@@ -378,12 +412,12 @@ TEST_F(StepTest, ACompletionBeforeTheDeathIsNotLost) {
 TEST_F(StepTest, AnAttachmentThatTheDaemonEndedSaysWhy) {
   std::strcpy(daemon_.header->error_text, "the lease has ended; attach again");
   daemon_.header->closed = 1;
-  ExpectError(superoffload_open_step(trainer_, 1), kUnavailable, "lease");
+  ExpectError(OpenStep(), kUnavailable, "lease");
   ExpectError(HandOver(0), kUnavailable, "lease");
 }
 
 TEST_F(StepTest, AFullRingWaitsForTheDaemonOrItsDeath) {
-  ASSERT_EQ(superoffload_open_step(trainer_, 1), kOk);
+  ASSERT_EQ(OpenStep(), kOk);
   double scalars[5]{};
   const auto submit = [&] {  // two entries
     ++scalars[0];

@@ -28,15 +28,25 @@ class End(enum.IntEnum):
     PREPARE = 1
     PREPARED = 2
     ABANDON = 3
+    MEASURE = 4
+
+
+class _Region(enum.IntEnum):
+    """superoffload_region."""
+
+    PARAMETERS = 0
+    GRADIENTS = 1
+    STATE = 2
 
 
 class Await(enum.IntEnum):
-    """superoffload_awaited."""
+    """superoffload_await_kind."""
 
     NORM = 0
     PREPARED = 1
     VERDICT = 2
     STEP = 3
+    BUCKET_ON_GPU = 5
 
 
 class _Resumed(enum.IntEnum):
@@ -99,6 +109,10 @@ class Attachment:
         library.call("attach", self._connection.handle, *place, ctypes.byref(handle))
         self._handles.append(handle)
         self._tail = False
+        if not self.trainer:
+            number = ctypes.c_int64()
+            library.call("open_trainer", ctypes.byref(_options(self.optimizer, self._threads)), ctypes.byref(number))
+            self.trainer = number.value
         self._give_memory(request.sync, response.next_slot)
         return self._use(response.next_slot, resumes)
 
@@ -107,10 +121,6 @@ class Attachment:
 
     def _use(self, next_slot: int, resumes: bool) -> _Resumed:
         """Steps go through the last attachment from now on."""
-        if not self.trainer:
-            number = ctypes.c_int64()
-            library.call("open_trainer", ctypes.byref(_options(self.optimizer, self._threads)), ctypes.byref(number))
-            self.trainer = number.value
         resumed = ctypes.c_uint32()
         place = self._handle, next_slot, self.optimizer.committed_steps, int(resumes)
         library.call("use_attachment", self.trainer, *place, ctypes.byref(resumed))
@@ -245,26 +255,26 @@ class Attachment:
     def leave_memory(self) -> None:
         """After `end()`: memory that views do not need is given back."""
 
-    def _view(self, function: str, offset: int, count: int) -> Any:
-        base = library.function(function)(self._handle, None)
-        if not base:
-            library.check(library.INTERNAL)
+    def _view(self, region: _Region, offset: int, count: int) -> Any:
+        base, size = ctypes.c_void_p(), ctypes.c_size_t()
+        library.call("memory", self._handle, region, ctypes.byref(base), ctypes.byref(size))
+        assert base.value is not None, "it is there when the call succeeds"
         kind: Any = type("Region", (ctypes.c_byte * count,), {})
-        region = kind.from_address(base + offset)
-        region.attachment = self  # the memory must not be unmapped while anybody looks at it
-        return region
+        view = kind.from_address(base.value + offset)
+        view.attachment = self  # the memory must not be unmapped while anybody looks at it
+        return view
 
     def parameters(self, offset: int, count: int) -> Any:
         """A writable buffer of `count` bytes of published parameters."""
-        return self._view("parameters", offset, count)
+        return self._view(_Region.PARAMETERS, offset, count)
 
     def gradients(self, offset: int, count: int) -> Any:
         """A writable buffer of `count` bytes of gradient slots."""
-        return self._view("gradients", offset, count)
+        return self._view(_Region.GRADIENTS, offset, count)
 
     def state(self, offset: int, count: int) -> Any:
         """A private buffer of `count` bytes of masters and moments; consistent only after settling."""
-        return self._view("state", offset, count)
+        return self._view(_Region.STATE, offset, count)
 
     # The open step.
 
@@ -273,7 +283,7 @@ class Attachment:
         if self._at_end is not None:
             return self._at_end
         step = structures.OpenStep()
-        library.call("look", self.trainer, ctypes.byref(step))
+        library.call("look", self.trainer, ctypes.byref(step), None)
         return step
 
     @property
@@ -295,14 +305,16 @@ class Attachment:
         """Hyper-parameters of a parameter group, in the algorithm's order: of the open step and of later ones."""
         self._submit("set_scalars", group, (ctypes.c_double * len(scalars))(*scalars), len(scalars))
 
-    def set_absent(self, parameter: int) -> None:
-        """It has no gradient in the open step."""
-        self._submit("set_absent", parameter)
+    def set_absent(self, parameters: Sequence[int]) -> None:
+        """They have no gradient in the open step."""
+        absent = (ctypes.c_uint32 * len(parameters))(*parameters)
+        gradients = structures.Gradients(absent=absent, absent_count=len(parameters))
+        self._submit("hand_over", ctypes.byref(gradients))
 
     def hand_over(self, pieces: Sequence[Piece]) -> None:
         """Gradients in the host's memory, where they may be in the slot of ``next_slot`` already."""
-        source = structures.Source()
-        self._submit("hand_over", _c_pieces(pieces), len(pieces), ctypes.byref(source))
+        gradients = structures.Gradients(pieces=_c_pieces(pieces), piece_count=len(pieces))
+        self._submit("hand_over", ctypes.byref(gradients))
 
     def find_edited(self, pieces: Sequence[Piece]) -> int | None:
         """Index of one of these gradients that has other bytes than when it was handed over, if any."""
@@ -316,7 +328,7 @@ class Attachment:
         Raises Error for the first piece that a call of XLA has brought and that was refused.
         """
         elements = (ctypes.c_uint64 * len(self.optimizer.parameters))()
-        library.call("arrived", self.trainer, elements)
+        library.call("look", self.trainer, ctypes.byref(structures.OpenStep()), elements)
         return list(elements)
 
     def _wait(self, function: str, *arguments: Any) -> None:
@@ -327,9 +339,9 @@ class Attachment:
             pass
         library.check(code)
 
-    def _await(self, awaited: Await) -> structures.Answer:
-        answer = structures.Answer()
-        self._wait("wait", self.trainer, awaited, (ctypes.byref(answer),))
+    def _await(self, kind: Await) -> structures.Answer:
+        awaited, answer = structures.Awaited(kind), structures.Answer()
+        self._wait("wait", self.trainer, ctypes.byref(awaited), (ctypes.byref(answer),))
         return answer
 
     def wait_norm(self, gradient_scale: float) -> float:
@@ -342,14 +354,20 @@ class Attachment:
     def _wait_measured(self, gradient_scale: float) -> structures.Answer:
         while True:
             try:
-                library.call("ask_norm", self.trainer, gradient_scale)
+                library.call("end", self.trainer, ctypes.byref(structures.StepEnd(gradient_scale, kind=End.MEASURE)))
                 return self._await(Await.NORM)
             except Error as error:
                 self._recover(error)
 
     def _end(self, kind: End, gradient_scale: float = 1.0, max_grad_norm: float = 0.0, total: float = 0.0) -> None:
-        end = structures.StepEnd(gradient_scale, max_grad_norm, total, kind)
+        streams = self._take_readers()
+        end = structures.StepEnd(gradient_scale, max_grad_norm, total, kind, len(streams))
+        end.streams = (ctypes.c_uint64 * len(streams))(*streams)
         self._submit("end", ctypes.byref(end))
+
+    def _take_readers(self) -> Sequence[int]:
+        """Streams of a GPU on which the parameters are read that the step's end changes."""
+        return ()
 
     def wait_prepared(self, gradient_scale: float, max_grad_norm: float) -> float:
         """The sum of the squares of this rank's gradients, once the step outlives trainer and daemon.
@@ -466,7 +484,7 @@ def _options(optimizer: optimizer_pb2.Optimizer, threads: int) -> structures.Tra
         )
         for parameter, place in zip(optimizer.parameters, layout.placements, strict=True)
     ]
-    buckets = c_buckets(layout)
+    buckets = _c_buckets(layout)
     return structures.TrainerOptions(
         parameters=(structures.Parameter * len(parameters))(*parameters),
         buckets=buckets,
@@ -478,7 +496,7 @@ def _options(optimizer: optimizer_pb2.Optimizer, threads: int) -> structures.Tra
     )
 
 
-def c_buckets(layout: optimizer_pb2.Layout) -> ctypes.Array:
+def _c_buckets(layout: optimizer_pb2.Layout) -> ctypes.Array:
     """Of superoffload_bucket."""
     buckets = (structures.Bucket * len(layout.buckets))()
     for ours, bucket in zip(buckets, layout.buckets, strict=True):

@@ -2,11 +2,12 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from superoffload._core import library, structures
-from superoffload._core.attachment import Attachment, Stays, c_buckets
+from superoffload._core.attachment import Attachment, Await, Stays
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_memory import GpuMemory
@@ -15,6 +16,13 @@ from superoffload.v1 import optimizer_pb2
 
 Mover = Literal["auto", "daemon", "trainer", "direct"]
 MOVERS: tuple[Mover, ...] = ("auto", "daemon", "trainer", "direct")  # by enum superoffload_mover
+
+
+class _Direction(enum.IntEnum):
+    """superoffload_gpu_direction."""
+
+    TO_GPU = 0
+    FROM_GPU = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,27 +56,18 @@ def measure_casts(ordinal: int, dtype: int, bucket_elements: int) -> list[tuple[
 def _options(
     optimizer: optimizer_pb2.Optimizer, next_slot: int, ordinal: int, mover: Mover, device_slots: int
 ) -> structures.GpuOptions:
-    layout = optimizer.layout
-    buckets = c_buckets(layout)
     scalars = [scalar.value for group in optimizer.groups for scalar in group.scalars]
-    offsets = array_offsets(layout)
-    places = [placement.state_offset for placement in layout.placements]
+    offsets = array_offsets(optimizer.layout)
     steps = list(optimizer.parameter_steps)
     return structures.GpuOptions(
         ordinal=ordinal,
         mover=MOVERS.index(mover),
         device_slots=device_slots,
         next_slot=next_slot,
-        bucket_count=len(buckets),
-        group_count=len(optimizer.groups),
-        scalar_count=len(scalars) // len(optimizer.groups),
         array_count=len(offsets),
-        parameter_count=len(places),
-        buckets=buckets,
         algorithm=optimizer.algorithm.encode(),
         scalars=(ctypes.c_double * len(scalars))(*scalars),
         array_offsets=(ctypes.c_uint64 * len(offsets))(*offsets),
-        parameter_offsets=(ctypes.c_uint64 * len(places))(*places),
         parameter_steps=(ctypes.c_uint64 * len(steps))(*steps) if steps else None,
         committed_steps=optimizer.committed_steps,
     )
@@ -112,6 +111,7 @@ class GpuAttachment(Attachment):
         self._current_stream = current_stream
         self._again = again
         self._moved = Moved(0, 0, 0) if move_in is None else None
+        self._readers: list[int] = []
         super().__init__(connection, request)
 
     def _give_memory(self, sync: int, next_slot: int) -> None:
@@ -132,7 +132,7 @@ class GpuAttachment(Attachment):
         options = _options(self.optimizer, next_slot, *self._gpu)
         pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
         if self.memory is None:
-            self.memory = GpuMemory(self._handle, options, self._current_stream)
+            self.memory = GpuMemory(self.trainer, self._handle, options, self._current_stream)
         if self._moved is None:
             assert self._move_in is not None
             self._moved = self._move_in(self)
@@ -140,7 +140,9 @@ class GpuAttachment(Attachment):
             options.push, options.push_stream = pushes, self._moved.stream
         options.previous, options.memory = previous, self.memory.handle
         report = structures.GpuReport()
-        library.call("gpu_attach", self._handle, ctypes.byref(options), ctypes.byref(report))
+        library.call("gpu_attach", self.trainer, self._handle, ctypes.byref(options), ctypes.byref(report))
+        self._device_parameters, self._pack_stream = report.parameters, report.pack_stream
+        self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
         if not pushes:
             self.pull()
         self.report = GpuReport(
@@ -158,46 +160,48 @@ class GpuAttachment(Attachment):
 
     def leave_memory(self) -> None:
         """After `end()`: the GPU's memory belongs to the views of it."""
-        for handle in self._handles:
-            library.function("gpu_end")(handle)
         assert self.memory is not None, "there is some since the attach"
         self.memory.leave_to_views()
 
     def device_parameters(self) -> int:
         """Device pointer of the parameters, laid out as the host's."""
-        return library.function("gpu_parameters")(self._handle)
+        return self._device_parameters
 
     def pack_stream(self) -> int:
         """The stream that reads gradients."""
-        return library.function("gpu_stream")(self._handle)
+        return self._pack_stream
 
     def pull(self) -> None:
-        library.call("gpu_pull", self._handle)
+        library.call("gpu_copy", self._handle, _Direction.TO_GPU, 0)
 
     def push(self, stream: int) -> None:
         """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
-        library.call("gpu_push", self._handle, stream)
+        library.call("gpu_copy", self._handle, _Direction.FROM_GPU, stream)
 
     def hand_over_on_gpu(self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays) -> list[int]:
         """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
         parameter, DataType. Returns the parameters whose gradients have left altogether with it.
         """
-        left = (ctypes.c_uint32 * len(self.optimizer.parameters))()
-        source = structures.Source(stream=stream, on_gpu=1, stays=stays, left=left)
-        self._submit("hand_over", ctypes.byref(structures.Piece(*piece)), 1, ctypes.byref(source))
-        return left[: source.left_count]
+        left = self._all_parameters()
+        gradients = structures.Gradients(
+            ctypes.pointer(structures.Piece(*piece)), None, 1, 0, 0.0, stream, 1, stays, None, left
+        )
+        self._submit("hand_over", ctypes.byref(gradients))
+        return left[: gradients.left_count]
 
-    def pack_after(self, stream: int) -> None:
-        """The step's end waits for what ``stream`` has been given so far, too."""
-        try:
-            library.call("gpu_pack_after", self._handle, stream)
-        except Error as error:
-            self._recover(error)
+    def end_after(self, stream: int) -> None:
+        """The step's end waits for what ``stream`` will have been given by then, too."""
+        self._readers.append(stream)
+
+    def _take_readers(self) -> Sequence[int]:
+        readers, self._readers = self._readers, []
+        return readers
 
     def await_parameters(self, bucket: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of the step that was ended last."""
         try:
-            self._wait("gpu_await_parameters", self._handle, bucket, (stream,))
+            awaited = structures.Awaited(Await.BUCKET_ON_GPU, bucket, stream)
+            self._wait("wait", self.trainer, ctypes.byref(awaited), (None,))
         except Error as error:
             self._recover(error)  # then the parameters are there
 
@@ -208,4 +212,4 @@ class GpuAttachment(Attachment):
 
     def stall_seconds(self) -> float:
         """How long ``await_parameters`` waited for the daemon since the last step was ended."""
-        return library.function("gpu_stall")(self._handle)
+        return self.look().stall_seconds

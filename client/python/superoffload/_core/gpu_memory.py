@@ -21,12 +21,18 @@ class GpuMemory:
     """
 
     def __init__(
-        self, attachment: ctypes.c_void_p, options: structures.GpuOptions, current_stream: Callable[[], int]
+        self,
+        trainer: int,
+        attachment: ctypes.c_void_p,
+        options: structures.GpuOptions,
+        current_stream: Callable[[], int],
     ) -> None:
         self.handle = ctypes.c_void_p()
         self._current_stream = current_stream
-        library.call("gpu_reserve", attachment, ctypes.byref(options), ctypes.byref(self.handle))
-        self.address: int = library.function("gpu_address")(self.handle)
+        address = ctypes.c_uint64()
+        reserved = ctypes.byref(self.handle), ctypes.byref(address)
+        library.call("gpu_reserve", trainer, attachment, ctypes.byref(options), *reserved)
+        self.address = address.value
         self.piece_bytes = self.backed_bytes = 0
         self._held: dict[int, set[int]] = {}  # by piece: what holds it
         self._left = False

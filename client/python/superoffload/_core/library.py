@@ -9,61 +9,49 @@ import grpc
 from superoffload._core import programs, structures
 from superoffload._core.error import Error, from_number
 
-INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _ENVIRONMENT = "SUPEROFFLOAD_LIBRARY"
 _FILE = "libsuperoffload.so.0"
 
 _P, _D, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
-_SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
 # name -> (result, arguments); int results are status codes.
 _FUNCTIONS = {
-    "version": (ctypes.c_char_p, []),
     "last_error": (ctypes.c_char_p, []),
     "size_of": (ctypes.c_size_t, [ctypes.c_char_p]),
-    "connect": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(_P)]),
-    "token": (ctypes.c_char_p, [_P]),
+    "connect": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(_P), ctypes.c_char_p]),
     "disconnect": (None, [_P]),
     "attach": (ctypes.c_int, [_P, _U64, _U64, _U32, ctypes.POINTER(_P)]),
     "detach": (None, [_P]),
-    "parameters": (_P, [_P, _SIZE_OUT]),
-    "gradients": (_P, [_P, _SIZE_OUT]),
-    "state": (_P, [_P, _SIZE_OUT]),
+    "memory": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_P), ctypes.POINTER(ctypes.c_size_t)]),
     "open_trainer": (ctypes.c_int, [ctypes.POINTER(structures.TrainerOptions), ctypes.POINTER(_I64)]),
     "close_trainer": (None, [_I64]),
     "use_attachment": (ctypes.c_int, [_I64, _P, _U32, _U64, _U32, ctypes.POINTER(_U32)]),
     "set_scalars": (ctypes.c_int, [_I64, _U32, ctypes.POINTER(_D), _U32]),
-    "hand_over": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Piece), _U32, ctypes.POINTER(structures.Source)]),
+    "hand_over": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Gradients)]),
     "find_edited": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Piece), _U32, ctypes.POINTER(_U32)]),
-    "set_absent": (ctypes.c_int, [_I64, _U32]),
-    "arrived": (ctypes.c_int, [_I64, ctypes.POINTER(_U64)]),
-    "ask_norm": (ctypes.c_int, [_I64, _D]),
     "end": (ctypes.c_int, [_I64, ctypes.POINTER(structures.StepEnd)]),
-    "wait": (ctypes.c_int, [_I64, _U32, _I64, ctypes.POINTER(structures.Answer)]),
+    "wait": (ctypes.c_int, [_I64, ctypes.POINTER(structures.Awaited), _I64, ctypes.POINTER(structures.Answer)]),
     "receive": (
         ctypes.c_int,
         [_I64, ctypes.POINTER(structures.Range), _I64, ctypes.POINTER(_U64), ctypes.POINTER(ctypes.c_uint8)],
     ),
-    "look": (ctypes.c_int, [_I64, ctypes.POINTER(structures.OpenStep)]),
+    "look": (ctypes.c_int, [_I64, ctypes.POINTER(structures.OpenStep), ctypes.POINTER(_U64)]),
     "agree": (ctypes.c_int, [ctypes.POINTER(structures.RunReport), _U32, _U32, ctypes.POINTER(structures.RunDecision)]),
     "copy_and_digest": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U64)]),
-    "find_difference": (ctypes.c_int, [ctypes.POINTER(structures.Range), _U32, _U32, ctypes.POINTER(_U32)]),
-    "gpu_attach": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(structures.GpuReport)]),
-    "gpu_reserve": (ctypes.c_int, [_P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(_P)]),
+    "gpu_attach": (
+        ctypes.c_int,
+        [_I64, _P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(structures.GpuReport)],
+    ),
+    "gpu_reserve": (
+        ctypes.c_int,
+        [_I64, _P, ctypes.POINTER(structures.GpuOptions), ctypes.POINTER(_P), ctypes.POINTER(_U64)],
+    ),
     "gpu_back": (ctypes.c_int, [_P, _U64, ctypes.POINTER(_U64), ctypes.POINTER(_U64)]),
     "gpu_give_back": (ctypes.c_int, [_P, _U64, _U64]),
-    "gpu_end": (None, [_P]),
-    "gpu_address": (_U64, [_P]),
     "gpu_release": (None, [_P]),
     "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
-    "gpu_parameters": (_U64, [_P]),
-    "gpu_stream": (_U64, [_P]),
-    "gpu_pull": (ctypes.c_int, [_P]),
-    "gpu_push": (ctypes.c_int, [_P, _U64]),
-    "gpu_pack_after": (ctypes.c_int, [_P, _U64]),
-    "gpu_await_parameters": (ctypes.c_int, [_P, _U32, _I64, _U64]),
+    "gpu_copy": (ctypes.c_int, [_P, _U32, _U64]),
     "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
-    "gpu_stall": (_D, [_P]),
     "xla_handler": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_P)]),
 }
 

@@ -1,4 +1,4 @@
-"""Passes of the client library over many ranges of memory at once: copies with digests, and comparisons."""
+"""Passes of the client library over many ranges of memory at once: copies with digests."""
 
 import ctypes
 from collections.abc import Sequence
@@ -20,10 +20,3 @@ def copy_and_digest(ranges: Sequence[Range], threads: int) -> list[int]:
     digests = (ctypes.c_uint64 * len(ranges))()
     library.call("copy_and_digest", array(ranges), len(ranges), threads, digests)
     return list(digests)
-
-
-def find_difference(ranges: Sequence[Range], threads: int) -> int | None:
-    """Index of a range whose two sides differ, if any."""
-    found = ctypes.c_uint32()
-    library.call("find_difference", array(ranges), len(ranges), threads, ctypes.byref(found))
-    return None if found.value == len(ranges) else found.value

@@ -31,12 +31,12 @@ class Session:
         self._over = False
         self._pid = os.getpid()
         channel = patience.open_channel(endpoint)
-        handle = ctypes.c_void_p()
+        handle, token = ctypes.c_void_p(), ctypes.create_string_buffer(65)
         try:
             self.server_info = optimizer_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
                 optimizer_pb2.GetServerInfoRequest(), timeout=timeout_seconds
             )
-            library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle))
+            library.call("connect", self.server_info.descriptor_socket.encode(), ctypes.byref(handle), token)
         except grpc.RpcError as error:
             channel.close()
             patience.check_answered(error, endpoint, timeout_seconds)
@@ -47,7 +47,7 @@ class Session:
         self._channel: grpc.Channel = channel
         self.handle = handle
         self.stub = optimizer_pb2_grpc.OptimizerServiceStub(channel)
-        self.metadata = ((_TOKEN_KEY, library.function("token")(handle).decode()),)
+        self.metadata = ((_TOKEN_KEY, token.value.decode()),)
         owner.own(self)
 
     def _answers(self, timeout_seconds: float) -> bool:

@@ -44,16 +44,10 @@ class GpuOptions(ctypes.Structure):
         ("share", ctypes.c_uint32),
         ("device_slots", ctypes.c_uint32),
         ("next_slot", ctypes.c_uint32),
-        ("bucket_count", ctypes.c_uint32),
-        ("group_count", ctypes.c_uint32),
-        ("scalar_count", ctypes.c_uint32),
         ("array_count", ctypes.c_uint32),
-        ("parameter_count", ctypes.c_uint32),
-        ("buckets", ctypes.POINTER(Bucket)),
         ("algorithm", ctypes.c_char_p),
         ("scalars", ctypes.POINTER(ctypes.c_double)),
         ("array_offsets", ctypes.POINTER(ctypes.c_uint64)),
-        ("parameter_offsets", ctypes.POINTER(ctypes.c_uint64)),
         ("parameter_steps", ctypes.POINTER(ctypes.c_uint64)),
         ("committed_steps", ctypes.c_uint64),
         ("previous", ctypes.c_void_p),
@@ -74,6 +68,8 @@ class GpuReport(ctypes.Structure):
         ("staged", ctypes.c_uint32),
         ("seconds", ctypes.c_double * 4),
         ("gpu_bytes", ctypes.c_uint64),
+        ("parameters", ctypes.c_uint64),
+        ("pack_stream", ctypes.c_uint64),
         ("gpu", ctypes.c_char * 64),
         ("notes", ctypes.c_char * 512),
     ]
@@ -129,10 +125,15 @@ class Piece(ctypes.Structure):
     ]
 
 
-class Source(ctypes.Structure):
-    """superoffload_source."""
+class Gradients(ctypes.Structure):
+    """superoffload_gradients."""
 
     _fields_ = [
+        ("pieces", ctypes.POINTER(Piece)),
+        ("absent", ctypes.POINTER(ctypes.c_uint32)),
+        ("piece_count", ctypes.c_uint32),
+        ("absent_count", ctypes.c_uint32),
+        ("gradient_scale", ctypes.c_double),
         ("stream", ctypes.c_uint64),
         ("on_gpu", ctypes.c_uint32),
         ("stays", ctypes.c_uint32),
@@ -151,8 +152,15 @@ class StepEnd(ctypes.Structure):
         ("max_grad_norm", ctypes.c_double),
         ("total_sum_of_squares", ctypes.c_double),
         ("kind", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("stream_count", ctypes.c_uint32),
+        ("streams", ctypes.POINTER(ctypes.c_uint64)),
     ]
+
+
+class Awaited(ctypes.Structure):
+    """superoffload_awaited."""
+
+    _fields_ = [("kind", ctypes.c_uint32), ("bucket", ctypes.c_uint32), ("stream", ctypes.c_uint64)]
 
 
 class Answer(ctypes.Structure):
@@ -175,6 +183,7 @@ class OpenStep(ctypes.Structure):
         ("steps", ctypes.c_uint64),
         ("skips", ctypes.c_uint64 * 6),
         ("verdict", Verdict),
+        ("stall_seconds", ctypes.c_double),
     ]
 
 
@@ -209,9 +218,11 @@ class RunDecision(ctypes.Structure):
 
 BY_NAME = {
     "superoffload_answer": Answer,
+    "superoffload_awaited": Awaited,
     "superoffload_bucket": Bucket,
     "superoffload_gpu_options": GpuOptions,
     "superoffload_gpu_report": GpuReport,
+    "superoffload_gradients": Gradients,
     "superoffload_open_step_state": OpenStep,
     "superoffload_parameter": Parameter,
     "superoffload_piece": Piece,
@@ -219,7 +230,6 @@ BY_NAME = {
     "superoffload_run_decision": RunDecision,
     "superoffload_run_report": RunReport,
     "superoffload_run_terms": RunTerms,
-    "superoffload_source": Source,
     "superoffload_step_end": StepEnd,
     "superoffload_trainer_options": TrainerOptions,
     "superoffload_verdict": Verdict,

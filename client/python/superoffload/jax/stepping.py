@@ -109,7 +109,7 @@ class Stepping:
             if came or gradient is None and (given is None or self._claimed(leaf.name)):
                 raise self._missing(leaf, came)
             if gradient is None:
-                self._attachment.set_absent(index)
+                self._attachment.set_absent([index])
                 continue
             if self._gpu is not None:
                 on_gpu[index] = jax.device_put(gradient, self._gpu).astype(leaf.dtype)

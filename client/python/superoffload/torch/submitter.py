@@ -225,9 +225,9 @@ class Submitter(abc.ABC):
     def _arrive(self, indices: Sequence[int]) -> None:
         self._begin()
         self._arrived.update(indices)
-        for index in indices:
-            if self.hosted[index].tensor.grad is None:  # left alone, as in torch
-                self.attachment.set_absent(index)
+        absent = [index for index in indices if self.hosted[index].tensor.grad is None]  # left alone, as in torch
+        if absent:
+            self.attachment.set_absent(absent)
         self.hand_over([index for index in indices if self.hosted[index].tensor.grad is not None])
 
     def _begin(self) -> None:

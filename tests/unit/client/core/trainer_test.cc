@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +28,7 @@ constexpr int kOk = 0, kInvalidArgument = 3, kFailedPrecondition = 9, kUnimpleme
 // An attachment to a daemon of its own.
 struct Attached {
   explicit Attached(uint64_t last_step = 4) {
-    EXPECT_EQ(superoffload_connect(daemon.path().c_str(), &connection), kOk);
+    EXPECT_EQ(superoffload_connect(daemon.path().c_str(), &connection, token), kOk);
     EXPECT_EQ(superoffload_attach(connection, kEpoch, last_step, kBuckets, &attachment), kOk);
   }
   ~Attached() {
@@ -41,11 +43,15 @@ struct Attached {
     return found;
   }
   const char* slot(uint32_t slot) const {
-    return static_cast<const char*>(superoffload_gradients(attachment, nullptr)) + slot * kSlotBytes;
+    void* data = nullptr;
+    size_t bytes = 0;
+    EXPECT_EQ(superoffload_memory(attachment, SUPEROFFLOAD_REGION_GRADIENTS, &data, &bytes), kOk);
+    return static_cast<const char*>(data) + slot * kSlotBytes;
   }
 
   FakeDaemon daemon;
   superoffload_connection* connection = nullptr;
+  char token[65];
   superoffload_attachment* attachment = nullptr;
 };
 
@@ -85,35 +91,58 @@ class TrainerTest : public ::testing::Test {
     return resumed;
   }
 
+  // An attachment that lives until the trainer is closed.
+  Attached& Succeed(uint64_t last_step = 4) { return *successors_.emplace_back(std::make_unique<Attached>(last_step)); }
+
   int HandOver(uint32_t parameter, uint64_t first, uint64_t elements, std::vector<uint32_t>* left = nullptr) {
     const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient_.data() + first), first, elements, parameter,
                                    kFloat32};
+    return HandOver(Of({&piece, 1}), left);
+  }
+
+  int HandOver(superoffload_gradients gradients, std::vector<uint32_t>* left = nullptr) {
     uint32_t gone[2];
-    superoffload_source source{};
-    source.left = gone;
-    const int code = superoffload_hand_over(trainer_, &piece, 1, &source);
-    if (left != nullptr) left->assign(gone, gone + source.left_count);
+    gradients.left = gone;
+    const int code = superoffload_hand_over(trainer_, &gradients);
+    if (left != nullptr) left->assign(gone, gone + gradients.left_count);
     return code;
   }
 
+  static superoffload_gradients Of(std::span<const superoffload_piece> pieces, double gradient_scale = 0) {
+    superoffload_gradients gradients{};
+    gradients.pieces = pieces.data();
+    gradients.piece_count = static_cast<uint32_t>(pieces.size());
+    gradients.gradient_scale = gradient_scale;
+    return gradients;
+  }
+
+  int SetAbsent(uint32_t parameter) {
+    superoffload_gradients gradients{};
+    gradients.absent = &parameter;
+    gradients.absent_count = 1;
+    return HandOver(gradients);
+  }
+
   int End(uint32_t kind = SUPEROFFLOAD_END) {
-    const superoffload_step_end end{1, 0, 0, kind, 0};
+    const superoffload_step_end end{1, 0, 0, kind, 0, nullptr};
     return superoffload_end(trainer_, &end);
   }
 
-  int Wait(uint32_t awaited, superoffload_answer* answer) {
-    return superoffload_wait(trainer_, awaited, /*timeout_milliseconds=*/5000, answer);
+  int Wait(uint32_t kind, superoffload_answer* answer, int64_t timeout_milliseconds = 5000) {
+    const superoffload_awaited awaited{kind, 0, 0};
+    return superoffload_wait(trainer_, &awaited, timeout_milliseconds, answer);
   }
 
   superoffload_open_step_state Look() const {
     superoffload_open_step_state step;
-    EXPECT_EQ(superoffload_look(trainer_, &step), kOk);
+    EXPECT_EQ(superoffload_look(trainer_, &step, nullptr), kOk);
     return step;
   }
 
   std::vector<uint64_t> Arrived(int expected = kOk) const {
+    superoffload_open_step_state step;
     std::vector<uint64_t> arrived(2);
-    EXPECT_EQ(superoffload_arrived(trainer_, arrived.data()), expected);
+    EXPECT_EQ(superoffload_look(trainer_, &step, arrived.data()), expected);
     return arrived;
   }
 
@@ -123,6 +152,7 @@ class TrainerTest : public ::testing::Test {
   }
 
   Attached first_;
+  std::vector<std::unique_ptr<Attached>> successors_;
   int64_t trainer_ = 0;
   std::vector<float> gradient_ = std::vector<float>(200);
 };
@@ -147,9 +177,9 @@ TEST_F(TrainerTest, PiecesThatComeTogetherAreDigestedAsByThemselves) {
   const uint64_t data = reinterpret_cast<uint64_t>(gradient_.data());
   const superoffload_piece pieces[] = {{data, 0, 120, 0, kFloat32}, {data, 0, 80, 1, kFloat32}};
   uint64_t digests[2], expected[2];
-  superoffload_source source{};
-  source.digests = digests;
-  ASSERT_EQ(superoffload_hand_over(trainer_, pieces, 2, &source), kOk) << superoffload_last_error();
+  superoffload_gradients gradients = Of(pieces);
+  gradients.digests = digests;
+  ASSERT_EQ(HandOver(gradients), kOk) << superoffload_last_error();
   const superoffload_range ranges[] = {{gradient_.data(), nullptr, 480}, {gradient_.data(), nullptr, 320}};
   ASSERT_EQ(superoffload_copy_and_digest(ranges, 2, 1, expected), kOk);
   EXPECT_THAT(digests, ElementsAre(expected[0], expected[1]));
@@ -174,21 +204,52 @@ TEST_F(TrainerTest, AGradientThatIsInItsSlotAlreadyIsNotCopied) {
   char* const slot = const_cast<char*>(first_.slot(1));
   std::memcpy(slot, gradient_.data(), 480);
   const superoffload_piece piece{reinterpret_cast<uint64_t>(slot), 0, 120, 0, kFloat32};
-  superoffload_source source{};
-  ASSERT_EQ(superoffload_hand_over(trainer_, &piece, 1, &source), kOk);
+  ASSERT_EQ(HandOver(Of({&piece, 1})), kOk);
   EXPECT_EQ(std::memcmp(slot, gradient_.data(), 480), 0);
 }
 
 TEST_F(TrainerTest, AnAbsentParameterIsSaidBeforeItsBucketsAndIsNotAmongThoseThatLeft) {
-  ASSERT_EQ(superoffload_set_absent(trainer_, 0), kOk) << superoffload_last_error();
+  ASSERT_EQ(SetAbsent(0), kOk) << superoffload_last_error();
   EXPECT_THAT(first_.Submissions(),
               ElementsAre(Pair(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0), Pair(SUPEROFFLOAD_SUBMIT_ABSENT, 0),
                           Pair(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 0)));
-  EXPECT_EQ(superoffload_set_absent(trainer_, 0), kFailedPrecondition);
+  EXPECT_EQ(SetAbsent(0), kFailedPrecondition);
   EXPECT_EQ(HandOver(0, 0, 1), kFailedPrecondition);
   std::vector<uint32_t> left;
   ASSERT_EQ(HandOver(1, 0, 80, &left), kOk);
   EXPECT_THAT(left, ElementsAre(1));
+}
+
+TEST_F(TrainerTest, GradientsAndParametersWithoutOneComeInOneCallWhichOpensTheStep) {
+  const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient_.data()), 0, 80, 1, kFloat32};
+  const uint32_t absent[] = {0};
+  superoffload_gradients gradients = Of({&piece, 1}, /*gradient_scale=*/0.25);
+  gradients.absent = absent;
+  gradients.absent_count = 1;
+  std::vector<uint32_t> left;
+  ASSERT_EQ(HandOver(gradients, &left), kOk) << superoffload_last_error();
+  EXPECT_THAT(left, ElementsAre(1));
+  const std::vector<superoffload_ring_entry> entries = first_.daemon.TakeSubmissions();
+  ASSERT_EQ(entries.size(), 5u);
+  EXPECT_EQ(entries[0].payload.f64[0], 0.25);
+  EXPECT_EQ(entries[1].opcode, SUPEROFFLOAD_SUBMIT_ABSENT);
+  EXPECT_EQ(HandOver(Of({}, 0.25)), kFailedPrecondition);
+  EXPECT_THAT(superoffload_last_error(), HasSubstr("a step is open"));
+  EXPECT_EQ(End(), kOk);
+}
+
+TEST_F(TrainerTest, WhatComesTwiceInOneCallIsRefused) {
+  const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient_.data()), 0, 120, 0, kFloat32};
+  const superoffload_piece twice[] = {piece, piece};
+  EXPECT_EQ(HandOver(Of(twice)), kFailedPrecondition);
+  EXPECT_THAT(superoffload_last_error(), HasSubstr("the gradient of first came twice"));
+  EXPECT_THAT(Arrived(), ElementsAre(120, 0));
+  const uint32_t absent[] = {1, 1};
+  superoffload_gradients gradients{};
+  gradients.absent = absent;
+  gradients.absent_count = 2;
+  EXPECT_EQ(HandOver(gradients), kFailedPrecondition);
+  ASSERT_EQ(End(SUPEROFFLOAD_END_ABANDON), kOk);
 }
 
 TEST_F(TrainerTest, APieceThatHasComeIsRefused) {
@@ -205,7 +266,7 @@ TEST_F(TrainerTest, PiecesThatDoNotExistAreRefused) {
   EXPECT_EQ(HandOver(2, 0, 1), kInvalidArgument);
   EXPECT_EQ(HandOver(0, 1, 120), kInvalidArgument);
   EXPECT_EQ(HandOver(0, 1, ~uint64_t{0}), kInvalidArgument);
-  EXPECT_EQ(superoffload_set_absent(trainer_, 2), kInvalidArgument);
+  EXPECT_EQ(SetAbsent(2), kInvalidArgument);
   EXPECT_THAT(first_.Submissions(), IsEmpty());
 }
 
@@ -215,12 +276,12 @@ TEST_F(TrainerTest, AStepIsNotEndedWithoutAllItsGradients) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
   EXPECT_EQ(End(), kFailedPrecondition);
   EXPECT_THAT(superoffload_last_error(), HasSubstr("1 of 2 parameters missing, the first being second"));
-  EXPECT_EQ(superoffload_ask_norm(trainer_, 1), kFailedPrecondition);
+  EXPECT_EQ(End(SUPEROFFLOAD_END_MEASURE), kFailedPrecondition);
 }
 
 TEST_F(TrainerTest, NobodyHandsOverToAStepThatHasEnded) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
-  ASSERT_EQ(superoffload_set_absent(trainer_, 1), kOk);
+  ASSERT_EQ(SetAbsent(1), kOk);
   ASSERT_EQ(End(), kOk);
   EXPECT_EQ(HandOver(1, 0, 80), kFailedPrecondition);
   EXPECT_TRUE(Look().ended);
@@ -229,7 +290,7 @@ TEST_F(TrainerTest, NobodyHandsOverToAStepThatHasEnded) {
 TEST_F(TrainerTest, TheNextStepExpectsTheScaleOfTheLastAndFillsTheSlotOfItsVerdict) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
   ASSERT_EQ(HandOver(1, 0, 80), kOk);
-  const superoffload_step_end end{0.125, 2, 0, SUPEROFFLOAD_END, 0};
+  const superoffload_step_end end{0.125, 2, 0, SUPEROFFLOAD_END, 0, nullptr};
   ASSERT_EQ(superoffload_end(trainer_, &end), kOk);
   first_.Submissions();
   superoffload_ring_entry verdict{};
@@ -263,7 +324,7 @@ TEST_F(TrainerTest, HyperParametersAreSentWhenTheyChange) {
 TEST_F(TrainerTest, ASuccessorGetsTheOpenStepInTheSlotThatItFills) {
   ASSERT_EQ(HandOver(1, 0, 80), kOk);
   first_.daemon.Die();
-  Attached second;
+  Attached& second = Succeed();
   EXPECT_EQ(Use(second, /*next_slot=*/0, /*committed_steps=*/3), SUPEROFFLOAD_RESUMED_SUBMITTED);
   EXPECT_THAT(second.Submissions(),
               ElementsAre(Pair(SUPEROFFLOAD_SUBMIT_GROUP, 0), Pair(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0),
@@ -275,15 +336,15 @@ TEST_F(TrainerTest, ASuccessorGetsTheOpenStepInTheSlotThatItFills) {
 }
 
 TEST_F(TrainerTest, WhatADeadDaemonDoesNotTakeItsSuccessorGets) {
-  ASSERT_EQ(superoffload_open_step(trainer_, 0.5), kOk);
+  ASSERT_EQ(HandOver(Of({}, 0.5)), kOk);
   first_.daemon.Die();
   superoffload_answer answer;
   EXPECT_EQ(HandOver(0, 0, 120), kOk) << "the ring takes it, and nobody reads it";
-  ASSERT_EQ(superoffload_set_absent(trainer_, 1), kOk);
+  ASSERT_EQ(SetAbsent(1), kOk);
   ASSERT_EQ(End(), kOk);
   EXPECT_EQ(Wait(SUPEROFFLOAD_AWAIT_STEP, &answer), kUnavailable);
   EXPECT_TRUE(Look().gone);
-  Attached second;
+  Attached& second = Succeed();
   EXPECT_EQ(Use(second, 1, 3), SUPEROFFLOAD_RESUMED_SUBMITTED);
   EXPECT_THAT(second.Submissions(),
               ElementsAre(Pair(SUPEROFFLOAD_SUBMIT_GROUP, 0), Pair(SUPEROFFLOAD_SUBMIT_BEGIN_STEP, 0),
@@ -296,13 +357,13 @@ TEST_F(TrainerTest, GradientsThatComeWhileNobodyListensCount) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
   first_.daemon.Die();
   superoffload_answer answer;
-  ASSERT_EQ(superoffload_wait(trainer_, SUPEROFFLOAD_AWAIT_NORM, 0, &answer), kFailedPrecondition);
+  ASSERT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, &answer, 0), kFailedPrecondition);
   ASSERT_EQ(HandOver(1, 0, 80), kOk);
-  ASSERT_EQ(superoffload_ask_norm(trainer_, 1), kOk);
+  ASSERT_EQ(End(SUPEROFFLOAD_END_MEASURE), kOk);
   ASSERT_EQ(Wait(SUPEROFFLOAD_AWAIT_NORM, &answer), kUnavailable);
   EXPECT_EQ(End(), kUnavailable);
   EXPECT_THAT(Arrived(), ElementsAre(120, 80));
-  Attached second;
+  Attached& second = Succeed();
   EXPECT_EQ(Use(second, 1, 3), SUPEROFFLOAD_RESUMED_SUBMITTED);
   EXPECT_EQ(second.Submissions().back(), (std::pair<int, int>{SUPEROFFLOAD_SUBMIT_END_STEP, 0}));
 }
@@ -312,7 +373,7 @@ TEST_F(TrainerTest, AStepThatTheDeadDaemonHadCommittedIsOver) {
   ASSERT_EQ(HandOver(1, 0, 80), kOk);
   ASSERT_EQ(End(), kOk);
   first_.daemon.Die();
-  Attached second(5);
+  Attached& second = Succeed(/*last_step=*/5);
   EXPECT_EQ(Use(second, 0, /*committed_steps=*/4), SUPEROFFLOAD_RESUMED_COMMITTED);
   EXPECT_THAT(second.Submissions(), ElementsAre(Pair(SUPEROFFLOAD_SUBMIT_GROUP, 0)));
   EXPECT_FALSE(Look().begun);
@@ -321,7 +382,7 @@ TEST_F(TrainerTest, AStepThatTheDeadDaemonHadCommittedIsOver) {
 
 TEST_F(TrainerTest, AStepThatIsNotResumedIsDropped) {
   ASSERT_EQ(HandOver(0, 0, 120), kOk);
-  Attached second;
+  Attached& second = Succeed();
   EXPECT_EQ(Use(second, 1, 3, /*resumes=*/false), SUPEROFFLOAD_RESUMED_NOTHING);
   EXPECT_THAT(second.Submissions(), IsEmpty()) << "the optimizer may have been restored";
   EXPECT_EQ(HandOver(0, 0, 120), kOk);
@@ -348,8 +409,7 @@ TEST_F(TrainerTest, AClosedOptimizerIsNamed) {
 
 TEST_F(TrainerTest, AGradientOfAnotherDtypeIsRefused) {
   const superoffload_piece piece{reinterpret_cast<uint64_t>(gradient_.data()), 0, 120, 0, /*BFLOAT16*/ 1};
-  superoffload_source source{};
-  EXPECT_EQ(superoffload_hand_over(trainer_, &piece, 1, &source), kFailedPrecondition);
+  EXPECT_EQ(HandOver(Of({&piece, 1})), kFailedPrecondition);
   EXPECT_THAT(superoffload_last_error(), HasSubstr("the gradient of first is bfloat16, but was to be float32"));
 }
 

@@ -18,14 +18,23 @@ class GpuOptionsTest : public ::testing::Test {
     bucket_.elements = 100;
     bucket_.gradient_offsets[1] = 200;
     bucket_.dtype = bucket_.gradient_dtype = kBFloat16;
-    options_.bucket_count = options_.group_count = options_.parameter_count = 1;
-    options_.buckets = &bucket_;
     options_.scalars = &scalar_;
-    options_.array_offsets = options_.parameter_offsets = &offset_;
+    options_.array_offsets = &offset_;
   }
-  Code Parse() {
+  // Of a model that has no other bucket, in memory of 200 bytes of parameters and 400 of gradients.
+  Status ParseInto(std::vector<GpuBucket>* buckets) const {
+    superoffload_parameter parameter{};
+    parameter.name = "";
+    parameter.bucket_count = 1;
+    parameter.dtype = parameter.gradient_dtype = kBFloat16;
+    ModelLayout model;
+    if (Status status = ModelLayout::Create({&parameter, &bucket_, 1, 1, 1, 1, 1, 0}, &model); !status.ok())
+      return status;
+    return ParseBuckets(model, /*parameters_bytes=*/200, /*gradients_bytes=*/400, buckets);
+  }
+  Code Parse() const {
     std::vector<GpuBucket> buckets;
-    return ParseBuckets(options_, /*parameters_bytes=*/200, /*gradients_bytes=*/400, &buckets).code;
+    return ParseInto(&buckets).code;
   }
 
   superoffload_bucket bucket_{};
@@ -64,33 +73,14 @@ TEST_F(GpuOptionsTest, WhatNoAttachResponseSaysIsRefused) {
       [](superoffload_gpu_options* o) { o->share = 2; },
       [](superoffload_gpu_options* o) { o->device_slots = SUPEROFFLOAD_MAX_DEVICE_SLOTS + 1; },
       [](superoffload_gpu_options* o) { o->next_slot = 2; },
-      [](superoffload_gpu_options* o) { o->buckets = nullptr; },
       [](superoffload_gpu_options* o) { o->scalars = nullptr; },
-      [](superoffload_gpu_options* o) { o->parameter_count = 0; },
+      [](superoffload_gpu_options* o) { o->array_offsets = nullptr; },
   };
   for (size_t i = 0; i < bad.size(); ++i) {
     superoffload_gpu_options options = options_;
     bad[i](&options);
     EXPECT_EQ(CheckOptions(options).code, Code::kInvalidArgument) << i;
   }
-}
-
-TEST_F(GpuOptionsTest, ParametersThatReachIntoABucketCountAsWell) {
-  std::vector<superoffload_bucket> buckets(3);
-  for (uint64_t i = 0; i < 3; ++i) buckets[i].state_offset = 100 * i, buckets[i].elements = 100;
-  const auto most = [&](std::vector<uint64_t> offsets) {
-    options_.buckets = buckets.data();
-    options_.bucket_count = 3;
-    options_.parameter_offsets = offsets.data();
-    options_.parameter_count = static_cast<uint32_t>(offsets.size());
-    size_t parts = 0;
-    for (const std::vector<StatePart>& of_bucket : CutIntoParts(options_)) parts = std::max(parts, of_bucket.size());
-    return parts;
-  };
-  EXPECT_EQ(most({0}), 1u) << "one lies in all of them";
-  EXPECT_EQ(most({0, 50, 100, 200}), 2u);
-  EXPECT_EQ(most({250, 240, 0}), 3u) << "the first reaches into the last bucket; in any order";
-  EXPECT_EQ(most({0, 100, 110, 120, 199, 200}), 4u);
 }
 
 TEST_F(GpuOptionsTest, ManySlotsTakeLittleOfWhatIsLeftOrAreNotTaken) {
@@ -113,7 +103,7 @@ TEST_F(GpuOptionsTest, NotesAddUpAndEndWhereTheFieldDoes) {
 // The daemon maps the memory by the same numbers.
 TEST_F(GpuOptionsTest, NothingInTheGpusMemoryOverlaps) {
   std::vector<GpuBucket> buckets;
-  ASSERT_TRUE(ParseBuckets(options_, 200, 400, &buckets).ok());
+  ASSERT_TRUE(ParseInto(&buckets).ok());
   const GpuLayout layout = PlanGpu(buckets, /*parameters_bytes=*/200, /*slots=*/3, /*max_tensors=*/5);
   EXPECT_GE(layout.slots.offset, 200u);
   EXPECT_GE(layout.slots.bytes, buckets[0].gradient_bytes());

@@ -119,29 +119,52 @@ TEST_F(GpuPartsTest, TensorsThatDoNotFitTheBucketAreRefused) {
   EXPECT_EQ(check(std::vector<BucketTensor>(kTensors + 1)), Code::kInvalidArgument) << "too many";
 }
 
-// AdamW with a learning rate of 0; each bucket is one parameter.
-std::unique_ptr<ResidentSteps> Steps() {
-  const double scalars[] = {0, 0.9, 0.999, 1, 0};
-  uint64_t arrays[3], parameters[kBuckets];
+// Each bucket is one parameter, of which `elements` are left without the gap behind it.
+ModelLayout Model(uint64_t elements = kElements) {
   superoffload_bucket buckets[kBuckets]{};
-  for (size_t i = 0; i < 3; ++i) arrays[i] = i * kBuckets * kElements * sizeof(float);
-  for (size_t i = 0; i < kBuckets; ++i) {
-    parameters[i] = buckets[i].state_offset = i * kElements;
+  superoffload_parameter parameters[kBuckets]{};
+  for (uint32_t i = 0; i < kBuckets; ++i) {
     buckets[i].elements = kElements;
+    parameters[i].name = "";
+    parameters[i].elements = elements;
+    parameters[i].first_bucket = i;
+    parameters[i].bucket_count = 1;
+    parameters[i].dtype = parameters[i].gradient_dtype = 3;  // FLOAT32 of DataType
+    parameters[i].state_offset = buckets[i].state_offset = i * kElements;
   }
+  ModelLayout model;
+  EXPECT_TRUE(ModelLayout::Create(
+                  {parameters, buckets, kBuckets, kBuckets, /*group_count=*/1, /*scalar_count=*/5, 1, 0}, &model)
+                  .ok());
+  return model;
+}
+
+// AdamW with a learning rate of 0.
+std::unique_ptr<ResidentSteps> Steps(const ModelLayout& model = Model()) {
+  const double scalars[] = {0, 0.9, 0.999, 1, 0};
+  uint64_t arrays[3];
+  for (size_t i = 0; i < 3; ++i) arrays[i] = i * kBuckets * kElements * sizeof(float);
   superoffload_gpu_options options{};
-  options.bucket_count = options.parameter_count = kBuckets;
-  options.group_count = 1;
-  options.scalar_count = 5;
   options.array_count = 3;
-  options.buckets = buckets;
   options.algorithm = "adamw";
   options.scalars = scalars;
   options.array_offsets = arrays;
-  options.parameter_offsets = parameters;
   auto steps = std::make_unique<ResidentSteps>();
-  EXPECT_TRUE(steps->Open(options).ok());
+  EXPECT_TRUE(steps->Open(model, options).ok());
   return steps;
+}
+
+TEST(ResidentStepsTest, ARunGoesOnOverTheGapBehindAParameter) {
+  const std::unique_ptr<ResidentSteps> steps = Steps(Model(kElements - 3));
+  superoffload_ring_entry end{};
+  end.opcode = SUPEROFFLOAD_SUBMIT_END_STEP;
+  end.payload.f64[0] = 1;
+  steps->OnSubmission(end);
+  ASSERT_TRUE(steps->OnCommit(1).ok());
+  const std::vector<ResidentSteps::Run> runs = steps->RunsOf(1);
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs[0].first, 0u);
+  EXPECT_EQ(runs[0].elements, kElements);
 }
 
 // A learning rate of 0 leaves the masters as they are: what comes out shows where it came from.

@@ -88,7 +88,7 @@ class ForwardWaits:
     def before_step_end(self) -> None:
         """The next parameters come once what was launched to read the present ones has run, evaluation included."""
         for stream in self._readers | {cuda.current_stream(self._hosted[0].tensor)}:
-            self._attachment.pack_after(stream)
+            self._attachment.end_after(stream)
 
     def on_step_end(self, changed: bool, watched: bool) -> None:
         """Parameters are on their way, if they have changed. ``watched``: the loop may do something new."""
