@@ -1,8 +1,8 @@
 """One rank of a run on gloo that trains whole matrices, as sharded_trainer.py is one of others.
 
-Run as python -m tests.support.matrix_trainer STORE RANK RANKS OUT SCENARIO... Each scenario is a JSON object of arguments
-of `train`; OUT gets a list of what it returned for each. Rank 0 has all the data, so that whatever the number of ranks
-gradients are those of one process, bit for bit.
+Run as python -m tests.support.matrix_trainer STORE RANK RANKS OUT SCENARIO... Each scenario is a JSON object of
+arguments of `train`; OUT gets a list of what it returned for each. Rank 0 has all the data, so that whatever the number
+of ranks gradients are those of one process, bit for bit.
 """
 
 import json
