@@ -202,6 +202,18 @@ def test_a_daemon_that_is_killed_costs_nothing(ranks, run, victim):
         assert keeper.stop() == 0, keeper.log
 
 
+@pytest.mark.parametrize(("where", "begun"), [("exchanged", {3}), ("gathered", {3, 4})])
+def test_ranks_start_anew_after_a_death(ranks, run, tmp_path, where, begun):
+    """What the others may have committed is committed by all."""
+    name = f"dies-{where}"
+    dying = {"steps": STEPS, "name": name, "dies": [1, 3, where]}
+    Run(ranks[:2], tmp_path / "dying", dying, trainer="matrix_trainer").kill_rest(1)
+    (results,) = run(2, {"steps": STEPS, "name": name, "sync": "pull_params"})
+    assert results[0]["begun"] == results[1]["begun"]
+    assert results[0]["begun"] in begun  # whether the other rank has committed it when it is killed is chance
+    same(results, alone(ranks)[0])
+
+
 def test_shards_that_move_to_a_gpu_are_refused(run):
     (results,) = run(2, {"steps": 1, "gpu": True})
     for result in results:

@@ -98,6 +98,7 @@ def train(
     reloads_at: int | None = None,
     pushes_at: int | None = None,
     kills: tuple[int, int, int] | None = None,
+    dies: tuple[int, int, str] | None = None,
     gpu: bool = False,
     lacks: tuple[int, int] | None = None,
     **options,
@@ -108,8 +109,9 @@ def train(
     there: a "parameter", a "gradient" after clipping, or "inf" into one, or it gives a parameter a "dtype".
     ``save_at``: the step before which it saves. ``reloads_at``: a step before which the state leaves and comes back by
     torch.distributed.checkpoint. ``pushes_at``: a step before which all ranks double their parameters and push them.
-    ``kills``: rank, step, and the keeper of the daemon that it kills there. ``lacks``: rank and step where a gradient
-    is taken away. ``gpu``: parameters are to move to one.
+    ``kills``: rank, step, and the keeper of the daemon that it kills there. ``dies``: rank, step, and where in it
+    the process kills itself: as matrices are "exchanged", or when it has "gathered" the norm. ``lacks``: rank and step
+    where a gradient is taken away. ``gpu``: parameters are to move to one.
     """
     module = Model().to(getattr(torch, dtype))
     _shard(module, layout)
@@ -158,6 +160,10 @@ def train(
         if kills is not None and list(kills[:2]) == [rank, step]:
             children = pathlib.Path(f"/proc/{kills[2]}/task/{kills[2]}/children").read_text().split()
             os.kill(int(children[0]), signal.SIGKILL)
+        if dies is not None and list(dies[:2]) == [rank, step]:
+            place = {"exchanged": (optimizer._hosting.group, "exchange")}
+            place["gathered"] = (optimizer._hosting.attachment, "end_prepared_step")
+            setattr(*place[dies[2]], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         counted = _Traffic() if step == steps - 1 else None
         try:
             optimizer.step()
