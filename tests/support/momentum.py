@@ -135,10 +135,7 @@ def train(
         torch.distributed.fsdp.fully_shard(module)
     else:
         options["replicas"] = True
-    try:
-        optimizer = globals()[kind](module.named_parameters(), **options)
-    except superoffload.Error as error:
-        return {"why": str(error)}
+    optimizer = globals()[kind](module.named_parameters(), **options)
     for step in range(optimizer.committed_steps, steps + 2):
         if step == steps and save is not None:
             optimizer.save_checkpoint(save)

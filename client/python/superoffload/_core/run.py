@@ -22,6 +22,10 @@ _Result = TypeVar("_Result")
 _INCOMPLETE = optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE
 
 
+class GroupFailed(Error):
+    """Raised by gatherings for which not all ranks came; there is no use in another one."""
+
+
 class Group(Protocol):
     """The ranks that train together, in the process group of now."""
 

@@ -29,6 +29,7 @@ class For(enum.IntEnum):
     NORM = 2
     TOTAL = 3
     EMPTY = 4
+    MATRICES = 5
 
 
 _CALLS = {
@@ -36,6 +37,7 @@ _CALLS = {
     For.NORM: "clip_grad_norm_()",
     For.TOTAL: "step()",
     For.EMPTY: "step() without a gradient",
+    For.MATRICES: "step() or clip_grad_norm_()",
 }
 _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -79,12 +81,14 @@ def _gather(group: Group, purpose: For, values: Sequence[float]) -> _Everybody:
 
 @contextlib.contextmanager
 def told(group: Group | None, attachment: Attachment) -> Iterator[None]:
-    """What this rank refuses inside of the with block, where it gathers nothing, is raised on all ranks.
+    """What this rank refuses inside of the with block is raised on all ranks, in whatever they `gather` next.
 
     None: this process trains alone.
     """
     try:
         yield
+    except (_Apart, run.GroupFailed):
+        raise  # the others know, or they do not listen
     except (Error, OSError) as error:
         if group is not None:
             with contextlib.suppress(Exception):  # of a gathering that fails; the error says more

@@ -29,6 +29,7 @@ from superoffload.torch.hosting import Loop, tensors_of
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.overlap import Overlap
 from superoffload.torch.ranks import sharding
+from superoffload.torch.ranks.matrices import Matrices
 from superoffload.torch.ranks.replicas import Replicas, gather_state
 from superoffload.torch.ranks.shards import HostedParameter
 from superoffload.torch.stepping import Stepping
@@ -122,17 +123,23 @@ class Attaching:
         self.sharding = sharding.sharding(
             param_groups, wanted.replicas, outlives=wanted.name is not None, matrices=self.algorithm.matrices
         )
+        self._matrices = None
         if self.sharding is None:
             self.hosted = parameters.collect(param_groups, moves=wanted.device is not None)
         else:
             self.name = run.name_of_rank(self.name, self.sharding.group)
-            self.hosted = parameters.collect(param_groups, self.sharding.rows, moves=wanted.device is not None)
+            self._matrices = Matrices(self.sharding.group, self.sharding.matrices, digests)
+            divided = self.sharding.rows, self._matrices.of
+            self.hosted = parameters.collect(param_groups, *divided, moves=wanted.device is not None)
+            self._matrices.check_stay(wanted.device)
         first = self.hosted[0].tensor
         device = first.device if wanted.device is None else cuda.resolve(wanted.device)
         on_gpu = device if wanted.device is not None or cuda.is_on_gpu(first) else None
         self._place = self._place_on(on_gpu)
         self._is_on_gpu = on_gpu is not None
-        self._replicas = None if self.sharding is None else Replicas(self.sharding, self._is_on_gpu, digests)
+        self._replicas = None
+        if self.sharding is not None and self._matrices is not None:
+            self._replicas = Replicas(self.sharding, self._matrices, self._is_on_gpu, digests)
         clip.check_free(self.trained())
         self.connection = run.together(
             self.group, lambda: Connection(resolve_endpoint(wanted.endpoint, lambda: cuda.pci_address(on_gpu)))
@@ -140,6 +147,8 @@ class Attaching:
         try:
             source = None if wanted.restore is None else checkpoints(wanted.restore)
             self._member = self._join()
+            if self._matrices is not None:
+                self._matrices.gather_values()
             given = wanted.policies, source, wanted.bucket_bytes
             attached = attach(self.subject(), wanted.sync, *given, weakly(self.synchronize))
         except BaseException:
@@ -179,6 +188,7 @@ class Attaching:
             make_clipping=functools.partial(ClipCalls, alone=self.sharding is None),
             ranks=self.sharding,
             replicas=self._replicas,
+            matrices=self._matrices,
         )
         self.submitter, self.gpu = self._place.serve(self.attachment, given, self._send_written_state)
         self.attached = True
@@ -281,8 +291,11 @@ class Attaching:
         self.live.pull()
 
     def gather_state(self, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]) -> None:
-        if self.sharding is not None:
-            gather_state(self.sharding, by_tensor, keys)
+        if self.sharding is not None and self._matrices is not None:
+            gather_state(self.sharding, self._matrices, by_tensor, keys)
+
+    def gather_loaded(self, by_tensor: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        return {} if self._matrices is None else self._matrices.gather_state(by_tensor)
 
     def load(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         run_checkpoint.restore(self.group, self._member, functools.partial(self._load_detached, source))

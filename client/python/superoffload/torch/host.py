@@ -31,7 +31,7 @@ class HostParameters(LiveParameters):
 
     def on_commit(self) -> None:
         # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
-        written = [parameter.local for parameter in self.hosted if parameter.tensor.grad is not None]
+        written = [parameter.local for parameter in self.hosted if parameter.has_gradient]
         self._copy(written, self.attachment.receive)
 
     def bind(self) -> None:
@@ -58,6 +58,7 @@ class HostParameters(LiveParameters):
     def to_published(self) -> None:
         if self._replicas is not None:
             self._replicas.check_values()
+            self._replicas.gather_whole()
         for parameter in self.hosted:
             parameter.theta.copy_(parameter.local.detach())
 
@@ -138,7 +139,7 @@ class HostSubmitter(Submitter):
             self.attachment.hand_over([_piece(index, slot)])
 
     def outdated(self) -> bool:
-        return self._late or any((self.hosted[i].tensor.grad is None) == (i in self._present) for i in self.taken)
+        return self._late or any(self.hosted[i].has_gradient != (i in self._present) for i in self.taken)
 
     @torch.no_grad()
     def find_edited(self) -> str | None:
@@ -155,7 +156,7 @@ class HostSubmitter(Submitter):
         self.multiply(factor)
         if self._present:
             self._digests = self._digests_of(self._present)
-        return bool(self._present)
+        return bool(self._present) or self.gave_to_others
 
     def wait_end(self) -> StepResult:
         result = self.attachment.wait_verdict()

@@ -76,6 +76,12 @@ class Hosting(Protocol):
     def gather_state(self, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]) -> None:
         """Completes the state of parameters, by id, with what other ranks have. All ranks call it."""
 
+    def gather_loaded(self, by_tensor: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Of a given state by id of the parameter: of those of which ranks have shards, what is hosted here, whole.
+
+        All ranks call it.
+        """
+
     def load(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Has the daemon load ``source`` into the optimizer; parameters and hyper-parameters become its own."""
 

@@ -13,6 +13,8 @@ from superoffload.torch.ranks.shards import HostedParameter
 
 def value_of(parameter: HostedParameter, weights: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
     """What the elements that are hosted are to be; None: it is on meta, and the daemon has to know."""
+    if parameter.matrix is not None:
+        return parameter.matrix.whole
     value = mine(parameter.name, parameter.tensor, weights)
     return None if value is None else shards.rows_of(value, parameter.rows)
 

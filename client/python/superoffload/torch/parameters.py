@@ -12,7 +12,7 @@ import torch
 from superoffload._core import blocks, hosting
 from superoffload._core.error import Error
 from superoffload.torch.ranks import shards
-from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, named
+from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, Matrix, named
 from superoffload.v1 import optimizer_pb2
 
 _LEAST_BLOCK_BYTES = 4 << 20  # of parameters: as the last buckets have
@@ -21,18 +21,22 @@ _LEAST_BLOCK_BYTES = 4 << 20  # of parameters: as the last buckets have
 def collect(
     param_groups: list[dict[str, Any]],
     rows_of: Callable[[torch.Tensor], range | None] = lambda _: None,
+    matrix_of: Callable[[torch.Tensor], Matrix | None] = lambda _: None,
     moves: bool = False,
 ) -> list[HostedParameter]:
     """The trainable parameters of all groups, tied ones once, in order; raises Error for what cannot be hosted.
 
-    ``rows_of``: the rows of a parameter that are hosted here, while others host the rest; None is all. ``moves``: they
-    move to a GPU, whatever device each is on, or ``meta``.
+    ``rows_of``: the rows of a parameter that are hosted here, while others host the rest; None is all. ``matrix_of``: a
+    sharded parameter that one rank hosts whole. ``moves``: they move to a GPU, whatever device each is on, or ``meta``.
     """
     devices_served = ("cpu", "cuda", "meta") if moves else ("cpu", "cuda")
     hosted: dict[int, HostedParameter] = {}
     for name, group_index, tensor in named(param_groups):
-        rows = rows_of(tensor)
-        nothing = shards.local(tensor).numel() == 0 or (rows is not None and len(rows) == 0)
+        rows, matrix = rows_of(tensor), matrix_of(tensor)
+        if matrix is not None:
+            nothing = matrix.whole is None
+        else:
+            nothing = shards.local(tensor).numel() == 0 or (rows is not None and len(rows) == 0)
         if not tensor.requires_grad or nothing or id(tensor) in hosted:
             continue
         supported = tensor.device.type in devices_served and tensor.dtype in DATA_TYPES
@@ -43,7 +47,7 @@ def collect(
                 "dense bfloat16, float16 and float32 parameters on the CPU or a GPU; move or cast the model first, "
                 "or name a GPU to move to (GpuOptions(device=...))",
             )
-        hosted[id(tensor)] = HostedParameter(tensor, name, group_index, rows)
+        hosted[id(tensor)] = HostedParameter(tensor, name, group_index, rows, matrix)
     if not hosted:
         raise Error(
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -126,7 +130,7 @@ def specification(
             global_offset=global_offset,
         )
         for parameter, unit in zip(hosted, units, strict=True)
-        for global_shape, global_offset in [shards.place(parameter.tensor, parameter.rows)]
+        for global_shape, global_offset in [parameter.place()]
     ]
 
 

@@ -41,6 +41,20 @@ class Clipping(Protocol):
     def close(self) -> None: ...
 
 
+class Matrices(Protocol):
+    """Sharded parameters that ranks' daemons host whole; see ranks/matrices.py."""
+
+    @property
+    def are_gathered(self) -> bool: ...
+    def has_any(self) -> bool: ...
+    def check_gradients(self) -> None: ...
+    def find_edited(self) -> str | None: ...
+    def agree(self, changed: bool) -> tuple[bool, bool]: ...
+    def gather_gradients(self) -> None: ...
+    def forget_gradients(self) -> None: ...
+    def on_scaled(self) -> None: ...
+
+
 class Ranks(Protocol):
     """The ranks that train together; see ranks/sharding.py."""
 
@@ -62,7 +76,7 @@ class Given:
     """What a submitter works with, wherever gradients are.
 
     ``prepare_step`` is called before each BEGIN_STEP and sends hyper-parameters. ``make_clipping`` takes the trained
-    parameters and what multiplies all of their gradients. ``ranks`` and ``replicas``: None where this one trains alone.
+    parameters and what multiplies all of their gradients. ``ranks`` and what follows: None where this one trains alone.
     """
 
     hosted: list[HostedParameter]
@@ -71,6 +85,7 @@ class Given:
     make_clipping: Callable[[Sequence[torch.Tensor], Callable[[float], bool]], Clipping]
     ranks: Ranks | None = None
     replicas: Replicas | None = None
+    matrices: Matrices | None = None
 
 
 class Submitter(abc.ABC):
@@ -84,6 +99,7 @@ class Submitter(abc.ABC):
         self.attachment = attachment
         self.hosted = given.hosted
         self.ranks = given.ranks
+        self._matrices = given.matrices if given.matrices is not None and given.matrices.has_any() else None
         self.policy = OverlapPolicy(given.overlap, len(given.hosted), alone=given.ranks is None)
         self._prepare_step = given.prepare_step
         self._replicas = given.replicas
@@ -98,7 +114,11 @@ class Submitter(abc.ABC):
         self.indices = {id(parameter.tensor): index for index, parameter in enumerate(given.hosted)}
         self.averages: dict[int, torch.Tensor] = {}  # gradients that are not yet in .grad
         # In a run of several ranks hooks see gradients of whole parameters before anybody has averaged them.
-        self._seen_reduced = [given.ranks is None or shards.is_sharded(parameter.tensor) for parameter in given.hosted]
+        # Those of matrices that it hosts whole it has in step() only.
+        self._seen_reduced = [
+            given.ranks is None or (shards.is_sharded(parameter.tensor) and parameter.matrix is None)
+            for parameter in given.hosted
+        ]
 
     def close(self) -> None:
         for handle in self.handles:
@@ -106,6 +126,8 @@ class Submitter(abc.ABC):
 
     def reset(self) -> None:
         """Forgets the open step."""
+        if self._matrices is not None:
+            self._matrices.forget_gradients()
         self.taken: set[int] = set()
         self._arrived: set[int] = set()
         self.asked_for_norm = False  # of the open step: the loop may still change its gradients
@@ -213,6 +235,8 @@ class Submitter(abc.ABC):
         gradients = [gradient for gradient in given if gradient is not None and self.is_present(gradient)]
         if gradients:
             torch._foreach_mul_(gradients, factor)
+        if self._matrices is not None:
+            self._matrices.on_scaled()
 
     @abc.abstractmethod
     def hand_over(self, indices: Sequence[int]) -> None:
@@ -225,10 +249,10 @@ class Submitter(abc.ABC):
     def _arrive(self, indices: Sequence[int]) -> None:
         self._begin()
         self._arrived.update(indices)
-        absent = [index for index in indices if self.hosted[index].tensor.grad is None]  # left alone, as in torch
+        absent = [index for index in indices if not self.hosted[index].has_gradient]  # left alone, as in torch
         if absent:
             self.attachment.set_absent(absent)
-        self.hand_over([index for index in indices if self.hosted[index].tensor.grad is not None])
+        self.hand_over([index for index in indices if self.hosted[index].has_gradient])
 
     def _begin(self) -> None:
         if self.begun:
@@ -242,6 +266,11 @@ class Submitter(abc.ABC):
     def trained(self) -> list[torch.Tensor]:
         """The optimizer's parameters, of which other ranks may host a part or all."""
         return list(self.ranks.trained) if self.ranks is not None else [p.tensor for p in self.hosted]
+
+    @property
+    def gave_to_others(self) -> bool:
+        """Whether other ranks have submitted what they have of this rank's gradients in the open step."""
+        return self._matrices is not None and self._matrices.are_gathered
 
     @property
     def overlaps(self) -> bool:
@@ -295,17 +324,39 @@ class Submitter(abc.ABC):
         if self.ranks is not None:
             self.ranks.reduce_gradients()
         edited = None if self.outdated() else self.find_edited()
-        if edited is not None or self.outdated():
-            self.clip.on_edited()
-            if edited is not None and self.policy.on:
-                self.policy.on_edit(edited)
-            self.start_over()
-            self.finishing = True
+        if self._matrices is not None:
+            self._gather_matrices(self._matrices, edited)
+        elif edited is not None or self.outdated():
+            self._submit_again(edited)
         for index in range(len(self.hosted)):
             if index not in self.taken:
                 self._take_now(index)
         if rest := [index for index in range(len(self.hosted)) if index not in self._arrived]:
             self._arrive(rest)
+
+    def _submit_again(self, edited: str | None) -> None:
+        """Gradients have changed; ``edited``: one that the loop has changed, if it was that."""
+        self.clip.on_edited()
+        if edited is not None and self.policy.on:
+            self.policy.on_edit(edited)
+        self.start_over()
+        self.finishing = True
+
+    def _gather_matrices(self, matrices: Matrices, edited: str | None) -> None:
+        """Has owners take the gradients of their matrices. Where gradients of one rank have changed, all begin anew."""
+        matrices.check_gradients()
+        while True:
+            edited = edited or matrices.find_edited()
+            changed, alike = matrices.agree(edited is not None or self.outdated())
+            if changed:
+                self._submit_again(edited)
+                edited = None
+            elif not alike:  # a rank has dropped them
+                self.start_over()
+                self.finishing = True
+            else:
+                break
+        matrices.gather_gradients()
 
     def check_gone(self) -> None:  # noqa: B027, on the CPU none goes
         """After finish(): raises Error when a gradient was written whose memory was given back. Waits for the GPU."""

@@ -11,7 +11,7 @@ import grpc
 import torch
 import torch.distributed
 
-from superoffload._core.error import Error
+from superoffload._core.run import GroupFailed
 
 _SLOW = datetime.timedelta(seconds=2)  # a rank that has waited so long puts itself on the roll
 _ROLL_SECONDS = 4.0  # that is written by then, by whoever waits
@@ -45,7 +45,7 @@ def host_group(group: Any) -> Any:
 class Gatherings:
     """All-gathers of one group, in the same order on all ranks; each must build it at the same place of its program.
 
-    What is gathered is in the CPU's memory. A gathering that fails raises Error on the ranks that came, and the
+    What is gathered is in the CPU's memory. A gathering that fails raises GroupFailed on the ranks that came, and the
     sentence names those that did not.
     """
 
@@ -82,6 +82,18 @@ class Gatherings:
             raise self._absence(error) from error
         return everybody
 
+    def exchange(self, own: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Each rank's piece of all ranks' bytes, in rank order; ``sent``, ``received``: how many to and from each."""
+        theirs = torch.empty(sum(received), dtype=torch.uint8, device="cpu")
+        self._count += 1
+        try:
+            self._wait(
+                torch.distributed.all_to_all_single(theirs, own, received, sent, group=self._group, async_op=True)
+            )
+        except RuntimeError as error:
+            raise self._absence(error) from error
+        return theirs
+
     def gather_objects(self, message: Any) -> list[Any]:
         """Anything that can be pickled."""
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
@@ -112,7 +124,7 @@ class Gatherings:
         store.set(self._key(self._rank), "waits")
         return store
 
-    def _absence(self, error: RuntimeError) -> Error:
+    def _absence(self, error: RuntimeError) -> GroupFailed:
         missing = set(range(self._ranks)) - {self._rank}
         with contextlib.suppress(Exception):  # the roll is gone with the rank that had it
             store = self._enter()
@@ -124,7 +136,7 @@ class Gatherings:
             who = f"rank {', '.join(map(str, sorted(missing)))} of {self._ranks} did not come: it has died, or it hangs"
         else:
             who = "all ranks came, but the process group has failed"
-        return Error(
+        return GroupFailed(
             grpc.StatusCode.ABORTED,
             f"rank {self._rank} gathers what the ranks of the run agree on, and {who}; start the trainers of all ranks "
             f"anew, which go on at the same step ({str(error).splitlines()[0]})",

@@ -9,6 +9,7 @@ from superoffload._core import run_step
 from superoffload._core.error import Error
 from superoffload._core.run_step import For
 from superoffload.torch.ranks import shards
+from superoffload.torch.ranks.matrices import Matrices
 from superoffload.torch.ranks.sharding import Sharding, Share
 
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
@@ -23,8 +24,13 @@ class Replicas:
     """
 
     def __init__(
-        self, sharding: Sharding, on_gpu: bool, digests: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]
+        self,
+        sharding: Sharding,
+        matrices: Matrices,
+        on_gpu: bool,
+        digests: Callable[[Sequence[torch.Tensor | None]], torch.Tensor],
     ) -> None:
+        self._matrices = matrices
         self._digests_of = digests
         self._sharding = sharding
         self._group = sharding.group
@@ -71,16 +77,23 @@ class Replicas:
         for share in self._owned:
             root = torch.distributed.get_global_rank(self._group.group, share.owner)
             torch.distributed.broadcast(shards.local(share.parameter).detach(), root, group=self._group.group)
+        self._matrices.scatter_values()
         self.keep()
+
+    def gather_whole(self) -> None:
+        """Owners of sharded matrices have what is in the shards."""
+        self._matrices.gather_values()
 
     def keep(self) -> None:
         """The rows that are looked after here are what they should be."""
         self._digests = self._digests_now()
+        self._matrices.keep_values()
 
     def changed(self) -> list[str]:
         """Names of parameters of which somebody has written such rows since."""
         different = (self._digests != self._digests_now()).nonzero().flatten().tolist()
-        return list(dict.fromkeys(self._rows[index][0].name for index in different))
+        names = [self._rows[index][0].name for index in different] + self._matrices.changed_values()
+        return list(dict.fromkeys(names))
 
     def _digests_now(self) -> torch.Tensor:
         return self._digests_of([_local_rows(share, rank) for share, rank in self._rows])
@@ -101,11 +114,10 @@ class Replicas:
 
     def check_values(self) -> None:
         """Raises Error on all ranks where replicas of a parameter differ."""
-        shares = list(self._sharding.shares.values())
-        own = self._digests_of([shards.local(share.parameter).detach() for share in shares]).tolist()
-        everybodys = self._group.gather_objects(
-            {(share.ranks, share.name): digest for share, digest in zip(shares, own, strict=True)}
-        )
+        shared = [((share.ranks, share.name), share.parameter) for share in self._sharding.shares.values()]
+        shared += [((ranks, matrix.name), matrix.parameter) for ranks, matrix in self._matrices.copies()]
+        own = self._digests_of([shards.local(parameter).detach() for _, parameter in shared]).tolist()
+        everybodys = self._group.gather_objects({key: digest for (key, _), digest in zip(shared, own, strict=True)})
         seen: dict[tuple[tuple[int, ...], str], tuple[int, int]] = {}
         for rank, theirs in enumerate(everybodys):
             for key, digest in theirs.items():
@@ -136,7 +148,9 @@ class Replicas:
                 )
 
 
-def gather_state(sharding: Sharding, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]) -> None:
+def gather_state(
+    sharding: Sharding, matrices: Matrices, by_tensor: dict[int, dict[str, torch.Tensor]], keys: Sequence[str]
+) -> None:
     """Completes what this rank's daemon has of each parameter's state, by id, to the elements that the rank has.
 
     All ranks call it. A rank that hosts no element takes the number of steps from others.
@@ -150,6 +164,9 @@ def gather_state(sharding: Sharding, by_tensor: dict[int, dict[str, torch.Tensor
         if not known:
             continue
         whole = dict(mine or {})
+        matrix = matrices.of(tensor)
+        if matrix is not None:
+            whole |= matrices.scatter_state(matrix, whole, [key for key in keys if key != "step"])
         if any(shared for shared, _ in everybodys):
             rows = sharding.group.gather_objects(mine if share is not None else None)
             theirs = [rows[rank] for rank in share.ranks if rows[rank]] if share is not None else []

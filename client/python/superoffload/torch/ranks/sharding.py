@@ -1,9 +1,10 @@
 """Which rank's daemon hosts which elements: each element exactly one, however many ranks have it.
 
 Elements that several ranks have (whole parameters under DistributedDataParallel or beside sharded ones, HSDP's
-replicas, DTensors with Replicate) are divided among these ranks by rows of the first dimension, or parameter by
-parameter where the algorithm updates whole matrices. So each is counted once in the norm, and its state exists once.
-replicas.py brings the published rows to the ranks that do not host them.
+replicas, DTensors with Replicate) are divided among these ranks by rows of the first dimension. Where the algorithm
+updates whole matrices, each parameter has an owner, sharded ones too. So each element is counted once in the norm, and
+its state exists once. replicas.py brings what is published to the ranks that do not host it; matrices.py brings
+gradients of shards to the owner.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ import torch
 from superoffload._core.error import Error
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.gathering import Gatherings
+from superoffload.torch.ranks.shards import Block, Matrix, is_divided
 
 
 @dataclasses.dataclass
@@ -40,6 +42,13 @@ class TorchGroup:
         own = torch.tensor(values, dtype=torch.float64, device="cpu")
         return [theirs.tolist() for theirs in self._gatherings.gather(own)]
 
+    def gather_bytes(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """As many of all ranks, in rank order."""
+        return self._gatherings.gather(own)
+
+    def exchange(self, own: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        return self._gatherings.exchange(own, sent, received)
+
 
 @dataclasses.dataclass
 class Share:
@@ -62,6 +71,7 @@ class Sharding:
     group: TorchGroup
     trained: list[torch.nn.Parameter]  # the same on all ranks, in order
     shares: dict[int, Share]  # by id; those that only this rank has are not in it
+    matrices: list[Matrix]  # in order; for an algorithm that updates whole ones
 
     def rows(self, tensor: torch.Tensor) -> range | None:
         """Returns which of the local rows this rank's daemon hosts; None: all."""
@@ -89,16 +99,11 @@ def sharding(
     """None where this process trains alone; raises Error for what cannot be trained.
 
     ``replicas``: the process group whose ranks train the same whole parameters; True: all ranks. ``outlives``: the
-    optimizer has a name. ``matrices``: no parameter may be divided.
+    optimizer has a name. ``matrices``: the algorithm updates whole ones.
     """
     trained = _trained(param_groups)
     sharded = [(name, tensor) for name, tensor in trained if shards.is_sharded(tensor)]
     for name, tensor in sharded:
-        if matrices and shards.local(tensor).numel() != tensor.numel():
-            raise _refused(
-                f"an algorithm that updates whole matrices, and {name} is sharded: leave it out of fully_shard (its "
-                "ignored_params), and pass replicas=True, with which each rank's daemon hosts some of the matrices"
-            )
         _check_placements(name, tensor)
     if not sharded and not replicas:
         if outlives and replicas is None and _ranks() > 1:
@@ -111,15 +116,33 @@ def sharding(
     places = group.gather_objects([shards.local_place(tensor) for _, tensor in trained])
     _check_alike(places)
     owners = _owners(places, len(trained)) if matrices else {}
-    shares = {}
+    shares, divided = {}, []
     for index, (name, tensor) in enumerate(trained):
         same = _same_elements(places, index, group.rank)
-        if len(same) > 1 and shards.local(tensor).numel() > 0:
+        if index in owners and is_divided(tensor.shape, _blocks(places, index)):
+            divided.append(_matrix(name, tensor, _blocks(places, index), owners[index], group.rank))
+        elif len(same) > 1 and shards.local(tensor).numel() > 0:
             shares[id(tensor)] = Share(tensor, name, same, owners.get(index))
     for rank in range(group.ranks):
         if not any(_hosts(places, index, rank, owners.get(index)) for index in range(len(trained))):
             raise _refused(f"no element for the daemon of rank {rank}: train so small a model on fewer ranks")
-    return Sharding(group, [tensor for _, tensor in trained], shares)
+    return Sharding(group, [tensor for _, tensor in trained], shares, divided)
+
+
+def _blocks(places: list[list[Any]], index: int) -> tuple[Block, ...]:
+    """What each rank has of a parameter."""
+    return tuple(Block(shape, offset) for _, shape, offset in (theirs[index] for theirs in places))
+
+
+def _matrix(name: str, tensor: torch.nn.Parameter, blocks: tuple[Block, ...], owner: int, rank: int) -> Matrix:
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if rank == owner else None
+    matrix = Matrix(tensor, name, blocks, owner, tensor.dtype, whole)
+    if sum(blocks[source].elements for source in matrix.sources()) != tensor.numel():
+        raise _refused(
+            f"an algorithm that updates whole matrices, and the ranks that train together have no whole {name}: pass "
+            "replicas= the process group of all that do"
+        )
+    return matrix
 
 
 def _owners(places: list[list[Any]], parameters: int) -> dict[int, int]:
@@ -149,7 +172,9 @@ def _same_elements(places: list[list[Any]], index: int, rank: int) -> tuple[int,
 
 def _hosts(places: list[list[Any]], index: int, rank: int, owner: int | None) -> bool:
     """Whether the rank's daemon hosts an element of a parameter."""
-    _, shape, _ = places[rank][index]
+    whole, shape, _ = places[rank][index]
+    if owner is not None and is_divided(whole, _blocks(places, index)):
+        return rank == owner
     ranks = _same_elements(places, index, rank) if owner is None else (owner,)
     return math.prod(shape) > 0 and len(_rows(shape, ranks, rank)) > 0
 

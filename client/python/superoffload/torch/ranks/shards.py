@@ -1,8 +1,9 @@
 """What of each parameter this process has: all of it, or the shard of a DTensor (fully_shard, tensor parallelism)."""
 
 import dataclasses
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     if not is_sharded(parameter) or grad is None or not is_sharded(grad):
         return grad
     return _without_copy(grad)
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype in which autograd leaves its gradients: ``grad_dtype``, where the loop has set it."""
+    given = getattr(parameter, "grad_dtype", None)
+    return given if given in DATA_TYPES else local(parameter).dtype
 
 
 def make_gradient_row_major(parameter: torch.Tensor) -> None:
@@ -127,6 +134,57 @@ def named(param_groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, int, to
             yield name, group_index, tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What a rank has of a whole tensor."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The block in the memory of the whole."""
+        for dim, (start, size) in enumerate(zip(self.offset, self.shape, strict=True)):
+            whole = whole.narrow(dim, min(start, whole.shape[dim]), size)
+        return whole
+
+
+@dataclasses.dataclass(eq=False)
+class Matrix:
+    """A parameter of which ranks have blocks, while one rank's daemon hosts all of it.
+
+    The same on all ranks but for what the owner has of it.
+    """
+
+    parameter: torch.nn.Parameter
+    name: str
+    blocks: Sequence[Block]  # of each rank
+    owner: int  # the rank whose daemon hosts it
+    dtype: torch.dtype
+    whole: torch.Tensor | None  # the owner's: what the daemon has published
+    gradient: torch.Tensor | None = None  # the owner's: of the open step, once it is gathered
+
+    def holders(self, rank: int) -> tuple[int, ...]:
+        """The ranks that have the same block as this one, in order."""
+        return tuple(other for other, block in enumerate(self.blocks) if block == self.blocks[rank])
+
+    def sources(self) -> list[int]:
+        """The ranks of which each has another block, and which have all of it together."""
+        return [rank for rank, block in enumerate(self.blocks) if block.elements and self.holders(rank)[0] == rank]
+
+    def receivers(self) -> list[int]:
+        """The ranks that have elements of it."""
+        return [rank for rank, block in enumerate(self.blocks) if block.elements]
+
+
+def is_divided(whole: Sequence[int], blocks: Sequence[Block]) -> bool:
+    """Whether a rank has a part of it only."""
+    return any(block.shape != tuple(whole) for block in blocks)
+
+
 @dataclasses.dataclass
 class HostedParameter:
     """One trainable parameter, or this rank's shard of it, and its views of the daemon's memory."""
@@ -135,6 +193,7 @@ class HostedParameter:
     name: str
     group: int
     rows: range | None = None  # of what this rank has, the hosted ones; None: all
+    matrix: Matrix | None = None  # sharded, and hosted whole: what is hosted is the owner's copy, not the shard
     buckets: range = range(0)
     theta: torch.Tensor = dataclasses.field(init=False)  # the published parameter, once attached
     slots: tuple[torch.Tensor, ...] = ()  # where gradients are handed over, step by step in turn; on the CPU only
@@ -142,16 +201,26 @@ class HostedParameter:
     @property
     def local(self) -> torch.Tensor:
         """The elements that are hosted."""
+        if self.matrix is not None and self.matrix.whole is not None:
+            return self.matrix.whole
         return rows_of(local(self.tensor), self.rows)
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """The dtype in which autograd leaves its gradients: ``grad_dtype``, where the loop has set it."""
-        given = getattr(self.tensor, "grad_dtype", None)
-        return given if given in DATA_TYPES else self.local.dtype
+        return gradient_dtype(self.tensor)
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.tensor.grad is not None if self.matrix is None else self.matrix.gradient is not None
 
     @property
     def gradient(self) -> torch.Tensor | None:
         """The gradients of these elements."""
+        if self.matrix is not None:
+            return self.matrix.gradient
         found = gradient(self.tensor)
         return None if found is None else rows_of(found, self.rows)
+
+    def place(self) -> tuple[list[int], list[int]]:
+        """The shape of the whole tensor, and where in it these elements begin; both empty where they are all of it."""
+        return ([], []) if self.matrix is not None else place(self.tensor, self.rows)

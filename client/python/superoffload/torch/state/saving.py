@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import grpc
 import torch
 
-from superoffload._core import warn
+from superoffload._core import run, warn
 from superoffload._core.error import Error
 from superoffload.torch import groups
 from superoffload.torch.algorithm import STEP
@@ -226,9 +226,9 @@ class State:
                 f"the state_dict was saved by {saved['name']} and this is {self._hosting.name}: each rank loads what "
                 "it has saved itself; restore= with the checkpoints of all ranks fits any number of them",
             )
-        before = self._digests()
+        before, has_changed = self._digests(), self._has_changed_parameters()
         if not run and {key: saved[key] for key in ("name", "lineage", "committed_steps")} == self._lineage.moment():
-            if self._hosting.changed_parameters():
+            if has_changed:
                 self.pull_params()
         elif "state" in saved:
             self._checkpoints.restore_tensors(saved["state"], saved["committed_steps"])
@@ -243,6 +243,11 @@ class State:
                 "others, load the model's after the optimizer's, and call push_params()"
             )
 
+    def _has_changed_parameters(self) -> bool:
+        """Whether somebody else has written parameters, of any rank."""
+        changed = bool(run.together(self._hosting.group, self._hosting.changed_parameters))
+        return changed if self._hosting.group is None else any(self._hosting.group.gather_objects(changed))
+
     def _digests(self) -> torch.Tensor:
         """Returns digests of the parameters as the last step has left them, or the loop since."""
         self._hosting.synchronize()
@@ -254,19 +259,23 @@ class State:
         keys = {parameter.name: saved[id(parameter.tensor)] for parameter in self._hosting.hosted}
         if not state_dict["state"] and self._hosting.committed_steps() == 0:
             return  # of an optimizer that has made no step, as this one
-        if self._hosting.changed_parameters():
+        if self._has_changed_parameters():
             self.push_params()
         if self._hosting.group is not None:
             self._check_whole_blocks(self._hosting.group)
         views = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
         present = {parameter.name: views[index] for index, parameter in enumerate(self._hosting.hosted)}
+        given = state_dict["state"]
+        by_tensor = {tensor: given[key] for tensor, key in saved.items() if key in given}
+        whole = self._hosting.gather_loaded(by_tensor)
         state = {
-            keys[hosted.name]: {
+            keys[hosted.name]: whole.get(id(hosted.tensor))
+            or {
                 key: shards.rows_of(shards.local(value), hosted.rows) if torch.is_tensor(value) else value
-                for key, value in state_dict["state"][keys[hosted.name]].items()
+                for key, value in given[keys[hosted.name]].items()
             }
             for hosted in self._hosting.hosted
-            if keys[hosted.name] in state_dict["state"]
+            if keys[hosted.name] in given
         }
         tensors, committed_steps = tensor_file.from_torch(self._hosting.algorithm, state, keys, present)
         if self._hosting.group is not None:  # a rank may have no element of those with most steps
