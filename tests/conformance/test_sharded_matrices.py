@@ -54,13 +54,13 @@ def alone(ranks, steps=STEPS, clip=None, halves_at=None, bad_at=None, doubles_at
     return {name: parameter.detach() for name, parameter in module.named_parameters()}, norms
 
 
-def same(results, weights, clips=False):
-    """``clips``: ranks add up the norm in another order, so its last digits differ."""
+def same(results, weights, rounds=False):
+    """``rounds``: ranks add up in another order, the norm for one, so that last digits differ."""
     for result in results:
         assert result["weights"].keys() == weights.keys()
         for name, weight in weights.items():
             assert torch.equal(result["weights"][name], results[0]["weights"][name]), name
-            torch.testing.assert_close(result["weights"][name], weight, rtol=0, atol=1e-6 if clips else 0, msg=name)
+            torch.testing.assert_close(result["weights"][name], weight, rtol=0, atol=1e-6 if rounds else 0, msg=name)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -129,7 +129,7 @@ def test_clips_skips_and_edited_gradients_are_those_of_one_process(ranks, run):
         alone(ranks, doubles_at=3),
     ]
     for scenario, results, (weights, norms) in zip(scenarios, run(2, *scenarios), ours, strict=True):
-        same(results, weights, clips="clip" in scenario)
+        same(results, weights, rounds="clip" in scenario)
         for result in results:
             assert result["norms"] == pytest.approx(norms, rel=1e-6), scenario
             assert result["skipped"] == (scenario.get("edits", [0, 0, ""])[2] == "inf")
@@ -159,10 +159,11 @@ def test_what_a_rank_has_done_to_its_shard_is_told_on_all(ranks, run):
 
 def test_copies_of_shards_and_whole_parameters_beside_them(ranks, run):
     weights, _ = alone(ranks)
-    (ignored,) = run(2, {"steps": STEPS, "layout": "ignored"})
+    ignored, tensors = run(2, {"steps": STEPS, "layout": "ignored"}, {"steps": STEPS, "layout": "tensors"})
     (copied,) = run(4, {"steps": STEPS, "layout": "hsdp"})
     same(ignored, weights)
     same(copied, weights)
+    same(tensors, weights, rounds=True)  # products are summed in parts
 
 
 def test_any_number_of_ranks_restores_a_checkpoint(ranks, run, tmp_path):

@@ -17,7 +17,8 @@ from tests.support import process_group
 from tests.support.momentum import MomentumMatrix
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import superoffload.torch
 
@@ -45,6 +46,13 @@ def backward(called: torch.nn.Module, step: int, factor: float = 1.0) -> None:
 
 def _shard(module: Model, layout: str) -> None:
     ranks = torch.distributed.get_world_size()
+    if layout == "tensors":  # rows of one matrix, columns of another, and a whole parameter; all ranks have the data
+        plan = {
+            "first": ColwiseParallel(output_layouts=Replicate()),
+            "second": RowwiseParallel(input_layouts=Replicate()),
+        }
+        parallelize_module(module, init_device_mesh("cpu", (ranks,)), plan)
+        return
     options = {}
     if layout == "hsdp":
         options["mesh"] = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
@@ -138,7 +146,7 @@ def train(
             for parameter in module.parameters():
                 _local(parameter).data.mul_(2)
             optimizer.push_params()
-        backward(module, step + skipped, float(rank == 0))
+        backward(module, step + skipped, float(rank == 0 or layout == "tensors"))
         if layout == "ignored":
             torch.distributed.all_reduce(module.scale.grad)
         edit = ""
