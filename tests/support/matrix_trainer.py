@@ -5,11 +5,9 @@ arguments of `train`; OUT gets a list of what it returned for each. Rank 0 has a
 of ranks gradients are those of one process, bit for bit.
 """
 
-import json
 import os
 import pathlib
 import signal
-import sys
 
 import torch
 import torch.distributed
@@ -202,14 +200,5 @@ def train(
     return result
 
 
-def main() -> None:
-    store, rank, ranks, out, *scenarios = sys.argv[1:]
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(store, int(ranks)), rank=int(rank), world_size=int(ranks)
-    )
-    torch.save([train(int(rank), **json.loads(scenario)) for scenario in scenarios], out)
-    process_group.leave()
-
-
 if __name__ == "__main__":
-    main()
+    process_group.run_scenarios(lambda rank, scenario: train(rank, **scenario))

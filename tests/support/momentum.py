@@ -5,9 +5,6 @@ of a run on gloo: python -m tests.support.momentum STORE RANK RANKS OUT SCENARIO
 arguments of `train`, and OUT gets a list of what it returned.
 """
 
-import json
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -153,16 +150,7 @@ def train(
     return {"weights": whole, "state": state, "why": refusal}
 
 
-def main() -> None:
+if __name__ == "__main__":
     import torch.distributed.fsdp  # only here: it takes a second
 
-    store, rank, ranks, out, *scenarios = sys.argv[1:]
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(store, int(ranks)), rank=int(rank), world_size=int(ranks)
-    )
-    torch.save([train(int(rank), **json.loads(scenario)) for scenario in scenarios], out)
-    process_group.leave()
-
-
-if __name__ == "__main__":
-    main()
+    process_group.run_scenarios(lambda rank, scenario: train(rank, **scenario))

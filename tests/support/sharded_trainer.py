@@ -4,13 +4,10 @@ Each scenario is a JSON object of arguments of `train`; OUT gets a list of what 
 """
 
 import copy
-import datetime
 import functools
-import json
 import os
 import pathlib
 import signal
-import sys
 import time
 
 import pytest
@@ -358,19 +355,5 @@ def _try(rank: int, scenario: dict) -> dict:
             return {"error": str(error)}
 
 
-def main() -> None:
-    store, rank, ranks, out, *scenarios = sys.argv[1:]
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=int(rank),
-        world_size=int(ranks),
-        timeout=datetime.timedelta(seconds=int(os.environ.get("GROUP_SECONDS", _GROUP_SECONDS))),
-    )
-    results = [_try(int(rank), json.loads(scenario)) for scenario in scenarios]
-    torch.save(results, out)
-    process_group.leave()
-
-
 if __name__ == "__main__":
-    main()
+    process_group.run_scenarios(_try, int(os.environ.get("GROUP_SECONDS", _GROUP_SECONDS)))

@@ -1,9 +1,5 @@
 """One rank of sequence-parallel training on gloo: tests.support.ulysses_trainer STORE RANK RANKS OUT SCENARIO..."""
 
-import datetime
-import json
-import sys
-
 import torch
 import torch.distributed
 import transformers
@@ -165,26 +161,13 @@ def _refusal(call, *arguments) -> str | None:
     return None
 
 
-def _try(scenario: dict) -> dict:
+def _try(_: int, scenario: dict) -> dict:
     try:
         return refuse() if scenario.get("kind") == "refused" else train(**scenario)
     except superoffload.Error as error:
         return {"error": str(error)}
 
 
-def main() -> None:
-    store, rank, ranks, out, *scenarios = sys.argv[1:]
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=int(rank),
-        world_size=int(ranks),
-        timeout=datetime.timedelta(seconds=120),
-    )
-    torch.save([_try(json.loads(scenario)) for scenario in scenarios], out)
-    process_group.leave()
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    process_group.run_scenarios(_try, seconds=120)
