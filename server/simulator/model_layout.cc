@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "kernels/check.h"
 
@@ -16,33 +17,10 @@ std::pair<uint64_t, uint64_t> RowsOf(uint64_t rows, uint32_t rank, uint32_t rank
   return {first, std::min(rows, first + each) - first};
 }
 
-// As the PyTorch adapter has it (parameters.py): blocks of which one is too small for a bucket of its own count as one.
-void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
-  std::map<uint32_t, uint64_t> bytes;
-  for (const engine::ParameterSpec& parameter : parameters) {
-    bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-  }
-  bool large = false;
-  for (const auto& [unit, size] : bytes) {
-    if (unit == 0 || unit == bytes.rbegin()->first) continue;
-    large = size >= engine::kTaperBytes;
-    if (!large) break;
-  }
-  if (large) return;
-  for (engine::ParameterSpec& parameter : parameters) parameter.unit = 0;
-}
-
-}  // namespace
-
-engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
-  engine::OptimizerSpec shard = spec;
-  if (ranks == 1) {
-    JoinSmallUnits(shard.parameters);
-    return shard;
-  }
-  shard.member = {"plan", rank, ranks};
-  shard.parameters.clear();
-  for (engine::ParameterSpec parameter : spec.parameters) {
+std::vector<engine::ParameterSpec> ShardsOf(const std::vector<engine::ParameterSpec>& parameters, uint32_t rank,
+                                            uint32_t ranks) {
+  std::vector<engine::ParameterSpec> shards;
+  for (engine::ParameterSpec parameter : parameters) {
     if (parameter.shape.empty()) parameter.shape = {1};
     const auto [first, rows] = RowsOf(parameter.shape[0], rank, ranks);
     if (rows == 0) continue;
@@ -50,7 +28,32 @@ engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, 
     parameter.global_offset.assign(parameter.shape.size(), 0);
     parameter.global_offset[0] = first;
     parameter.shape[0] = rows;
-    shard.parameters.push_back(std::move(parameter));
+    shards.push_back(std::move(parameter));
+  }
+  return shards;
+}
+
+// As the PyTorch adapter has it (parameters.py): blocks of which one is too small for a bucket of its own count as one.
+void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
+  std::map<uint32_t, uint64_t> bytes;
+  for (const engine::ParameterSpec& parameter : parameters) {
+    bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
+  }
+  std::vector<uint64_t> blocks;
+  for (const auto& [unit, size] : bytes) {
+    if (unit != 0 && unit != bytes.rbegin()->first) blocks.push_back(size);
+  }
+  if (!blocks.empty() && *std::ranges::min_element(blocks) >= engine::kTaperBytes) return;
+  for (engine::ParameterSpec& parameter : parameters) parameter.unit = 0;
+}
+
+}  // namespace
+
+engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
+  engine::OptimizerSpec shard = spec;
+  if (ranks > 1) {
+    shard.member = {"plan", rank, ranks};
+    shard.parameters = ShardsOf(spec.parameters, rank, ranks);
   }
   JoinSmallUnits(shard.parameters);
   return shard;

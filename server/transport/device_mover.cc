@@ -124,14 +124,10 @@ void DeviceMover::Submit(const superoffload_ring_entry& entry) {
       open_step_ = 0;
       break;
     case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
-    case SUPEROFFLOAD_SUBMIT_PROBE: {
-      absl::Status status = SetWayBack(entry);
-      const bool copies = InDeviceSlot(entry);
-      if (status.ok() && copies) status = CopyGradient(entry);
-      if (!status.ok()) RejectGradient(entry, status);
-      if (copies || !status.ok()) return;
+    case SUPEROFFLOAD_SUBMIT_PROBE:
+      if (absl::Status status = TakeGradient(entry); !status.ok()) return RejectGradient(entry, status);
+      if (InDeviceSlot(entry)) return;
       break;
-    }
     default:
       break;
   }
@@ -142,7 +138,8 @@ void DeviceMover::RejectGradient(const superoffload_ring_entry& entry, const abs
   mover_->arrivals().Then([this, entry, status](const CudaStatus&) {
     rings_->Reject(entry, status);
     const uint32_t slot = entry.payload.gradient.slot;
-    if (InDeviceSlot(entry) && slot < request_.slots) rings_->GradientTaken(entry.step, slot);  // or the trainer would wait for it
+    // Or the trainer would wait for it.
+    if (InDeviceSlot(entry) && slot < request_.slots) rings_->GradientTaken(entry.step, slot);
   });
 }
 
@@ -162,6 +159,11 @@ void DeviceMover::Begin(const superoffload_ring_entry& entry) {
 absl::Status DeviceMover::CheckNoOpenStep(absl::string_view request) const {
   if (open_step_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(request, " while step ", open_step_, " is open; end it first"));
+}
+
+absl::Status DeviceMover::TakeGradient(const superoffload_ring_entry& entry) {
+  if (absl::Status status = SetWayBack(entry); !status.ok()) return status;
+  return InDeviceSlot(entry) ? CopyGradient(entry) : absl::OkStatus();
 }
 
 // Whether, and to where, the bucket's parameters are copied.

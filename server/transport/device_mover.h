@@ -73,6 +73,7 @@ class DeviceMover {
   void Begin(const superoffload_ring_entry& entry);
   void Deliver(const superoffload_ring_entry& entry, std::optional<double> sum_of_squares);
   void RejectGradient(const superoffload_ring_entry& entry, const absl::Status& status);
+  absl::Status TakeGradient(const superoffload_ring_entry& entry);
   absl::Status SetWayBack(const superoffload_ring_entry& entry);
   absl::Status CheckGradient(const superoffload_ring_entry& entry) const;
   absl::Status CopyGradient(const superoffload_ring_entry& entry);

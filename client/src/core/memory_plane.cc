@@ -4,9 +4,11 @@
 
 namespace superoffload::client {
 
-Status MemoryPlane::WaitOnStream(uint32_t, StreamNumber, const Deadline&) {
+Status NoGpu() {
   return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
 }
+
+Status MemoryPlane::WaitOnStream(uint32_t, StreamNumber, const Deadline&) { return NoGpu(); }
 
 Status HostPlane::WaitUntil(const Deadline& deadline, const Condition& done) {
   while (!done(progress_)) {

@@ -18,6 +18,9 @@ class GpuPlane;
 class ModelLayout;
 class StepPlane;
 
+// FAILED_PRECONDITION: the attachment has no GPU.
+Status NoGpu();
+
 // Submitting and waiting may be done by one thread each.
 class MemoryPlane {
  public:

@@ -38,10 +38,7 @@ template <typename Call>
 int WithGpu(superoffload_attachment* attachment, Call call) {
   return WithHandle(attachment, [&](StepPlane& impl) -> Status {
     GpuPlane* const gpu = impl.plane().gpu();
-    if (gpu == nullptr || gpu->ended()) {
-      return Error(Code::kFailedPrecondition, "the attachment has no GPU; call superoffload_gpu_attach first");
-    }
-    return call(impl, *gpu);
+    return gpu == nullptr || gpu->ended() ? superoffload::client::NoGpu() : call(impl, *gpu);
   });
 }
 

@@ -31,14 +31,12 @@ class HostParameters(LiveParameters):
 
     def on_commit(self) -> None:
         # Of those without a gradient nothing was written, and a graph that has saved them can still be used.
-        written = [parameter.local for parameter in self.hosted if parameter.has_gradient]
-        self._copy(written, self.attachment.receive)
+        self._receive([parameter.local for parameter in self.hosted if parameter.has_gradient])
 
     def bind(self) -> None:
-        threads = torch.get_num_threads()
-        self._copy([parameter.local for parameter in self.hosted], lambda all: memory.copy_and_digest(all, threads))
+        self._receive([parameter.local for parameter in self.hosted])
 
-    def _copy(self, written: list[torch.Tensor], copy: Callable[[list[memory.Range]], list[int]]) -> None:
+    def _receive(self, written: list[torch.Tensor]) -> None:
         """Sets the model's parameters to the published ones; ``written``: those in which that may change something."""
         ranges: list[memory.Range] = []
         scattered = []
@@ -48,7 +46,7 @@ class HostParameters(LiveParameters):
             if not copies:
                 scattered.append((tensor, theta))
             ranges.append((theta.data_ptr(), tensor.data_ptr() if copies else None, theta.nbytes))
-        self._digests = copy(ranges)
+        self._digests = self.attachment.receive(ranges)
         for tensor, theta in scattered:
             tensor.data.copy_(theta)
         torch.autograd.graph.increment_version(written)

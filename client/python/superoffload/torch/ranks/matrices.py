@@ -50,9 +50,8 @@ class Matrices:
         self._matrices = list(matrices)
         self._by_parameter = {id(matrix.parameter): matrix for matrix in matrices}
         self._exchanges = list(_exchanges(self._matrices, group.ranks))
-        self._gathered: list[tuple[bool, int]] | None = (
-            None  # this rank's gradients, as they were: present, and digests
-        )
+        # This rank's gradients, as they were: present, and digests.
+        self._gathered: list[tuple[bool, int]] | None = None
         self._values: list[int] = []  # and of its parameters, as they should be
 
     def has_any(self) -> bool:
@@ -334,10 +333,11 @@ def _exchanges(matrices: Sequence[Matrix], ranks: int) -> Iterator[list[int]]:
     batch: list[int] = []
     size = 0
     for _, index in sorted(turns):
-        size += matrices[index].parameter.numel() * matrices[index].parameter.element_size()
-        if batch and size > _BATCH_BYTES * ranks:
+        nbytes = matrices[index].parameter.numel() * matrices[index].parameter.element_size()
+        if batch and size + nbytes > _BATCH_BYTES * ranks:
             yield batch
-            batch, size = [], matrices[index].parameter.numel() * matrices[index].parameter.element_size()
+            batch, size = [], 0
         batch.append(index)
+        size += nbytes
     if batch:
         yield batch
