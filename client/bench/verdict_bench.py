@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from superoffload._core import hosting, run_step
+from superoffload._core import optimizers, run_step
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
@@ -39,7 +39,7 @@ def attach(connection: Connection, name: str, group: TorchGroup | None) -> Attac
     if group is not None:
         request.lineage = 1
         request.member.run, request.member.rank, request.member.ranks = "bench", group.rank, group.ranks
-    hosting.create(connection, request)
+    optimizers.create(connection, request)
     attachment = Attachment(connection, optimizer_pb2.AttachOptimizerRequest(name=name, sync=optimizer_pb2.SYNC_PUSH))
     connection.call("PushParameters", optimizer_pb2.PushParametersRequest(name=name))
     return attachment

@@ -1,5 +1,5 @@
 // The commands of superoffloadctl. main.cc has the command line and the table of all commands; each group of them is in
-// the file named here, and `bench` and `plan`, which have flags of their own, in machine_commands.cc and plan.h.
+// the file named here.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_COMMANDS_H_
 #define SUPEROFFLOAD_CLIENT_CTL_COMMANDS_H_
 
@@ -66,6 +66,11 @@ absl::Status Pin(Client& client, const Arguments& arguments);
 int Doctor(const Arguments& arguments);
 // Becomes "adam_bench --tune" with the words after "bench"; returns an exit status when that cannot be.
 int RunBench(int argc, char** argv);
+
+// plan.cc: with the words after "plan", of which plan_arguments.h makes a request. Asks superoffload-plan, and starts no
+// daemon. Returns an exit status: 1 when it cannot be asked or has no step to draw, 2 when the command line, a file or
+// the request is wrong, 3 when what is planned does not fit.
+int RunPlan(int argc, char** argv);
 
 // optimizer_commands.cc
 absl::Status List(Client& client, const Arguments& arguments);

@@ -18,7 +18,6 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan.h"
 #include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(std::string, endpoint, "",

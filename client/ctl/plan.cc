@@ -1,5 +1,3 @@
-#include "client/ctl/plan.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -11,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/model_families.h"
 #include "client/ctl/output.h"
 #include "client/ctl/plan_arguments.h"

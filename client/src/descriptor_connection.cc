@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "client/src/connect_patience.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/bench/baselines.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace superoffload::kernels {
 

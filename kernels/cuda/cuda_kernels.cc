@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 #ifdef SUPEROFFLOAD_FATBIN_DIRECTORY
 // The compiled kernels, for every architecture they were built for.

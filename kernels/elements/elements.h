@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace superoffload::kernels {
 

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/chunk_sums.h"
 #include "kernels/gpu/completion_thread.h"
 

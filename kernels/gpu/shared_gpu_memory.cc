@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::kernels {
 namespace {

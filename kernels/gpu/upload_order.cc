@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::kernels {
 

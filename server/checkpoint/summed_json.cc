@@ -1,7 +1,7 @@
 #include "server/checkpoint/summed_json.h"
 
 #include "absl/strings/str_format.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/memory/crc32.h"
 
 namespace superoffload::checkpoint {

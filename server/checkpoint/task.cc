@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/checkpoint/act_as.h"
 #include "server/memory/thread.h"
 

@@ -37,7 +37,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "server/engine/spec.h"
 
 namespace superoffload::engine {

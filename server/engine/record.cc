@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/spec.h"
 #include "server/memory/crc32.h"
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/segments.h"
 #include "server/engine/step_machine.h"
 

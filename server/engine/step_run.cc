@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/step_machine.h"
 
 namespace superoffload::engine {

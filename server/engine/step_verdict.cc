@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/step_machine.h"
 
 namespace superoffload::engine {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::engine {
 namespace {

@@ -12,9 +12,9 @@
 namespace superoffload::host {
 
 // So many at once, and so many per second from then on.
-class Bucket {
+class TokenBucket {
  public:
-  Bucket(double most, double per_second) : most_(most), per_second_(per_second), left_(most) {}
+  TokenBucket(double most, double per_second) : most_(most), per_second_(per_second), left_(most) {}
 
   bool Take(absl::Time now) {
     Fill(now);
@@ -54,8 +54,8 @@ struct CallAllowance {
   explicit CallAllowance(const CallLimits& limits)
       : calls(limits.calls, limits.calls), frames(limits.frames, limits.frames) {}
 
-  Bucket calls;
-  Bucket frames;
+  TokenBucket calls;
+  TokenBucket frames;
   size_t open_calls = 0;
   size_t connections = 0;
 };

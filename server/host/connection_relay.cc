@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/memory/thread.h"
 
 namespace superoffload::host {

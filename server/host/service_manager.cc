@@ -14,7 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/host/keeper_protocol.h"
 #include "server/host/systemd_unit.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/memory/crc32.h"
 
 namespace superoffload::optimizer {

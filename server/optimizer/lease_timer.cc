@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::optimizer {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::optimizer {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::rpc {
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::simulator {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::simulator {
 namespace {

@@ -6,7 +6,7 @@
 #include <deque>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::simulator {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::simulator {
 

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/memory/thread.h"
 #include "superoffload/v1/printable.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "superoffload/v1/ring_wait.h"
 
 namespace superoffload::transport {

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/memory/thread.h"
 
 namespace superoffload::transport {

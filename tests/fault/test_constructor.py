@@ -106,15 +106,15 @@ def test_a_checkpoint_is_restored_over_a_death(kept, deaths, tmp_path):
 DIES_ONCE_RESTORED = """
     import os, signal, sys, torch
     import superoffload.torch
-    from superoffload._core import hosting
+    from superoffload._core import optimizers
     endpoint, name, directory, when = sys.argv[1:]
-    restore = hosting.restore
+    restore = optimizers.restore
     def dies(*arguments):
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         restore(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
-    hosting.restore = dies
+    optimizers.restore = dies
     weight = torch.nn.Parameter(torch.full((300,), 5.0))
     superoffload.torch.AdamW([("weight", weight)], endpoint=endpoint, name=name, restore=directory, sync="pull_params")
 """

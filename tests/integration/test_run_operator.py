@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from tests.conftest import Daemon
 
-from superoffload._core import hosting
+from superoffload._core import optimizers
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload.v1 import optimizer_pb2
@@ -33,7 +33,7 @@ class Rank:
         member = optimizer_pb2.RunMember(run=run, rank=rank, ranks=2)
         parameter = optimizer_pb2.Parameter(name="w", shape=[64], dtype=optimizer_pb2.DATA_TYPE_FLOAT32)
         group = optimizer_pb2.ParameterGroup()
-        hosting.create(
+        optimizers.create(
             self.connection,
             optimizer_pb2.CreateOptimizerRequest(
                 name=self.name, algorithm="adamw", parameters=[parameter], groups=[group], member=member, lineage=7

@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/plan/machine_description.h"
 #include "superoffload/v1/plan.pb.h"
 

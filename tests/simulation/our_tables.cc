@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/simulator/catalogue.h"
 #include "server/simulator/fit.h"
 #include "server/simulator/model_layout.h"

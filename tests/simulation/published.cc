@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/simulator/fit.h"
 #include "tests/simulation/peer_memory.h"
 #include "tests/simulation/peers.h"

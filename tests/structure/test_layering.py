@@ -142,7 +142,7 @@ def test_planted_includes_are_found(tmp_path):
     plant(
         tmp_path,
         {
-            "server/memory/arena.h": '#include "server/memory/binding.h"\n#include "kernels/check.h"\n',
+            "server/memory/arena.h": '#include "server/memory/binding.h"\n#include "kernels/base/check.h"\n',
             "server/memory/upward.h": '#include "server/engine/record.h"\n',
             "client/src/stranger.cc": '#  include "server/memory/arena.h"\n',
             "server/rpc/stranger.cc": "#include <superoffload/client.hpp>\n",

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "client/src/status.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "superoffload/v1/step_ring.h"
 
 namespace superoffload::client {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 namespace {

@@ -4,11 +4,11 @@
 #include <limits>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/cpp/calls.h"
-#include "client/src/cpp/layout.h"
 #include "client/src/cpp/session.h"
 #include "superoffload/client.hpp"
 
@@ -32,6 +32,23 @@ v1::Scalar* FindScalar(v1::ParameterGroup* group, const std::string& name) {
 uint32_t GradientDType(const v1::Parameter& parameter) {
   const bool same = parameter.gradient_dtype() == v1::DATA_TYPE_UNSPECIFIED;
   return static_cast<uint32_t>(same ? parameter.dtype() : parameter.gradient_dtype());
+}
+
+// The layout of an attach response as superoffload.h takes it.
+std::vector<superoffload_bucket> ToC(const v1::Layout& layout) {
+  std::vector<superoffload_bucket> buckets;
+  for (const v1::Bucket& bucket : layout.buckets()) {
+    buckets.push_back({.elements = bucket.elements(),
+                       .parameters_offset = bucket.parameters_offset(),
+                       .gpu_offset = bucket.parameters_offset(),
+                       .gradient_offsets = {bucket.gradient_offsets(0), bucket.gradient_offsets(1)},
+                       .state_offset = bucket.state_offset(),
+                       .dtype = static_cast<uint32_t>(bucket.dtype()),
+                       .gradient_dtype = static_cast<uint32_t>(bucket.gradient_dtype()),
+                       .group = bucket.group(),
+                       .reserved = 0});
+  }
+  return buckets;
 }
 
 uint32_t ThisProcessesCpus() { return std::max(1u, std::thread::hardware_concurrency()); }

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "client/src/status.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "kernels/gpu/cuda_device.h"
 #include "superoffload/superoffload_gpu.h"
 

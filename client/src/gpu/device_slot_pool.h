@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "client/src/status.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 

@@ -9,7 +9,7 @@
 #include "client/src/core/host_gradients.h"
 #include "client/src/gpu/gpu_gradients.h"
 #include "client/src/gpu/gpu_status.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 

@@ -8,7 +8,7 @@
 #include "client/src/gpu/gpu_options.h"
 #include "client/src/gpu/gpu_plane.h"
 #include "client/src/gpu/gpu_status.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 namespace {

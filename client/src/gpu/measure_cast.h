@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "client/src/status.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace superoffload::client {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "client/src/gpu/gpu_status.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::client {
 

@@ -19,7 +19,7 @@
 #include "absl/flags/parse.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/step_engine.h"
 #include "server/engine/worker_threads.h"
 #include "superoffload/v1/exit_status.h"

@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/simulator/driver/driver.h"
 #include "server/simulator/driver/handles.h"
 

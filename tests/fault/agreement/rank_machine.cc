@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/support/scalars.h"
 
 namespace superoffload::faults {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/undo_slot.h"
 
 namespace superoffload::faults {

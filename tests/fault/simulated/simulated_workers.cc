@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::faults {
 

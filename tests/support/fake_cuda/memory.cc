@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::fake_cuda {
 

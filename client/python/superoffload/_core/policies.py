@@ -45,7 +45,7 @@ def check_sync(sync: Sync, restore: object) -> None:
         )
 
 
-def check_max_norm(argument: str, value: float | None) -> None:
+def check_max_grad_norm(argument: str, value: float | None) -> None:
     if value is not None and not value > 0:
         raise ValueError(f"{argument} is {value} but must be positive; None means no clipping")
 

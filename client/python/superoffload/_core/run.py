@@ -141,25 +141,16 @@ def agree(connection: Connection, name: str, group: Group, start_over: bool) -> 
     return Agreed(lineage, found=False)
 
 
-def together(group: Group | None, action: Callable[[], _Result]) -> _Result:
-    """Does it on all ranks. Where it fails on one, all raise Error, so that none goes on alone.
+def all_or_none(
+    group: Group | None, what: str, action: Callable[[], _Result], undo: Callable[[_Result], Any] = lambda _: None
+) -> _Result:
+    """Does it on all ranks, none of which waits in it for another. Where it fails on one, which is named, all raise Error.
 
-    None: this process trains alone.
+    ``what`` it does, after "could not". ``undo``: of what a rank has done while another could not. ``group`` None: this
+    process trains alone.
     """
     if group is None:
         return action()
-    result, failed = on_all(group, action)
-    if failed is not None:
-        rank, why = failed
-        raise Error(grpc.StatusCode.FAILED_PRECONDITION, f"rank {rank} failed, and so do the others: {why}")
-    return result
-
-
-def on_all(group: Group, action: Callable[[], _Result]) -> tuple[_Result, tuple[int, str] | None]:
-    """Does it on all ranks, and raises what is raised here, once the others know.
-
-    Returns also the first of the other ranks where it failed, if any, and why.
-    """
     result, error = None, None
     try:
         result = action()
@@ -168,7 +159,11 @@ def on_all(group: Group, action: Callable[[], _Result]) -> tuple[_Result, tuple[
     whys = group.gather_objects(None if error is None else str(error))
     if error is not None:
         raise error
-    return cast(_Result, result), next(((rank, why) for rank, why in enumerate(whys) if why is not None), None)
+    for rank, why in enumerate(whys):
+        if why is not None:
+            undo(cast(_Result, result))
+            raise Error(grpc.StatusCode.ABORTED, f"rank {rank} could not {what}: {why}")
+    return cast(_Result, result)
 
 
 def name_of_rank(name: str, group: Group) -> str:

@@ -2,27 +2,12 @@
 
 import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
 from superoffload._core.error import Error
-from superoffload._core.run import Group, Member, on_all
-
-_T = TypeVar("_T")
-
-
-def together(group: Group, what: str, call: Callable[[], _T], undo: Callable[[_T], Any] = lambda _: None) -> _T:
-    """Makes the call on every rank; raises Error on all ranks where one fails, which is named.
-
-    ``undo``: of what a rank has done while another could not.
-    """
-    result, failed = on_all(group, call)
-    if failed is not None:
-        undo(result)
-        rank, why = failed
-        raise Error(grpc.StatusCode.ABORTED, f"rank {rank} could not {what}: {why}")
-    return result
+from superoffload._core.run import Group, Member, all_or_none
 
 
 def restore(group: Group | None, member: Member | None, load: Callable[[], Any]) -> None:
@@ -31,7 +16,7 @@ def restore(group: Group | None, member: Member | None, load: Callable[[], Any])
         load()
         return
     member.lineage = group.gather_objects(secrets.randbits(63) | 1)[0]
-    together(group, "restore its shard", load)
+    all_or_none(group, "restore its shard", load)
 
 
 def save(group: Group, directory: str, committed_steps: int, write: Callable[[], Any]) -> None:
@@ -48,11 +33,11 @@ def save(group: Group, directory: str, committed_steps: int, write: Callable[[],
                 "ranks save the same step to the same directory",
             )
     what = f"write its part of {directory}"
-    wrote = together(group, what, write)
+    wrote = all_or_none(group, what, write)
     if any(group.gather_objects(wrote.run_whole)):
         return
     # A network file system may have shown the last rank an old listing.
-    again = together(group, what, write)
+    again = all_or_none(group, what, write)
     if not any(group.gather_objects(again.run_whole)):
         raise Error(
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -115,7 +115,8 @@ def _withdraw(group: Group, attachment: Attachment, everybody: _Everybody) -> No
         return
     name = attachment.optimizer.name
     with contextlib.suppress(Error):
-        run.together(group, lambda: attachment.call("GetOptimizer", optimizer_pb2.GetOptimizerRequest(name=name)))
+        request = optimizer_pb2.GetOptimizerRequest(name=name)
+        run.all_or_none(group, "reach its daemon", lambda: attachment.call("GetOptimizer", request))
         with attachment.detached() as connection:
             run.agree(connection, name, group, start_over=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from superoffload._core import hosting, policies, run
+from superoffload._core import optimizers, policies, run
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
@@ -37,7 +37,7 @@ class Subject:
 
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Nobody is attached."""
-        hosting.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
+        optimizers.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
 
 
 def attach(
@@ -62,11 +62,11 @@ def attach(
     )
     if subject.member is not None:
         subject.member.mark(create)
-    created = hosting.create(subject.connection, create)
+    created = optimizers.create(subject.connection, create)
     existing = None if created else subject.connection.get_whole(subject.name)
     if existing is not None:
-        hosting.check_algorithm(existing, subject.algorithm.daemon_name)
-        hosting.check_same(specification, existing)
+        optimizers.check_algorithm(existing, subject.algorithm.daemon_name)
+        optimizers.check_same(specification, existing)
     request = optimizer_pb2.AttachOptimizerRequest(
         name=subject.name, sync=optimizer_pb2.SYNC_PUSH if created else policies.SYNC[sync]
     )
@@ -93,7 +93,7 @@ def attach(
             again="compute the gradients of this step again, from the parameters that this process has",
         )
     if existing is not None:
-        hosting.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
+        optimizers.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
     if request.sync == optimizer_pb2.SYNC_PUSH:
         push(attachment, subject.hosted, leaves)
     return attachment, request.sync == optimizer_pb2.SYNC_PULL
@@ -104,7 +104,7 @@ def _restore(subject: Subject, source: optimizer_pb2.RestoreOptimizerRequest, cr
         subject.restore(source)
     except Error:
         if created:
-            hosting.delete(subject.connection, subject.name)
+            optimizers.delete(subject.connection, subject.name)
         raise
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from superoffload._core import policies
-from superoffload._core.hosting import Directories
+from superoffload._core.optimizers import Directories
 
 
 class Keywords(TypedDict, total=False):

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import grpc
 import jax
 
-from superoffload._core import hosting, names, owner, policies, run
+from superoffload._core import optimizers, names, owner, policies, run
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
-from superoffload._core.hosting import Directories
+from superoffload._core.optimizers import Directories
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax import ffi, processes
 from superoffload.jax.algorithm import Algorithm
@@ -61,7 +61,7 @@ class Optimizer(State):
         bucket_bytes: int = 0,
     ) -> None:
         policies.check_sync(sync, restore)
-        policies.check_max_norm("max_norm", max_norm)
+        policies.check_max_grad_norm("max_norm", max_norm)
         lease_seconds = names.lease_of(name, lease_seconds)
         self._algorithm = algorithm
         self._groups = Groups(algorithm, defaults, labels, groups, mask)
@@ -105,8 +105,8 @@ class Optimizer(State):
                 start_over = self._source is not None
                 self._member = run.join(self._connection, self.name, given, self._group, start_over)
             own = hosted.match(params, "params")
-            attachment, others = run.together(
-                self._group, lambda: attach(self._subject(hosted), own, self._sync, self._checkpoints())
+            attachment, others = run.all_or_none(
+                self._group, "attach", lambda: attach(self._subject(hosted), own, self._sync, self._checkpoints())
             )
         except BaseException:
             self._connection.close()
@@ -120,7 +120,7 @@ class Optimizer(State):
         return params
 
     def _checkpoints(self) -> optimizer_pb2.RestoreOptimizerRequest | None:
-        return None if self._source is None else hosting.checkpoints(self._source)
+        return None if self._source is None else optimizers.checkpoints(self._source)
 
     def _own(self, hosted: HostedTree, attachment: Attachment) -> None:
         self._tree, self._attachment = hosted, attachment

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from superoffload._core import hosting, run, run_checkpoint
+from superoffload._core import optimizers, run, run_checkpoint
 from superoffload._core.attachment import Attachment
-from superoffload._core.hosting import Directories
+from superoffload._core.optimizers import Directories
 from superoffload._core.layout import parts_of
 from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
@@ -66,7 +66,7 @@ class State:
         """
         self._check_attached()
         self._stepping.quiesce()
-        given = hosting.checkpoints(str(source["directory"]) if isinstance(source, Mapping) else source)
+        given = optimizers.checkpoints(str(source["directory"]) if isinstance(source, Mapping) else source)
         run_checkpoint.restore(self._group, self._member, functools.partial(self._restore, given))
         self._stepping.restored()
         return self._read()

@@ -61,7 +61,7 @@ class Stepping:
         self,
         given: Sequence[Any] | None,
         gradient_scale: float,
-        max_norm: float,
+        max_grad_norm: float,
         check_parameters: Callable[[], None] | None,
     ) -> StepResult:
         """``given``: gradients of the leaves; those that have come before are ignored."""
@@ -72,20 +72,20 @@ class Stepping:
                 if check_parameters is not None:
                     check_parameters()
                 self._hand_over_rest(given)
-            result = self._end(gradient_scale, max_norm)
+            result = self._end(gradient_scale, max_grad_norm)
             self._count(result)
             self.prepare()
         return result
 
-    def _end(self, gradient_scale: float, max_norm: float) -> StepResult:
+    def _end(self, gradient_scale: float, max_grad_norm: float) -> StepResult:
         """All gradients have come."""
         with run_step.told(self._group, self._attachment):
             self._attachment.arrived()  # or what came last was refused
             self.prepare()  # programs of XLA may have made steps since it was called last
         if self._group is None:
-            self._attachment.end_step(gradient_scale, max_norm)
+            self._attachment.end_step(gradient_scale, max_grad_norm)
         else:
-            run_step.end_step(self._attachment, self._group, gradient_scale, max_norm)
+            run_step.end_step(self._attachment, self._group, gradient_scale, max_grad_norm)
         return self._attachment.wait_step()
 
     def _shapes(self) -> list[jax.ShapeDtypeStruct]:
@@ -141,7 +141,7 @@ class Stepping:
         return Error(grpc.StatusCode.FAILED_PRECONDITION, f"{part} of {leaf.name} came since the last step: {remedy}")
 
     def traced(
-        self, found: Sequence[Any], gradient_scale: Any, max_norm: float, live: Sequence[Any] | None
+        self, found: Sequence[Any], gradient_scale: Any, max_grad_norm: float, live: Sequence[Any] | None
     ) -> tuple[list[Any], StepResult]:
         """A step inside of jit; returns the parameters.
 
@@ -156,7 +156,9 @@ class Stepping:
         }
         schedules = self._groups.schedules(self._attachment.scalar_names)
         present = {} if live is None or self._gpu is not None else dict(enumerate(live))  # a GPU's are not compared
-        return ffi.step(self._attachment.trainer, own, present, self._shapes(), schedules, gradient_scale, max_norm)
+        return ffi.step(
+            self._attachment.trainer, own, present, self._shapes(), schedules, gradient_scale, max_grad_norm
+        )
 
     @contextlib.contextmanager
     def _settled(self, committed_steps: int) -> Iterator[None]:

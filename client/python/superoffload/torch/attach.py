@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
 import torch
 
-from superoffload._core import hosting, policies, run, run_checkpoint
+from superoffload._core import optimizers, policies, run
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
@@ -20,11 +20,9 @@ from superoffload.torch.ranks.shards import HostedParameter
 from superoffload.torch.submitter import Given, Submitter
 from superoffload.v1 import optimizer_pb2
 
-_T = TypeVar("_T")
-
 
 class Gpu(Protocol):
-    """The GPU that an attachment uses; see gpu/place.py."""
+    """The GPU that an attachment uses; see gpu/backend.py."""
 
     @property
     def report(self) -> GpuReport: ...
@@ -37,8 +35,8 @@ class Gpu(Protocol):
     def close(self) -> None: ...
 
 
-class Place(Protocol):
-    """Where the model's parameters are while they are trained: the CPU's memory (host.py), a GPU's (gpu/place.py)."""
+class Backend(Protocol):
+    """Where the model's parameters are while they are trained: the CPU's memory (host.py), a GPU's (gpu/backend.py)."""
 
     @property
     def casts_gradients(self) -> bool:
@@ -78,18 +76,14 @@ class Subject:
     algorithm: Algorithm
     param_groups: list[dict[str, Any]]
     hosted: list[HostedParameter]
-    place: Place
+    backend: Backend
     member: Member | None = None  # None: it trains alone
     replicas: Replicas | None = None
     group: run.Group | None = None  # of the ranks that it trains with
 
-    def together(self, what: str, call: Callable[[], _T], undo: Callable[[_T], Any] = lambda _: None) -> _T:
-        """Makes a call in which no rank waits for another: where one of them fails, all do."""
-        return call() if self.group is None else run_checkpoint.together(self.group, what, call, undo)
-
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Has the daemon load ``source`` into this optimizer, and takes hyper-parameters over. Nobody is attached."""
-        hosting.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
+        optimizers.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
         restored = self.connection.get_whole(self.name)
         for group, values in zip(self.param_groups, restored.groups, strict=True):
             group.update(groups.from_proto(self.algorithm, values))
@@ -122,20 +116,23 @@ def attach(
     bucket_bytes: int,
     synchronize: Callable[[], None],
 ) -> Attached:
-    """Creates the optimizer where the daemon has none of its name; ``synchronize``: as for `Place.map`."""
-    subject.place.check(subject.hosted)
-    casts_on_gpu = subject.place.choose_cast(subject.hosted, bucket_bytes)
+    """Creates the optimizer where the daemon has none of its name; ``synchronize``: as for `Backend.map`."""
+    subject.backend.check(subject.hosted)
+    casts_on_gpu = subject.backend.choose_cast(subject.hosted, bucket_bytes)
 
     def drop(found: _Found) -> None:
         if found.made:
-            hosting.delete(subject.connection, subject.name)
+            optimizers.delete(subject.connection, subject.name)
 
-    found = subject.together(
-        "have its optimizer", lambda: _find(subject, sync, given, restore, bucket_bytes, casts_on_gpu), drop
+    def find() -> _Found:
+        return _find(subject, sync, given, restore, bucket_bytes, casts_on_gpu)
+
+    found = run.all_or_none(subject.group, "have its optimizer", find, drop)
+    attachment, live = run.all_or_none(
+        subject.group, "attach", lambda: subject.backend.map(subject, found.request, synchronize)
     )
-    attachment, live = subject.together("attach", lambda: subject.place.map(subject, found.request, synchronize))
     if found.existing is not None:
-        hosting.update_policies(subject.connection, subject.name, found.existing.policies, given)
+        optimizers.update_policies(subject.connection, subject.name, found.existing.policies, given)
     if found.request.sync == optimizer_pb2.SYNC_PUSH:
         live.push_first()
     live.move_in()
@@ -158,14 +155,14 @@ def _find(
     existing = None
     if not created:
         existing = subject.connection.get_whole(subject.name)
-        hosting.check_algorithm(existing, subject.algorithm.daemon_name, name_of)
-        parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.place.casts_gradients)
+        optimizers.check_algorithm(existing, subject.algorithm.daemon_name, name_of)
+        parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.backend.casts_gradients)
     if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
         try:
             subject.restore(restore)
         except Error:
             if created:
-                hosting.delete(subject.connection, subject.name)
+                optimizers.delete(subject.connection, subject.name)
             raise
         request.sync = optimizer_pb2.SYNC_PULL
         created = True
@@ -176,7 +173,7 @@ def _find(
             _check_values(subject)
         except Error:
             if created:
-                hosting.delete(subject.connection, subject.name)
+                optimizers.delete(subject.connection, subject.name)
             raise
     return _Found(made, created and not made, existing, request)
 
@@ -184,7 +181,7 @@ def _find(
 def _check_values(subject: Subject) -> None:
     """Raises Error for a parameter on meta without weights."""
     for parameter in subject.hosted:
-        if parameter.tensor.device.type == "meta" and parameter.name not in (subject.place.weights or {}):
+        if parameter.tensor.device.type == "meta" and parameter.name not in (subject.backend.weights or {}):
             raise Error(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"parameter {parameter.name} is on meta and has no value; pass model.named_parameters() and a state "
@@ -197,7 +194,7 @@ def _values(subject: Subject) -> Iterator[torch.Tensor]:
     """The values of the parameters, in order."""
     _check_values(subject)
     for parameter in subject.hosted:
-        value = meta.value_of(parameter, subject.place.weights)
+        value = meta.value_of(parameter, subject.backend.weights)
         assert value is not None, "that is checked"
         yield value
 
@@ -215,4 +212,4 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     )
     if subject.member is not None:
         subject.member.mark(request)
-    return hosting.create(subject.connection, request)
+    return optimizers.create(subject.connection, request)

@@ -13,7 +13,7 @@ import torch
 from superoffload._core import names
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
-from superoffload._core.hosting import checkpoints
+from superoffload._core.optimizers import checkpoints
 from superoffload.torch import groups, parameters
 from superoffload.torch.algorithm import MASTER, STEP
 from superoffload.torch.attach import Attached, Subject, attach

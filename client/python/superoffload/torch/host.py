@@ -181,8 +181,8 @@ def _map_views(hosted: list[HostedParameter], attachment: Attachment) -> None:
         )
 
 
-class OnHost:
-    """A `Place` (attach.py, attaching.py)."""
+class HostBackend:
+    """A `Backend` (attach.py, lifecycle.py)."""
 
     casts_gradients = False
     weights: Mapping[str, torch.Tensor] | None = None

@@ -1,4 +1,4 @@
-"""What the parts of an optimizer see of its place in the daemon; attaching.py has it."""
+"""What the parts of an optimizer see of the optimizer in the daemon; lifecycle.py has it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -4,7 +4,7 @@ import os
 from typing import Any, TypedDict
 
 from superoffload._core import policies
-from superoffload._core.hosting import Directories
+from superoffload._core.optimizers import Directories
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.overlap import Overlap
 

@@ -12,18 +12,18 @@ import torch
 from superoffload._core import names, owner, policies
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
-from superoffload._core.hosting import Directories
+from superoffload._core.optimizers import Directories
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
-from superoffload.torch.attach import Place
-from superoffload.torch.attaching import Attaching, Wanted
+from superoffload.torch.attach import Backend
+from superoffload.torch.lifecycle import Lifecycle, Wanted
 from superoffload.torch.gpu.options import GpuOptions
-from superoffload.torch.gpu.place import OnGpu
+from superoffload.torch.gpu.backend import GpuBackend
 from superoffload.torch.growing import Growing
 from superoffload.torch.guards.grad_scale import GradScale
 from superoffload.torch.hooks import eager, weakly
-from superoffload.torch.host import OnHost
+from superoffload.torch.host import HostBackend
 from superoffload.torch.overlap import Overlap
 from superoffload.torch.state.checkpoints import Checkpoints
 from superoffload.torch.state.copies import StateCopies
@@ -35,9 +35,9 @@ from superoffload.torch.submitter import Submitter
 _MEASURED = GpuOptions()
 
 
-def _place_on(options: GpuOptions, gpu: torch.device | None) -> Place:
+def _backend_of(options: GpuOptions, gpu: torch.device | None) -> Backend:
     """Where parameters are while they are trained; None: the CPU."""
-    return OnHost() if gpu is None else OnGpu(options, gpu)
+    return HostBackend() if gpu is None else GpuBackend(options, gpu)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -92,7 +92,7 @@ class Optimizer(torch.optim.Optimizer):
             replicas=replicas,
             device=gpu.device,
         )
-        self._hosting = Attaching(self, self.algorithm, wanted, functools.partial(_place_on, gpu))
+        self._hosting = Lifecycle(self, self.algorithm, wanted, functools.partial(_backend_of, gpu))
         super().__init__(params, {**defaults, "maximize": maximize})
         groups.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         groups.check_groups(self.param_groups, self.algorithm)
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
-        policies.check_max_norm("max_grad_norm", value)
+        policies.check_max_grad_norm("max_grad_norm", value)
         self._max_grad_norm = value
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import torch
 
-from superoffload._core import blocks, hosting
+from superoffload._core import blocks, optimizers
 from superoffload._core.error import Error
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter, Matrix, named
@@ -156,7 +156,7 @@ def check_same(
     if any_gradient_dtype:
         for mine, other in zip(ours, optimizer.parameters, strict=False):
             mine.gradient_dtype = other.gradient_dtype
-    hosting.check_same(ours, optimizer)
+    optimizers.check_same(ours, optimizer)
 
 
 def checksums(values: Iterable[torch.Tensor]) -> list[int]:

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "server/engine/step_machine.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/scalars.h"

@@ -14,7 +14,7 @@ import torch
 
 from superoffload._core import run_checkpoint
 from superoffload._core.error import Error
-from superoffload._core.hosting import Directories, checkpoints
+from superoffload._core.optimizers import Directories, checkpoints
 from superoffload.torch.hosting import Hosting
 from superoffload.torch.state import tensor_file
 from superoffload.torch.state.moment import Lineage

@@ -245,7 +245,7 @@ class State:
 
     def _has_changed_parameters(self) -> bool:
         """Whether somebody else has written parameters, of any rank."""
-        changed = bool(run.together(self._hosting.group, self._hosting.changed_parameters))
+        changed = bool(run.all_or_none(self._hosting.group, "read its parameters", self._hosting.changed_parameters))
         return changed if self._hosting.group is None else any(self._hosting.group.gather_objects(changed))
 
     def _digests(self) -> torch.Tensor:

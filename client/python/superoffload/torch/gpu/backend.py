@@ -26,8 +26,8 @@ from superoffload.v1 import optimizer_pb2
 _DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
 
 
-class OnGpu:
-    """A `Place` (attach.py, attaching.py)."""
+class GpuBackend:
+    """A `Backend` (attach.py, lifecycle.py)."""
 
     casts_gradients = True
 

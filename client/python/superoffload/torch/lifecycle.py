@@ -17,10 +17,10 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
-from superoffload._core.hosting import Directories, checkpoints
+from superoffload._core.optimizers import Directories, checkpoints
 from superoffload.torch import cuda, groups, parameters
 from superoffload.torch.algorithm import Algorithm
-from superoffload.torch.attach import Attached, Gpu, Place, Subject, attach
+from superoffload.torch.attach import Attached, Gpu, Backend, Subject, attach
 from superoffload.torch.fingerprint import digests
 from superoffload.torch.guards import clip
 from superoffload.torch.guards.clip_calls import ClipCalls
@@ -52,10 +52,10 @@ class Wanted:
     device: str | int | torch.device | None  # the GPU that parameters move to; None: they stay where they are
 
 
-class Attaching:
+class Lifecycle:
     """One optimizer in the daemon after another, as `hosting.Hosting` describes it.
 
-    It holds ``loop``, the optimizer, weakly. ``place_on`` makes the `Place` of a GPU, or of the CPU.
+    It holds ``loop``, the optimizer, weakly. ``backend_of`` makes the `Backend` of a GPU, or of the CPU.
     """
 
     connection: Connection
@@ -70,11 +70,11 @@ class Attaching:
         loop: Loop,
         algorithm: Algorithm,
         wanted: Wanted,
-        place_on: Callable[[torch.device | None], Place],
+        backend_of: Callable[[torch.device | None], Backend],
     ) -> None:
         self._loop = weakref.ref(loop)
         self._wanted = wanted
-        self._place_on = place_on
+        self._backend_of = backend_of
         self.algorithm = algorithm
         self.name = wanted.name or ""
         self.anonymous = wanted.name is None
@@ -135,14 +135,16 @@ class Attaching:
         first = self.hosted[0].tensor
         device = first.device if wanted.device is None else cuda.resolve(wanted.device)
         on_gpu = device if wanted.device is not None or cuda.is_on_gpu(first) else None
-        self._place = self._place_on(on_gpu)
+        self._backend = self._backend_of(on_gpu)
         self._is_on_gpu = on_gpu is not None
         self._replicas = None
         if self.sharding is not None and self._matrices is not None:
             self._replicas = Replicas(self.sharding, self._matrices, self._is_on_gpu, digests)
         clip.check_free(self.trained())
-        self.connection = run.together(
-            self.group, lambda: Connection(resolve_endpoint(wanted.endpoint, lambda: cuda.pci_address(on_gpu)))
+        self.connection = run.all_or_none(
+            self.group,
+            "reach its daemon",
+            lambda: Connection(resolve_endpoint(wanted.endpoint, lambda: cuda.pci_address(on_gpu))),
         )
         try:
             source = None if wanted.restore is None else checkpoints(wanted.restore)
@@ -172,7 +174,7 @@ class Attaching:
             algorithm=self.algorithm,
             param_groups=self.loop.param_groups,
             hosted=self.hosted,
-            place=self._place,
+            backend=self._backend,
             member=self._member,
             replicas=self._replicas,
             group=self.group,
@@ -190,7 +192,7 @@ class Attaching:
             replicas=self._replicas,
             matrices=self._matrices,
         )
-        self.submitter, self.gpu = self._place.serve(self.attachment, given, self._send_written_state)
+        self.submitter, self.gpu = self._backend.serve(self.attachment, given, self._send_written_state)
         self.attached = True
         self._built_of = [id(tensor) for tensor in tensors_of(self.loop)]
         send_groups = functools.partial(groups.send, self.algorithm, self.attachment)

@@ -6,8 +6,8 @@
 //
 // Never on what a client can send: that is answered with a status. A check costs a comparison; none runs per element,
 // and none stands in a source that is compiled once per instruction set.
-#ifndef SUPEROFFLOAD_KERNELS_CHECK_H_
-#define SUPEROFFLOAD_KERNELS_CHECK_H_
+#ifndef SUPEROFFLOAD_KERNELS_BASE_CHECK_H_
+#define SUPEROFFLOAD_KERNELS_BASE_CHECK_H_
 
 #include <cstdint>
 #include <initializer_list>
@@ -38,10 +38,10 @@ class CheckScope {
 namespace check {
 
 // A piece of a message.
-class Part {
+class Value {
  public:
   template <typename T>
-  Part(const T& value) {  // NOLINT: implicit
+  Value(const T& value) {  // NOLINT: implicit
     if constexpr (std::is_enum_v<T>) {
       SetInteger(static_cast<std::underlying_type_t<T>>(value));
     } else if constexpr (std::is_integral_v<T>) {
@@ -74,7 +74,7 @@ class Part {
 };
 
 [[noreturn, gnu::cold]] void Fail(const char* file, int line, const char* condition,
-                                  std::initializer_list<Part> values, std::initializer_list<Part> message);
+                                  std::initializer_list<Value> values, std::initializer_list<Value> message);
 
 // Integers compare by value, whatever their signs.
 template <typename T>
@@ -123,4 +123,4 @@ bool Less(const L& left, const R& right) {
     ::superoffload::check::Fail(__FILE__, __LINE__, text, {left_value, right_value}, {__VA_ARGS__});     \
   }((left), (right))
 
-#endif  // SUPEROFFLOAD_KERNELS_CHECK_H_
+#endif  // SUPEROFFLOAD_KERNELS_BASE_CHECK_H_

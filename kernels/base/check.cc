@@ -1,4 +1,4 @@
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 #include <unistd.h>
 
@@ -24,19 +24,19 @@ CheckScope::~CheckScope() { innermost = outer_; }
 // A line in fixed memory: whoever fails may be out of it, or in the middle of allocating.
 class CheckReport {
  public:
-  void Add(const check::Part& part) {
+  void Add(const check::Value& value) {
     char number[32];
-    switch (part.kind_) {
-      case check::Part::Kind::kText:
-        return AddText(part.text_);
-      case check::Part::Kind::kSigned:
-        std::snprintf(number, sizeof(number), "%lld", static_cast<long long>(part.integer_));
+    switch (value.kind_) {
+      case check::Value::Kind::kText:
+        return AddText(value.text_);
+      case check::Value::Kind::kSigned:
+        std::snprintf(number, sizeof(number), "%lld", static_cast<long long>(value.integer_));
         break;
-      case check::Part::Kind::kUnsigned:
-        std::snprintf(number, sizeof(number), "%llu", static_cast<unsigned long long>(part.integer_));
+      case check::Value::Kind::kUnsigned:
+        std::snprintf(number, sizeof(number), "%llu", static_cast<unsigned long long>(value.integer_));
         break;
-      case check::Part::Kind::kReal:
-        std::snprintf(number, sizeof(number), "%.17g", part.real_);
+      case check::Value::Kind::kReal:
+        std::snprintf(number, sizeof(number), "%.17g", value.real_);
         break;
     }
     AddText(number);
@@ -68,8 +68,8 @@ class CheckReport {
 
 namespace check {
 
-void Fail(const char* file, int line, const char* condition, std::initializer_list<Part> values,
-          std::initializer_list<Part> message) {
+void Fail(const char* file, int line, const char* condition, std::initializer_list<Value> values,
+          std::initializer_list<Value> message) {
   std::string_view path(file);  // its last folder and name
   if (size_t slash = path.rfind('/'); slash != path.npos && slash > 0) {
     slash = path.rfind('/', slash - 1);
@@ -84,7 +84,7 @@ void Fail(const char* file, int line, const char* condition, std::initializer_li
   report.Add(": ");
   report.Add(condition);
   const char* separator = " (";
-  for (const Part& value : values) {
+  for (const Value& value : values) {
     report.Add(separator);
     report.Add(value);
     separator = ", ";
@@ -92,9 +92,9 @@ void Fail(const char* file, int line, const char* condition, std::initializer_li
   if (values.size() > 0) report.Add(")");
   report.AddScope();
   separator = "; ";
-  for (const Part& part : message) {
+  for (const Value& value : message) {
     report.Add(separator);
-    report.Add(part);
+    report.Add(value);
     separator = "";
   }
   report.Write();

@@ -1,6 +1,6 @@
 // Element types of gradients, published parameters and optimizer state.
-#ifndef SUPEROFFLOAD_KERNELS_DTYPE_H_
-#define SUPEROFFLOAD_KERNELS_DTYPE_H_
+#ifndef SUPEROFFLOAD_KERNELS_BASE_DTYPE_H_
+#define SUPEROFFLOAD_KERNELS_BASE_DTYPE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -28,4 +28,4 @@ constexpr bool IsFloat(DType dtype) { return dtype != DType::kUInt8; }
 
 }  // namespace superoffload::kernels
 
-#endif  // SUPEROFFLOAD_KERNELS_DTYPE_H_
+#endif  // SUPEROFFLOAD_KERNELS_BASE_DTYPE_H_

@@ -1,4 +1,4 @@
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ TEST(CheckTest, IntegersCompareByValueWhateverTheirSigns) {
 TEST_F(CheckDeathTest, NamesPlaceConditionAndMessage) {
   const int buckets = 3;
   EXPECT_DEATH(SUPEROFFLOAD_CHECK(buckets > 4, "bucket ", 7, " of ", std::string("layer")),
-               "check failed at kernels/check_test.cc:[0-9]+: buckets > 4; bucket 7 of layer\n");
+               "check failed at base/check_test.cc:[0-9]+: buckets > 4; bucket 7 of layer\n");
 }
 
 TEST_F(CheckDeathTest, NamesBothValues) {
