@@ -2,9 +2,9 @@
 // algorithm's own folder loops over these and names none of them.
 //
 // An algorithm turns (state, gradient) into the next state. Array 0 of the state is the fp32 master weight p. What it
-// updates at once is its grain: an element; a block, whose elements share a scale, where blocks count from the beginning
-// of each parameter; or a matrix, a whole parameter, for which stages prepare directions (MatrixStages). A pass over a
-// chunk does one of
+// updates at once is its grain: an element; a block, whose elements share a scale, where blocks count from the
+// beginning of each parameter; or a matrix, a whole parameter, for which stages prepare directions (MatrixStages). A
+// pass over a chunk does one of
 //
 //   absorb               state = next(state, pending)                                     written
 //   publish              theta = next(state, gradient).p, in the parameter dtype          state is only read
@@ -12,10 +12,10 @@
 //   plain                state = next(state, pending); theta = state.p                    the classic one-pass step
 //
 // Passes cover elements [first, n) of a chunk of at most kChunkElements, whose arrays begin at the views' pointers;
-// `first` is a multiple of kRangeAlignment and of the block. `norm` gets the squares of the published gradient (unscaled);
-// it is null where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside the call can be
-// repaired.
-// Every pass is bit-identical on every instruction set and to the scalar one. Nothing here allocates, locks or fails.
+// `first` is a multiple of kRangeAlignment and of the block. `norm` gets the squares of the published gradient
+// (unscaled); it is null where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside
+// the call can be repaired. Every pass is bit-identical on every instruction set and to the scalar one. Nothing here
+// allocates, locks or fails.
 #ifndef SUPEROFFLOAD_KERNELS_ALGORITHM_H_
 #define SUPEROFFLOAD_KERNELS_ALGORITHM_H_
 
@@ -46,8 +46,8 @@ struct BlockCodec {
   void (*encode)(size_t n, const float* values, void* codes, void* scale);
 };
 
-// A state array. An entry stands for `elements_per_entry` elements of the parameters, from each parameter's first on: one,
-// or a block where the entry is its scale.
+// A state array. An entry stands for `elements_per_entry` elements of the parameters, from each parameter's first on:
+// one, or a block where the entry is its scale.
 struct StateArray {
   std::string_view name;  // in checkpoints, the wire and state dicts
   DType dtype = DType::kFloat32;
@@ -124,14 +124,15 @@ struct MatrixView {
   uint64_t elements() const { return rows * columns; }
 };
 
-// Before the state is written, or parameters are published, stages turn the state and the gradient of a whole matrix into
-// directions; the passes then go element by element, from these and the gradient. No stage writes state, so that one that
-// was cut off is begun again.
+// Before the state is written, or parameters are published, stages turn the state and the gradient of a whole matrix
+// into directions; the passes then go element by element, from these and the gradient. No stage writes state, so that
+// one that was cut off is begun again.
 struct MatrixStages {
   uint64_t (*scratch_elements)(uint64_t rows, uint64_t columns);
   size_t count;
-  // What stage `stage` does for elements [first, end) of a matrix, of which `first` is a multiple of kChunkElements; other
-  // ranges are under way beside it, and stages before have ended. Which ranges there are depends on the matrix only.
+  // What stage `stage` does for elements [first, end) of a matrix, of which `first` is a multiple of kChunkElements;
+  // other ranges are under way beside it, and stages before have ended. Which ranges there are depends on the matrix
+  // only.
   void (*run)(size_t stage, size_t first, size_t end, const MatrixView& matrix, const StepConstants& constants);
 };
 
@@ -151,7 +152,7 @@ struct Algorithm {
   const char* resident_kernel;  // kernels/cuda: `plain` on the GPU; null: there is none
 
   // The grain, where it is not an element.
-  uint32_t block_elements = 1;  // a power of two, and that of the scales in `arrays`
+  uint32_t block_elements = 1;           // a power of two, and that of the scales in `arrays`
   const MatrixStages* stages = nullptr;  // then no pass both absorbs and publishes: that kernel is null
 
   const AlgorithmKernels& best() const { return *supported().front(); }

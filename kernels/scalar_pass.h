@@ -42,8 +42,8 @@ struct ScalarPasses {
     }
   }
 
-  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                     ConstElements pending, UndoSlot* undo) {
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                     UndoSlot* undo) {
     const auto step = absorb.As<typename F::Step>();
     for (size_t i = first; i < n; ++i) {
       float element[F::kArrays];
@@ -79,8 +79,8 @@ struct ScalarPasses {
     Publish(first, n, state, publish, gradient, theta, norm);
   }
 
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                    ConstElements pending, MutableElements theta) {
+  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                    MutableElements theta) {
     Absorb(first, n, state, absorb, pending, nullptr);
     for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
   }

@@ -26,16 +26,16 @@ bool MachineRuns(Target target);
 
 // Defines `function`, which returns the tables k<Target><Suffix> that this machine can run, the fastest first, and
 // kScalar<Suffix> last.
-#define SUPEROFFLOAD_SUPPORTED_TABLES(function, Type, Suffix)           \
+#define SUPEROFFLOAD_SUPPORTED_TABLES(function, Type, Suffix)            \
   SUPEROFFLOAD_FOR_EACH_TARGET(SUPEROFFLOAD_DECLARE_TABLE, Type, Suffix) \
-  const std::vector<const Type*>& function() {                          \
-    static const std::vector<const Type*> supported = [] {              \
-      std::vector<const Type*> tables;                                  \
+  const std::vector<const Type*>& function() {                           \
+    static const std::vector<const Type*> supported = [] {               \
+      std::vector<const Type*> tables;                                   \
       SUPEROFFLOAD_FOR_EACH_TARGET(SUPEROFFLOAD_ADD_TABLE, Type, Suffix) \
-      tables.push_back(&kScalar##Suffix);                               \
-      return tables;                                                    \
-    }();                                                                \
-    return supported;                                                   \
+      tables.push_back(&kScalar##Suffix);                                \
+      return tables;                                                     \
+    }();                                                                 \
+    return supported;                                                    \
   }
 
 }  // namespace superoffload::kernels

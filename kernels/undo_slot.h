@@ -24,8 +24,9 @@
 
 namespace superoffload::kernels {
 
-// Elements whose old values are kept, at least. Recovery needs the last granule only, but stores that hit the same lines
-// again and again cost more than a slot that stays in the first-level cache (kernels/bench/README.md has the measurement).
+// Elements whose old values are kept, at least. Recovery needs the last granule only, but stores that hit the same
+// lines again and again cost more than a slot that stays in the first-level cache (kernels/bench/README.md has the
+// measurement).
 inline constexpr size_t kUndoElements = 64;
 
 // As many, where a granule is a block: of two, because one is still named while the next one is saved.
@@ -33,8 +34,8 @@ constexpr size_t UndoElements(size_t block_elements) {
   return 2 * block_elements > kUndoElements ? 2 * block_elements : kUndoElements;
 }
 
-// What the old values follow: of each state array as many bytes, the element i of the range at i modulo the elements that
-// are kept; arrays of fewer bytes use the front.
+// What the old values follow: of each state array as many bytes, the element i of the range at i modulo the elements
+// that are kept; arrays of fewer bytes use the front.
 struct alignas(64) UndoSlot {
   uint64_t claim;  // the owner's name for the range that is being updated; 0: none
   uint64_t torn;   // TornGranule of the granule that was saved last; 0: none

@@ -150,9 +150,8 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("owns optimizer state in host memory and runs optimizer steps for trainers");
   absl::FlagsUsageConfig usage;
   usage.version_string = [] { return std::string("superoffloadd " SUPEROFFLOAD_VERSION "\n"); };
-  usage.contains_helpshort_flags = usage.contains_help_flags = [](absl::string_view file) {
-    return absl::StrContains(file, "server/");
-  };
+  usage.contains_helpshort_flags =
+      usage.contains_help_flags = [](absl::string_view file) { return absl::StrContains(file, "server/"); };
   absl::SetFlagsUsageConfig(usage);
   superoffload::EndWithZeroAfterHelp(argc, argv);
   if (const std::vector<char*> rest = absl::ParseCommandLine(argc, argv); rest.size() > 1) {

@@ -17,8 +17,9 @@ namespace {
 std::string ExportText(const v1::ExportOptimizerResponse& response) {
   const std::string what =
       absl::StrCat(BytesText(response.bytes_written()), " in ", Printable(response.directory()), "\n");
-  if (response.doubts().empty())
+  if (response.doubts().empty()) {
     return absl::StrCat("exact checkpoint of step ", response.committed_steps(), ", ", what);
+  }
   return absl::StrCat("NOT GUARANTEED, ", what, Printable(response.doubts()), "\n");
 }
 
@@ -35,7 +36,8 @@ std::string ProgressText(const v1::CheckpointProgress& p) {
 std::string RestoredText(const v1::Optimizer& o) {
   std::string text = absl::StrFormat("optimizer \"%s\" is restored to step %d\n", o.name(), o.committed_steps());
   if (o.blocks_encoded_again() > 0) {
-    absl::StrAppendFormat(&text, "%d blocks of codes were cut elsewhere by the ranks that saved them, and are rounded anew\n",
+    absl::StrAppendFormat(&text,
+                          "%d blocks of codes were cut elsewhere by the ranks that saved them, and are rounded anew\n",
                           o.blocks_encoded_again());
   }
   return text;

@@ -67,9 +67,9 @@ int Doctor(const Arguments& arguments);
 // Becomes "adam_bench --tune" with the words after "bench"; returns an exit status when that cannot be.
 int RunBench(int argc, char** argv);
 
-// plan.cc: with the words after "plan", of which plan_arguments.h makes a request. Asks superoffload-plan, and starts no
-// daemon. Returns an exit status: 1 when it cannot be asked or has no step to draw, 2 when the command line, a file or
-// the request is wrong, 3 when what is planned does not fit.
+// plan.cc: with the words after "plan", of which plan_arguments.h makes a request. Asks superoffload-plan, and starts
+// no daemon. Returns an exit status: 1 when it cannot be asked or has no step to draw, 2 when the command line, a file
+// or the request is wrong, 3 when what is planned does not fit.
 int RunPlan(int argc, char** argv);
 
 // optimizer_commands.cc

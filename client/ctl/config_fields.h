@@ -19,7 +19,8 @@ namespace superoffload::ctl {
 inline constexpr uint64_t kMostOfConfig = uint64_t{1} << 20;
 inline constexpr uint64_t kMostConfigLayers = uint64_t{1} << 14;
 
-// The first field that is wrong makes status() INVALID_ARGUMENT; what is read of a wrong field is in range all the same.
+// The first field that is wrong makes status() INVALID_ARGUMENT; what is read of a wrong field is in range all the
+// same.
 class ConfigFields {
  public:
   // INVALID_ARGUMENT: no JSON object, or one that is nested too deeply. `path` names the file in messages.

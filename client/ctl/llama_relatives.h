@@ -1,4 +1,5 @@
-// The parameters of Llama and its relatives: blocks of attention, feed-forward or experts, and two norms, by the same names.
+// The parameters of Llama and its relatives: blocks of attention, feed-forward or experts, and two norms, by the same
+// names.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_LLAMA_RELATIVES_H_
 #define SUPEROFFLOAD_CLIENT_CTL_LLAMA_RELATIVES_H_
 
@@ -23,7 +24,7 @@ struct Relative {
   bool sinks = false;
   uint64_t rotary_dimension = 0;  // of latent attention
   Routing routing = Routing::kNone;
-  uint64_t dense_feed_forward = 0;     // of the layers that are not routed
+  uint64_t dense_feed_forward = 0;       // of the layers that are not routed
   std::set<uint64_t> dense_layers = {};  // where there is routing
 };
 

@@ -54,10 +54,11 @@ absl::StatusOr<v1::ModelDescription> ParseModelConfig(const std::string& json, c
   v1::ModelDescription model;
   model.set_name(name.empty() ? family : name);
   if (!DescribeFamily(family, *config, dtype, &model)) {
-    return Wrong(absl::StrCat(path, " is of the architecture \"", family.substr(0, 64),
-                              "\", which superoffloadctl does not know; `superoffload plan` of the Python package takes it "
-                              "where transformers does. superoffloadctl knows ",
-                              absl::StrJoin(FamilyNames(), ", ")));
+    return Wrong(
+        absl::StrCat(path, " is of the architecture \"", family.substr(0, 64),
+                     "\", which superoffloadctl does not know; `superoffload plan` of the Python package takes it "
+                     "where transformers does. superoffloadctl knows ",
+                     absl::StrJoin(FamilyNames(), ", ")));
   }
   if (!config->status().ok()) return config->status();
   return model;
@@ -69,7 +70,8 @@ absl::StatusOr<v1::ModelDescription> ReadModelConfig(const std::string& path, v1
   if (std::filesystem::is_directory(file, error)) file = file / "config.json";
   // A device or a pipe may have no end.
   if (!std::filesystem::is_regular_file(file, error)) {
-    return Wrong(absl::StrCat("there is no file ", file.string(), "; give the config.json of a model, or its directory"));
+    return Wrong(
+        absl::StrCat("there is no file ", file.string(), "; give the config.json of a model, or its directory"));
   }
   std::ifstream stream(file, std::ios::binary);
   std::string json(kMostConfigBytes + 1, '\0');

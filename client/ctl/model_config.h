@@ -1,9 +1,9 @@
 // A Hugging Face config.json as a ModelDescription, without Python: for `superoffloadctl plan --model=DIRECTORY`.
 //
-// It names each parameter as transformers' class of the model does, in the order of named_parameters(), with its shape and
-// its block. So it equals what `superoffload plan`, which makes the model on torch's meta device, sends; a test compares
-// the two. It knows a dozen families (model_families.h). It takes no default of a size from transformers: what a
-// configuration does not state is asked for.
+// It names each parameter as transformers' class of the model does, in the order of named_parameters(), with its shape
+// and its block. So it equals what `superoffload plan`, which makes the model on torch's meta device, sends; a test
+// compares the two. It knows a dozen families (model_families.h). It takes no default of a size from transformers: what
+// a configuration does not state is asked for.
 #ifndef SUPEROFFLOAD_CLIENT_CTL_MODEL_CONFIG_H_
 #define SUPEROFFLOAD_CLIENT_CTL_MODEL_CONFIG_H_
 

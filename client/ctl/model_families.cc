@@ -142,7 +142,8 @@ void ReadRouting(ConfigFields& config, std::initializer_list<std::string> expert
   a.set_experts(static_cast<uint32_t>(config.Stated(experts)));
   a.set_experts_per_token(static_cast<uint32_t>(config.Stated({"num_experts_per_tok"})));
   if (a.experts_per_token() <= a.experts()) return;
-  config.Fail(absl::StrCat("num_experts_per_tok is ", a.experts_per_token(), " but there are ", a.experts(), " experts"));
+  config.Fail(
+      absl::StrCat("num_experts_per_tok is ", a.experts_per_token(), " but there are ", a.experts(), " experts"));
 }
 
 void Qwen3Moe(ConfigFields& config, v1::Architecture& a, ListedParameters& to) {
@@ -272,10 +273,10 @@ struct Family {
   void (*describe)(ConfigFields& config, v1::Architecture& architecture, ListedParameters& to);
 };
 
-constexpr Family kFamilies[] = {{"deepseek_v3", DeepSeekV3}, {"falcon", Falcon},    {"gpt2", Gpt2},
-                                {"gpt_oss", GptOss},         {"llama", Llama},      {"mistral", Mistral},
-                                {"phi3", Phi3},              {"qwen2", Qwen2},      {"qwen3", Qwen3},
-                                {"qwen3_moe", Qwen3Moe},     {"seed_oss", SeedOss}};
+constexpr Family kFamilies[] = {
+    {"deepseek_v3", DeepSeekV3}, {"falcon", Falcon}, {"gpt2", Gpt2},   {"gpt_oss", GptOss}, {"llama", Llama},
+    {"mistral", Mistral},        {"phi3", Phi3},     {"qwen2", Qwen2}, {"qwen3", Qwen3},    {"qwen3_moe", Qwen3Moe},
+    {"seed_oss", SeedOss}};
 
 }  // namespace
 

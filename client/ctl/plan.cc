@@ -71,8 +71,9 @@ int Print(v1::PlanResponse response, const PlanArguments& arguments) {
   if (std::fflush(stdout) != 0) return Fail(1, "cannot write to standard output");
   const int status = Fits(response) ? 0 : kDoesNotFit;
   if (arguments.timeline.empty() || drawn) return status;
-  return Fail(std::max(status, 1), absl::StrCat(arguments.timeline, " is not written, there is no step to draw: ",
-                                                response.performance_unknown()));
+  return Fail(
+      std::max(status, 1),
+      absl::StrCat(arguments.timeline, " is not written, there is no step to draw: ", response.performance_unknown()));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace superoffload::ctl {
 struct PlanArguments {
   v1::PlanRequest request;
   std::string model_config;  // what --model names; empty: something else than a configuration, or nothing
-  std::string timeline;  // the file; its ending says in which format
+  std::string timeline;      // the file; its ending says in which format
   bool json = false;
   bool help = false;
 };

@@ -59,7 +59,8 @@ std::string Original(std::string_view path) { return absl::StrCat(kOriginals, fs
 
 // The units name the Debian package's places.
 std::string OfThisInstallation(std::string text, std::string_view source, unsigned superchip) {
-  text = absl::StrReplaceAll(text, {{"/usr/bin/superoffloadd", absl::StrCat(kServiceHome, "/superoffload/bin/superoffloadd")}});
+  text = absl::StrReplaceAll(
+      text, {{"/usr/bin/superoffloadd", absl::StrCat(kServiceHome, "/superoffload/bin/superoffloadd")}});
   if (source == "superoffloadd.tmpfiles") {
     text = absl::StrReplaceAll(text, {{"superoffloadd-0", absl::StrCat("superoffloadd-", superchip)}});
   }
@@ -99,7 +100,9 @@ std::optional<FileChange> Difference(const std::string& root, FileChange wanted)
     if (fs::read_symlink(path, error) == wanted.content) return std::nullopt;
   } else if (const std::optional<std::string> there = Read(path)) {
     if (*there == wanted.content) return std::nullopt;
-    if (IsConfiguration(wanted.path) && Read(root + Original(wanted.path)) != there) wanted.kind = FileChange::Kind::kKeep;
+    if (IsConfiguration(wanted.path) && Read(root + Original(wanted.path)) != there) {
+      wanted.kind = FileChange::Kind::kKeep;
+    }
   }
   if (wanted.kind == FileChange::Kind::kCreate && fs::exists(fs::symlink_status(path, error))) {
     wanted.kind = FileChange::Kind::kReplace;
@@ -117,9 +120,10 @@ absl::StatusOr<std::vector<FileChange>> ServiceFiles(const std::string& root, co
     const fs::path source = fs::path(package) / "share" / "systemd" / unit.source;
     const std::optional<std::string> text = Read(source);
     if (!text) {
-      return absl::NotFoundError(absl::StrCat("there is no ", source.string(),
-                                              ": this superoffloadctl did not come in a wheel; install the Debian package, "
-                                              "or the wheel, whose superoffloadctl brings the units"));
+      return absl::NotFoundError(
+          absl::StrCat("there is no ", source.string(),
+                       ": this superoffloadctl did not come in a wheel; install the Debian package, "
+                       "or the wheel, whose superoffloadctl brings the units"));
     }
     std::string content = OfThisInstallation(*text, unit.source, superchip);
     // A second Superchip's installation leaves /run/superoffloadd to the first.

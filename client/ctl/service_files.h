@@ -21,13 +21,13 @@ struct FileChange {
     kRemove,
   };
   Kind kind;
-  std::string path;     // as the machine sees it
-  std::string content;  // of what is created or replaced; of a link, where it leads
+  std::string path;      // as the machine sees it
+  std::string content;   // of what is created or replaced; of a link, where it leads
   unsigned mode = 0644;  // 0: a symbolic link
 };
 
-// What differs from what an installation would put below `root`. `package` is the unpacked wheel's folder with bin/, lib/
-// and share/. NOT_FOUND: it has no units.
+// What differs from what an installation would put below `root`. `package` is the unpacked wheel's folder with bin/,
+// lib/ and share/. NOT_FOUND: it has no units.
 absl::StatusOr<std::vector<FileChange>> ServiceFiles(const std::string& root, const std::string& package,
                                                      unsigned superchip);
 

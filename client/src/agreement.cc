@@ -35,8 +35,9 @@ Status Agree(std::span<const superoffload_run_report> reports, uint32_t rank, su
   const superoffload_run_report& first = *std::max_element(reports.begin(), reports.end(), behind);
   for (uint32_t r = 0; r < reports.size(); ++r) {
     if (reports[r].lineage != reports[0].lineage) {
-      return Error(Code::kDataLoss, "rank ", r, " is of another lineage than rank 0: one of them was restored or created ",
-                   "without the other", kRemedy);
+      return Error(Code::kDataLoss, "rank ", r,
+                   " is of another lineage than rank 0: one of them was restored or created ", "without the other",
+                   kRemedy);
     }
     if (Status status = CheckReaches(reports[r], r, first.committed_steps, first.last); !status.ok()) return status;
   }

@@ -1,5 +1,5 @@
-// What ranks of a run make of each other's reports when they come together anew: a pure function, so that all of them come
-// to the same. server/engine/README.md has the protocol that it is a part of.
+// What ranks of a run make of each other's reports when they come together anew: a pure function, so that all of them
+// come to the same. server/engine/README.md has the protocol that it is a part of.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_AGREEMENT_H_
 #define SUPEROFFLOAD_CLIENT_SRC_AGREEMENT_H_
 

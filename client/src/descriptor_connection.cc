@@ -105,7 +105,7 @@ Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* f
   }
   for (size_t i = 0; i < files->fds.size(); ++i) {
     files->bytes[i] = reply.bytes[i];
-    struct stat file {};
+    struct stat file{};
     if (::fstat(files->fds[i].get(), &file) != 0 || static_cast<uint64_t>(file.st_size) < reply.bytes[i]) {
       return Error(Code::kInternal, "descriptor ", i, " holds fewer than the ", reply.bytes[i],
                    " bytes that the daemon states");
@@ -158,8 +158,8 @@ Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::sp
                  std::string(reply->message, ::strnlen(reply->message, sizeof(reply->message))));
   }
   if (reply->kind != expected || (files != nullptr && taken != SUPEROFFLOAD_DESCRIPTOR_COUNT)) {
-    return Error(Code::kInternal, "unexpected answer on the descriptor socket: kind ", reply->kind, " with ",
-                 taken, " descriptors");
+    return Error(Code::kInternal, "unexpected answer on the descriptor socket: kind ", reply->kind, " with ", taken,
+                 " descriptors");
   }
   return {};
 }

@@ -35,8 +35,7 @@ class DescriptorConnection {
 
   // Has the daemon map GPU memory for such an attachment; fills in the request's header. The `descriptors` go with
   // it, at most SUPEROFFLOAD_MAX_DEVICE_PIECES, and stay the caller's. Errors are the daemon's.
-  Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
-                     std::span<const int> descriptors);
+  Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request, std::span<const int> descriptors);
 
   // Whether the daemon has closed its end or died, or this end is closed.
   bool DaemonGone() const;

@@ -32,7 +32,7 @@ int _dl_find_object(void* address, dl_find_object* result) noexcept {
     bool found = false;
     void* eh_frame = nullptr;
     for (int i = 0; i < object->dlpi_phnum; ++i) {
-      const ElfW(Phdr)& segment = object->dlpi_phdr[i];
+      const ElfW(Phdr) & segment = object->dlpi_phdr[i];
       const ElfW(Addr) begin = object->dlpi_addr + segment.p_vaddr;
       if (segment.p_type == PT_GNU_EH_FRAME) eh_frame = reinterpret_cast<void*>(begin);
       if (segment.p_type != PT_LOAD || address - begin >= segment.p_memsz) continue;

@@ -25,8 +25,11 @@ constexpr Scalar kAdamWScalars[] = {{"lr", 1e-3, 0, kFinite},
                                     {"beta2", 0.999, 0, 1},
                                     {"eps", 1e-8, 0, kFinite},
                                     {"weight_decay", 1e-2, 0, kFinite}};
-constexpr Scalar kAdamScalars[] = {kAdamWScalars[kLr], kAdamWScalars[kBeta1], kAdamWScalars[kBeta2],
-                                   kAdamWScalars[kEps], {"weight_decay", 0, 0, kFinite}};
+constexpr Scalar kAdamScalars[] = {kAdamWScalars[kLr],
+                                   kAdamWScalars[kBeta1],
+                                   kAdamWScalars[kBeta2],
+                                   kAdamWScalars[kEps],
+                                   {"weight_decay", 0, 0, kFinite}};
 
 // By repeated squaring: libm's pow differs between machines.
 double Power(double base, uint64_t exponent) {
@@ -70,9 +73,9 @@ const AlgorithmKernels kScalarAdamKernels = ScalarPasses<AdamElement>::Table();
 
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamKernels, AlgorithmKernels, AdamKernels)
 
-const Algorithm kAdamW{"adamw", kArrays, kAdamWScalars, MakeAdamWConstants, SupportedAdamKernels,
-                       "superoffload_resident_adam"};
-const Algorithm kAdam{"adam", kArrays, kAdamScalars, MakeAdamConstants, SupportedAdamKernels,
-                      "superoffload_resident_adam"};
+const Algorithm kAdamW{
+    "adamw", kArrays, kAdamWScalars, MakeAdamWConstants, SupportedAdamKernels, "superoffload_resident_adam"};
+const Algorithm kAdam{
+    "adam", kArrays, kAdamScalars, MakeAdamConstants, SupportedAdamKernels, "superoffload_resident_adam"};
 
 }  // namespace superoffload::kernels

@@ -102,25 +102,25 @@ bool Less(const L& left, const R& right) {
 }  // namespace superoffload
 
 #define SUPEROFFLOAD_CHECK(condition, ...) \
-  (static_cast<bool>(condition)            \
-       ? void()                            \
-       : ::superoffload::check::Fail(__FILE__, __LINE__, #condition, {}, {__VA_ARGS__}))
+  (static_cast<bool>(condition) ? void()   \
+                                : ::superoffload::check::Fail(__FILE__, __LINE__, #condition, {}, {__VA_ARGS__}))
 
-#define SUPEROFFLOAD_CHECK_EQ(left, right, ...)                                                                    \
-  SUPEROFFLOAD_CHECK_VALUES(::superoffload::check::Equal(left_value, right_value), #left " == " #right, left, right \
-                                __VA_OPT__(, ) __VA_ARGS__)
-#define SUPEROFFLOAD_CHECK_LT(left, right, ...)                                                                  \
-  SUPEROFFLOAD_CHECK_VALUES(::superoffload::check::Less(left_value, right_value), #left " < " #right, left, right \
-                                __VA_OPT__(, ) __VA_ARGS__)
-#define SUPEROFFLOAD_CHECK_LE(left, right, ...)                                                                     \
-  SUPEROFFLOAD_CHECK_VALUES(!::superoffload::check::Less(right_value, left_value), #left " <= " #right, left, right \
-                                __VA_OPT__(, ) __VA_ARGS__)
+#define SUPEROFFLOAD_CHECK_EQ(left, right, ...)                                                               \
+  SUPEROFFLOAD_CHECK_VALUES(::superoffload::check::Equal(left_value, right_value), #left " == " #right, left, \
+                            right __VA_OPT__(, ) __VA_ARGS__)
+#define SUPEROFFLOAD_CHECK_LT(left, right, ...)                                                             \
+  SUPEROFFLOAD_CHECK_VALUES(::superoffload::check::Less(left_value, right_value), #left " < " #right, left, \
+                            right __VA_OPT__(, ) __VA_ARGS__)
+#define SUPEROFFLOAD_CHECK_LE(left, right, ...)                                                               \
+  SUPEROFFLOAD_CHECK_VALUES(!::superoffload::check::Less(right_value, left_value), #left " <= " #right, left, \
+                            right __VA_OPT__(, ) __VA_ARGS__)
 
 // Names of their own: a class may have a member Fail or Less.
-#define SUPEROFFLOAD_CHECK_VALUES(holds, text, left, right, ...)                                         \
-  [&](const auto& left_value, const auto& right_value) {                                                 \
-    if (holds) [[likely]] return;                                                                        \
-    ::superoffload::check::Fail(__FILE__, __LINE__, text, {left_value, right_value}, {__VA_ARGS__});     \
+#define SUPEROFFLOAD_CHECK_VALUES(holds, text, left, right, ...)                                     \
+  [&](const auto& left_value, const auto& right_value) {                                             \
+    if (holds) [[likely]]                                                                            \
+      return;                                                                                        \
+    ::superoffload::check::Fail(__FILE__, __LINE__, text, {left_value, right_value}, {__VA_ARGS__}); \
   }((left), (right))
 
 #endif  // SUPEROFFLOAD_KERNELS_BASE_CHECK_H_

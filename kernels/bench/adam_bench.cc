@@ -19,7 +19,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/adam/adam.h"
-#include "kernels/undo_slot.h"
 #include "kernels/bench/arrays.h"
 #include "kernels/bench/baselines.h"
 #include "kernels/bench/machine.h"
@@ -28,6 +27,7 @@
 #include "kernels/bench/subnormals.h"
 #include "kernels/bench/team.h"
 #include "kernels/bench/torch_process.h"
+#include "kernels/undo_slot.h"
 #include "superoffload/v1/exit_status.h"
 
 ABSL_FLAG(bool, json, false, "print one JSON object per kernel and thread count");
@@ -39,10 +39,12 @@ ABSL_FLAG(std::string, torch, "", "a Python with torch: measures torch.optim.Ada
 
 ABSL_FLAG(bool, tune, false, "find this machine's best number of workers and prefetch distance, for the configuration");
 ABSL_FLAG(bool, subnormals, false, "measure what decaying moments cost, on every instruction set, and nothing else");
-ABSL_FLAG(bool, publish, false, "measure the publish pass of every algorithm beside reading its arrays, and nothing else");
+ABSL_FLAG(bool, publish, false,
+          "measure the publish pass of every algorithm beside reading its arrays, and nothing else");
 ABSL_FLAG(std::string, output, "", "with --tune: write the fields of superoffloadd.textproto there");
-ABSL_FLAG(std::string, machine_output, "",
-          "measure this machine's CPU for superoffloadctl plan, and nothing else, and write a MachineDescription there");
+ABSL_FLAG(
+    std::string, machine_output, "",
+    "measure this machine's CPU for superoffloadctl plan, and nothing else, and write a MachineDescription there");
 ABSL_FLAG(std::string, machine_like, "laptop",
           "with --machine_output: the known machine whose GPU and link the description takes");
 
@@ -148,7 +150,10 @@ class AdamBench {
              [=, &a, this](size_t i, int) {
                baselines_.peer_cast(n, a.state(i).p, static_cast<uint16_t*>(a.theta(i).data));
              }),
-        Pass("plain", 24 + 2 * w, [=, &a, &kernels](size_t i, int) { kernels.plain(0, n, a.state(i).view(), absorb, a.pending(i), a.theta(i)); }),
+        Pass("plain", 24 + 2 * w,
+             [=, &a, &kernels](size_t i, int) {
+               kernels.plain(0, n, a.state(i).view(), absorb, a.pending(i), a.theta(i));
+             }),
         Pass("deferred", 24 + 3 * w,
              [=, &a, &kernels](size_t i, int) {
                NormLanes norm;
@@ -165,7 +170,10 @@ class AdamBench {
                benchmark::DoNotOptimize(norm.Sum());
                EndUndo(*undo_[thread]);
              }),
-        Pass("settle", 24 + w, [=, &a, &kernels](size_t i, int) { kernels.absorb(0, n, a.state(i).view(), absorb, a.pending(i), nullptr); }),
+        Pass("settle", 24 + w,
+             [=, &a, &kernels](size_t i, int) {
+               kernels.absorb(0, n, a.state(i).view(), absorb, a.pending(i), nullptr);
+             }),
         Pass("publish", 12 + 2 * w,
              [=, &a, &kernels](size_t i, int) {
                kernels.publish(0, n, a.state(i).view(), publish, a.gradient(i), a.theta(i), nullptr);

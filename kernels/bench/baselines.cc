@@ -56,7 +56,8 @@ void ReadStreamOf(size_t n, const T* gradient, T* theta, const State*... state) 
 
 void ReadStream(size_t n, AdamArrays state, const void* gradient, void* theta, size_t width) {
   const auto read = [&](const auto* from, auto* to) {
-    state.v == nullptr ? ReadStreamOf(n, from, to, state.p, state.m) : ReadStreamOf(n, from, to, state.p, state.m, state.v);
+    state.v == nullptr ? ReadStreamOf(n, from, to, state.p, state.m)
+                       : ReadStreamOf(n, from, to, state.p, state.m, state.v);
   };
   if (width == sizeof(uint16_t)) {
     read(static_cast<const uint16_t*>(gradient), static_cast<uint16_t*>(theta));

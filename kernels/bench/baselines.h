@@ -31,8 +31,8 @@ struct Baselines {
   // STREAM's triad, a = b + 3 c, with ordinary stores. 16 bytes per element, 4 of them write-allocate.
   void (*triad)(size_t n, float* a, const float* b, const float* c);
 
-  // What any publish pass does to memory: reads three fp32 arrays, or two where `v` is null, and a gradient, and streams
-  // parameters, the latter two of `width` bytes per element, 2 or 4. One addition for each array that is read.
+  // What any publish pass does to memory: reads three fp32 arrays, or two where `v` is null, and a gradient, and
+  // streams parameters, the latter two of `width` bytes per element, 2 or 4. One addition for each array that is read.
   void (*read_stream)(size_t n, AdamArrays state, const void* gradient, void* theta, size_t width);
 
   // fp32 AdamW with an fp32 gradient, eight vectors at a time, without prefetch, as published. 28 bytes per element.

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/bench/baselines.h"
 #include "kernels/base/dtype.h"
+#include "kernels/bench/baselines.h"
 
 namespace superoffload::kernels {
 

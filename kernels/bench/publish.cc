@@ -35,7 +35,8 @@ void Measure(std::vector<Candidate>& candidates, size_t chunks, int repetitions)
   }
 }
 
-std::vector<Candidate> CandidatesOf(const Algorithm& algorithm, const Baselines& baselines, const Arrays& a, DType dtype) {
+std::vector<Candidate> CandidatesOf(const Algorithm& algorithm, const Baselines& baselines, const Arrays& a,
+                                    DType dtype) {
   const auto state = [&a, arrays = algorithm.arrays.size()](size_t first) {
     AdamArrays all = a.state(first);
     if (arrays < 3) all.v = nullptr;

@@ -10,9 +10,9 @@
 namespace superoffload::kernels {
 
 // A table: for every algorithm, median nanoseconds per element of read_stream over its arrays, and of its publish pass
-// with and without the norm on every instruction set, with the ratio of the former to the latter. One thread. Each chunk
-// is timed by itself and the kernels take turns, so that a machine that others use distorts all of them alike: a chunk
-// takes less time than a scheduler's slice, and whoever is interrupted is no median.
+// with and without the norm on every instruction set, with the ratio of the former to the latter. One thread. Each
+// chunk is timed by itself and the kernels take turns, so that a machine that others use distorts all of them alike: a
+// chunk takes less time than a scheduler's slice, and whoever is interrupted is no median.
 std::string MeasurePublish(const Baselines& baselines, size_t elements, DType dtype, int repetitions);
 
 }  // namespace superoffload::kernels

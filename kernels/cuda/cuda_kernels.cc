@@ -73,9 +73,9 @@ CudaStatus CudaKernels::Load(const CudaDriver& driver, CudaDevice device) {
   driver_ = &driver;
   if (CudaStatus status = FindFunctions(); !status.ok()) return status;
   ReadDevice(device);
-  return driver.Status(driver.FuncSetAttribute(product_, kCudaFunctionDynamicSharedBytes,
-                                               static_cast<int>(product_dynamic_bytes_)),
-                       "reserving shared memory");
+  return driver.Status(
+      driver.FuncSetAttribute(product_, kCudaFunctionDynamicSharedBytes, static_cast<int>(product_dynamic_bytes_)),
+      "reserving shared memory");
 }
 
 void CudaKernels::ReadDevice(CudaDevice device) {
@@ -93,9 +93,9 @@ CudaStatus CudaKernels::FindFunctions() {
   const CudaDriver& driver = *driver_;
 #ifdef SUPEROFFLOAD_FATBIN_DIRECTORY
   CudaModule pack = nullptr, product = nullptr, resident = nullptr;
-  for (const auto& [module, image] : {std::pair(&pack, superoffload_pack_fatbin),
-                                      std::pair(&product, superoffload_product_fatbin),
-                                      std::pair(&resident, superoffload_resident_fatbin)}) {
+  for (const auto& [module, image] :
+       {std::pair(&pack, superoffload_pack_fatbin), std::pair(&product, superoffload_product_fatbin),
+        std::pair(&resident, superoffload_resident_fatbin)}) {
     if (CudaStatus status = driver.Status(driver.ModuleLoadData(module, image), "loading the GPU kernels");
         !status.ok()) {
       return status;
@@ -110,10 +110,11 @@ CudaStatus CudaKernels::FindFunctions() {
       return status;
     }
   }
-#define SUPEROFFLOAD_FIND_PACK_KERNEL(name, from, to)                                                             \
-  if (CudaStatus status = driver.Status(driver.ModuleGetFunction(&packs_[Index(DType::from)][Index(DType::to)], pack, #name), #name); \
-      !status.ok()) {                                                                                             \
-    return status;                                                                                                \
+#define SUPEROFFLOAD_FIND_PACK_KERNEL(name, from, to)                                                                 \
+  if (CudaStatus status =                                                                                             \
+          driver.Status(driver.ModuleGetFunction(&packs_[Index(DType::from)][Index(DType::to)], pack, #name), #name); \
+      !status.ok()) {                                                                                                 \
+    return status;                                                                                                    \
   }
   SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(SUPEROFFLOAD_FIND_PACK_KERNEL)
   return driver.Status(driver.ModuleGetFunction(&product_, product, "superoffload_product"), "superoffload_product");
@@ -132,10 +133,9 @@ template <typename Arguments>
 CudaStatus CudaKernels::Launch(CudaFunction function, const char* name, uint64_t blocks, unsigned threads,
                                unsigned shared_bytes, const Arguments& arguments, CudaStream stream) const {
   void* pointers[] = {const_cast<Arguments*>(&arguments)};
-  return driver_->Status(
-      driver_->LaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, threads, 1, 1, shared_bytes, stream,
-                            pointers, nullptr),
-      name);
+  return driver_->Status(driver_->LaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, threads, 1, 1,
+                                               shared_bytes, stream, pointers, nullptr),
+                         name);
 }
 
 CudaStatus CudaKernels::Pack(const PackArguments& arguments, CudaStream stream) const {
@@ -149,8 +149,8 @@ CudaStatus CudaKernels::Pack(const PackArguments& arguments, CudaStream stream) 
 CudaStatus CudaKernels::Product(const ProductArguments& arguments, CudaStream stream) const {
   SUPEROFFLOAD_CHECK_EQ(arguments.n % kProductTile, 0u);
   const uint64_t tiles = arguments.n / kProductTile;
-  return Launch(product_, "multiplying matrices", tiles * tiles, kProductTile * kProductTile,
-                product_dynamic_bytes_, arguments, stream);
+  return Launch(product_, "multiplying matrices", tiles * tiles, kProductTile * kProductTile, product_dynamic_bytes_,
+                arguments, stream);
 }
 
 CudaStatus CudaKernels::Resident(const Algorithm& algorithm, const ResidentArguments& arguments,

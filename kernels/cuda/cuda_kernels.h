@@ -42,10 +42,10 @@ class CudaKernels {
 
   const CudaDriver* driver_ = nullptr;
   std::vector<CudaModule> modules_;
-  CudaFunction packs_[3][3] = {};  // by the tensors' dtype, and the slot's
+  CudaFunction packs_[3][3] = {};      // by the tensors' dtype, and the slot's
   uint64_t most_pack_blocks_[3] = {};  // by the slot's dtype
   CudaFunction product_ = nullptr;
-  unsigned product_dynamic_bytes_ = 0;  // of shared memory
+  unsigned product_dynamic_bytes_ = 0;                  // of shared memory
   std::map<std::string_view, CudaFunction> residents_;  // by Algorithm::resident_kernel
 };
 

@@ -42,15 +42,15 @@ struct PackArguments {
 };
 
 // name, dtype of the tensors, dtype of the slot; by the numbers of DType.
-#define SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)                   \
-  X(superoffload_pack_bf16_to_bf16, kBFloat16, kBFloat16)      \
-  X(superoffload_pack_bf16_to_fp16, kBFloat16, kFloat16)       \
-  X(superoffload_pack_bf16_to_fp32, kBFloat16, kFloat32)       \
-  X(superoffload_pack_fp16_to_bf16, kFloat16, kBFloat16)       \
-  X(superoffload_pack_fp16_to_fp16, kFloat16, kFloat16)        \
-  X(superoffload_pack_fp16_to_fp32, kFloat16, kFloat32)        \
-  X(superoffload_pack_fp32_to_bf16, kFloat32, kBFloat16)       \
-  X(superoffload_pack_fp32_to_fp16, kFloat32, kFloat16)        \
+#define SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)              \
+  X(superoffload_pack_bf16_to_bf16, kBFloat16, kBFloat16) \
+  X(superoffload_pack_bf16_to_fp16, kBFloat16, kFloat16)  \
+  X(superoffload_pack_bf16_to_fp32, kBFloat16, kFloat32)  \
+  X(superoffload_pack_fp16_to_bf16, kFloat16, kBFloat16)  \
+  X(superoffload_pack_fp16_to_fp16, kFloat16, kFloat16)   \
+  X(superoffload_pack_fp16_to_fp32, kFloat16, kFloat32)   \
+  X(superoffload_pack_fp32_to_bf16, kFloat32, kBFloat16)  \
+  X(superoffload_pack_fp32_to_fp16, kFloat32, kFloat16)   \
   X(superoffload_pack_fp32_to_fp32, kFloat32, kFloat32)
 
 // An optimizer on a range of a resident bucket: absorbs the gradient and publishes; the bits of `plain` of algorithm.h.
@@ -74,8 +74,8 @@ inline constexpr unsigned kProductTile = 16;
 inline constexpr unsigned kProductStaticBytes = 2 * kProductTile * kProductTile * sizeof(float);
 inline constexpr unsigned kPackThreads = 256;
 inline constexpr unsigned kPackRows = 4;  // chunks that a block packs at a time
-// Shared memory of a packing block, at most. A multiprocessor of an H100 has 228 KiB and takes 1 KiB more for each block:
-// beside a matrix product's block of 200 KiB, 26 KiB are left.
+// Shared memory of a packing block, at most. A multiprocessor of an H100 has 228 KiB and takes 1 KiB more for each
+// block: beside a matrix product's block of 200 KiB, 26 KiB are left.
 inline constexpr unsigned kPackSharedBytes = 20 << 10;
 inline constexpr unsigned kResidentThreads = 256;
 // Shared memory of a block of the product: what large tiles of bf16 take in four stages, rounded up. Where the GPU has

@@ -5,10 +5,10 @@
 //   tile n - 1  meanwhile eight threads per row add its squares, out of shared memory
 //   tile n      to the slot, and as it is stored to shared memory
 //
-// The sum has the fixed order of NormLanes of elements.h: eight lanes, element index modulo 8, each in index order. That
-// order is a chain of 8192 additions per chunk, which nothing shortens. The four chains of a block are one warp, so they
-// take as long as one. Which block packs a chunk, and how many there are (PackBlocks of cuda_kernels.h), changes no bit.
-// kernels/bench/README.md counts.
+// The sum has the fixed order of NormLanes of elements.h: eight lanes, element index modulo 8, each in index order.
+// That order is a chain of 8192 additions per chunk, which nothing shortens. The four chains of a block are one warp,
+// so they take as long as one. Which block packs a chunk, and how many there are (PackBlocks of cuda_kernels.h),
+// changes no bit. kernels/bench/README.md counts.
 //
 // Kernels of the trainer run beside this one, so a block takes little shared memory: kPackSharedBytes of kernels.cuh.
 //
@@ -22,11 +22,11 @@ namespace superoffload::kernels {
 // Not unnamed: the names of an unnamed one hold a hash of the path at which this file was compiled.
 inline namespace packing {
 
-constexpr unsigned kVector = 8;                        // elements
+constexpr unsigned kVector = 8;  // elements
 constexpr unsigned kRowThreads = kPackThreads / kPackRows;
-constexpr unsigned kTileBytes = 2048;                  // of a row
-constexpr unsigned kRowBytes = kTileBytes + 32;        // rows begin in different banks
-constexpr uint32_t kCached = 128;                      // tensors of a block; of more the table itself is read
+constexpr unsigned kTileBytes = 2048;            // of a row
+constexpr unsigned kRowBytes = kTileBytes + 32;  // rows begin in different banks
+constexpr uint32_t kCached = 128;                // tensors of a block; of more the table itself is read
 static_assert(kPackRows * kNormLanes <= kPackThreads);
 
 // The dtype in which tiles are kept: it widens to fp32 in one instruction.

@@ -1,5 +1,5 @@
-// Runs callbacks in order, each once the GPU has done what was issued before it, so that nobody who issues work waits in
-// the driver.
+// Runs callbacks in order, each once the GPU has done what was issued before it, so that nobody who issues work waits
+// in the driver.
 #ifndef SUPEROFFLOAD_KERNELS_GPU_COMPLETION_QUEUE_H_
 #define SUPEROFFLOAD_KERNELS_GPU_COMPLETION_QUEUE_H_
 
@@ -12,8 +12,8 @@ namespace superoffload::kernels {
 // Thread-safe.
 class CompletionQueue {
  public:
-  // OK, or why the GPU did not do it. Callbacks run one at a time, with the device current, and never inside of a call of
-  // the queue's.
+  // OK, or why the GPU did not do it. Callbacks run one at a time, with the device current, and never inside of a call
+  // of the queue's.
   using Callback = std::function<void(const CudaStatus&)>;
 
   // Runs what is queued first.

@@ -39,7 +39,8 @@ class GpuDevice {
   // The other GPUs, of those that this process sees, whose kernels and copies can reach this one's memory.
   std::vector<CudaDevice> Peers() const;
 
-  // Whether this process uses the GPU by now: it has its primary context, as frameworks do from their first use of it on.
+  // Whether this process uses the GPU by now: it has its primary context, as frameworks do from their first use of it
+  // on.
   bool Uses(CudaDevice device) const;
 
  private:

@@ -41,11 +41,11 @@ struct CudaAccess {
   int flags = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 };
 
-inline constexpr int kCudaInvalidValue = 1;      // CUDA_ERROR_INVALID_VALUE
-inline constexpr int kCudaNotReady = 600;        // CUDA_ERROR_NOT_READY
+inline constexpr int kCudaInvalidValue = 1;        // CUDA_ERROR_INVALID_VALUE
+inline constexpr int kCudaNotReady = 600;          // CUDA_ERROR_NOT_READY
 inline constexpr int kCudaStreamNotCapturing = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
-inline constexpr int kCudaCaptureModeRelaxed = 2;   // CU_STREAM_CAPTURE_MODE_RELAXED
-inline constexpr int kCudaPosixDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr int kCudaCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr int kCudaPosixDescriptor = 1;     // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventBlockingSync = 1, kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaHostAllocPortable = 1;

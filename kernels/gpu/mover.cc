@@ -1,6 +1,6 @@
 // Invariants: a bucket is copied up once for each time that it becomes due, from host memory that nobody writes until
-// the copy has landed: the bucket's next gradient is packed behind a wait for it. Every event is recorded anew only when
-// nobody waits for it. A device slot that is copied down is used for nothing else until its callback has run; a
+// the copy has landed: the bucket's next gradient is packed behind a wait for it. Every event is recorded anew only
+// when nobody waits for it. A device slot that is copied down is used for nothing else until its callback has run; a
 // trainer that breaks this gets a wrong sum of its own gradients.
 #include "kernels/gpu/mover.h"
 
@@ -138,11 +138,10 @@ CudaStatus Mover::CopyUpAndWait(uint32_t bucket) {
 CudaStatus Mover::IssueDown(uint32_t bucket, uint32_t slot, uint32_t host_slot, What what) {
   const MovedBucket& moved = memory_.buckets[bucket];
   if (what == What::kGradientAndSums) {
-    if (CudaStatus status =
-            driver_.Status(driver_.MemcpyDtoHAsync(memory_.gradients.data() + moved.gradient_offsets[host_slot],
-                                                   gpu_ + memory_.slots.slot_offset(slot), moved.gradient_bytes,
-                                                   down_.get()),
-                           "copying a gradient from the GPU");
+    if (CudaStatus status = driver_.Status(
+            driver_.MemcpyDtoHAsync(memory_.gradients.data() + moved.gradient_offsets[host_slot],
+                                    gpu_ + memory_.slots.slot_offset(slot), moved.gradient_bytes, down_.get()),
+            "copying a gradient from the GPU");
         !status.ok()) {
       return status;
     }
@@ -251,8 +250,7 @@ CudaStatus Mover::IssueUp(uint32_t bucket) {
     std::lock_guard lock(up_mu_);
     gpu_offset = gpu_offsets_[bucket];
   }
-  return driver_.Status(driver_.MemcpyHtoDAsync(gpu_ + gpu_offset,
-                                                memory_.parameters.data() + moved.parameters_offset,
+  return driver_.Status(driver_.MemcpyHtoDAsync(gpu_ + gpu_offset, memory_.parameters.data() + moved.parameters_offset,
                                                 moved.parameters_bytes, up_.get()),
                         "copying parameters to the GPU");
 }

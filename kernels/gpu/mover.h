@@ -2,7 +2,8 @@
 // one for the `daemon` mover, a trainer one for `trainer` and `direct`.
 //
 //   CopyDown              device slot -> host gradients, and the slot's sums of squares; then its callback
-//   Published, Verdict    what is due is copied up: host parameters -> GPU memory, in the order of upload_order.h, a few
+//   Published, Verdict    what is due is copied up: host parameters -> GPU memory, in the order of upload_order.h, a
+//   few
 //                         at a time
 //   WaitLanded            a bucket that is due and has not been issued goes at once
 //
@@ -56,13 +57,12 @@ struct MoverMemory {
   DeviceSlots slots;
 };
 
-using MakeQueue =
-    std::function<std::unique_ptr<CompletionQueue>(std::shared_ptr<const GpuDevice>, const char* name)>;
+using MakeQueue = std::function<std::unique_ptr<CompletionQueue>(std::shared_ptr<const GpuDevice>, const char* name)>;
 
 class Mover {
  public:
   struct Options {
-    std::string process{};  // "the daemon", "the trainer": whose limits an error names
+    std::string process{};            // "the daemon", "the trainer": whose limits an error names
     bool kernels_reach_host = false;  // kernels store into the host's gradients
     // Who tells of parameters must not enter the driver: a queue of the mover's issues the copies.
     bool upload_thread = false;
@@ -123,8 +123,8 @@ class Mover {
   CudaStatus CopyUp(uint64_t step, uint32_t bucket);
 
   // Without `landed`: the up stream has been given what brings the bucket's parameters, and `stream` waits for the
-  // latest of it; if they are due and not under way, they are from now on. The device must be current. An error: also of
-  // an earlier copy up, for which nobody will wait any more.
+  // latest of it; if they are due and not under way, they are from now on. The device must be current. An error: also
+  // of an earlier copy up, for which nobody will wait any more.
   CudaStatus RecordLanded(uint32_t bucket);
   CudaStatus WaitLanded(uint32_t bucket, CudaStream stream);
 
@@ -166,12 +166,12 @@ class Mover {
   // Held while copies are taken and issued, so that they are issued in the order in which they are taken, and whoever
   // finds that one is not due finds it issued. Before up_mu_.
   std::mutex issuing_mu_;
-  std::mutex up_mu_;  // never held in a call of the driver
-  bool ends_ = false;               // up_mu_
-  bool starting_ = false;           // up_mu_: `starts_` is about to issue
-  UploadOrder uploads_;             // up_mu_
-  std::optional<Upload> issuing_;   // up_mu_: taken, and perhaps not issued yet
-  CudaStatus up_failure_;           // up_mu_: of the first copy up that failed
+  std::mutex up_mu_;                   // never held in a call of the driver
+  bool ends_ = false;                  // up_mu_
+  bool starting_ = false;              // up_mu_: `starts_` is about to issue
+  UploadOrder uploads_;                // up_mu_
+  std::optional<Upload> issuing_;      // up_mu_: taken, and perhaps not issued yet
+  CudaStatus up_failure_;              // up_mu_: of the first copy up that failed
   std::vector<uint64_t> gpu_offsets_;  // up_mu_: of the buckets' parameters
 
   std::unique_ptr<CompletionQueue> arrivals_, landings_, starts_;

@@ -29,9 +29,8 @@ CudaAllocationProperties Properties(const GpuDevice& device, Export exports) {
 CudaStatus GetGranularity(const GpuDevice& device, Export exports, uint64_t* granularity) {
   const CudaAllocationProperties properties = Properties(device, exports);
   constexpr int kMinimum = 0;
-  return device.driver().Status(
-      device.driver().MemGetAllocationGranularity(granularity, &properties, kMinimum),
-      "asking for the granularity of GPU memory");
+  return device.driver().Status(device.driver().MemGetAllocationGranularity(granularity, &properties, kMinimum),
+                                "asking for the granularity of GPU memory");
 }
 
 std::string Allocating(uint64_t bytes) { return "allocating " + std::to_string(bytes) + " bytes of GPU memory"; }
@@ -86,15 +85,13 @@ CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, uint
     return {kInvalidArgument, "the trainer's GPU memory of " + std::to_string(bytes) + " bytes in pieces of " +
                                   std::to_string(piece_bytes) + " is not of whole granules"};
   }
-  std::unique_ptr<SharedGpuMemory> made(
-      new SharedGpuMemory(std::move(device), bytes, piece_bytes, Export::kNever));
+  std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, piece_bytes, Export::kNever));
   if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
   for (const int descriptor : descriptors) {
     void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
     CudaAllocation allocation = 0;
-    CudaStatus status =
-        driver.Status(driver.MemImportFromShareableHandle(&allocation, handle, kCudaPosixDescriptor),
-                      "importing the trainer's GPU memory");
+    CudaStatus status = driver.Status(driver.MemImportFromShareableHandle(&allocation, handle, kCudaPosixDescriptor),
+                                      "importing the trainer's GPU memory");
     if (status.ok()) status = made->MapNext(allocation, /*imported=*/true);
     if (!status.ok()) return status;
   }
@@ -136,8 +133,8 @@ CudaStatus SharedGpuMemory::MapNext(CudaAllocation allocation, bool imported) {
   if (mapped != 0) {
     driver.MemRelease(allocation);
     if (imported && mapped == kCudaInvalidValue) {  // what the exporter says is not to be believed
-      return {kInvalidArgument, "the trainer's GPU memory does not have the " + std::to_string(bytes_) +
-                                    " bytes that it says"};
+      return {kInvalidArgument,
+              "the trainer's GPU memory does not have the " + std::to_string(bytes_) + " bytes that it says"};
     }
     return driver.Status(mapped, "mapping GPU memory");
   }

@@ -1,4 +1,5 @@
-// GPU memory behind one range of addresses, which two processes can map: one makes and exports it, the other imports it.
+// GPU memory behind one range of addresses, which two processes can map: one makes and exports it, the other imports
+// it.
 //
 //   addresses   [ piece 0 | piece 1 | ... | last piece ]      reserved at once
 //   memory      [ piece 0 | piece 1 |                         backed piece by piece, from the first on
@@ -60,9 +61,10 @@ class SharedGpuMemory {
   // peers does not cover it. A GPU that the process does not use gets no mapping. Thread-safe.
   CudaStatus OpenToPeers();
 
-  // Piece `index` has no memory any more, if it had any; its addresses stay taken. Waits for what `stream` has been given,
-  // which may still use it: the driver does not. Not for the whole context, which would end a capture of any stream of it.
-  // FAILED_PRECONDITION: the stream is being captured; once more when it is not. Thread-safe, after everything else.
+  // Piece `index` has no memory any more, if it had any; its addresses stay taken. Waits for what `stream` has been
+  // given, which may still use it: the driver does not. Not for the whole context, which would end a capture of any
+  // stream of it. FAILED_PRECONDITION: the stream is being captured; once more when it is not. Thread-safe, after
+  // everything else.
   CudaStatus GiveBack(uint64_t index, CudaStream stream);
 
   // The descriptor of each piece, which become the caller's. Everything must be backed.

@@ -3,8 +3,8 @@
 // Parameters change when a step commits and at no other time: what is published before the verdict stays in host
 // memory, and a step that is skipped has nothing copied. Of several buckets the one that the next forward pass reads
 // first goes first, which is the last one: bucket 0 holds the last layer. Those are published last, too, and copies run
-// in the order in which they are issued: so only a few are under way at a time, and the others wait here, where a bucket
-// that comes later and is needed earlier passes them. Whoever needs a bucket at once takes it itself.
+// in the order in which they are issued: so only a few are under way at a time, and the others wait here, where a
+// bucket that comes later and is needed earlier passes them. Whoever needs a bucket at once takes it itself.
 //
 // What is due stays due until it is taken, whatever later steps bring: only newer parameters of the same bucket take
 // its place.

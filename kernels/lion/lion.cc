@@ -38,7 +38,6 @@ const AlgorithmKernels kScalarLionKernels = ScalarPasses<LionElement>::Table();
 
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedLionKernels, AlgorithmKernels, LionKernels)
 
-const Algorithm kLion{"lion",        kArrays, kScalars, MakeConstants, SupportedLionKernels,
-                      "superoffload_resident_lion"};
+const Algorithm kLion{"lion", kArrays, kScalars, MakeConstants, SupportedLionKernels, "superoffload_resident_lion"};
 
 }  // namespace superoffload::kernels

@@ -1,5 +1,5 @@
-// One element of Lion (the formula of lion.h): the specification that every vector kernel equals, and what the GPU runs.
-// Compiled by the host's compiler and by nvcc, which must neither contract (-fmad=false) nor flush subnormals.
+// One element of Lion (the formula of lion.h): the specification that every vector kernel equals, and what the GPU
+// runs. Compiled by the host's compiler and by nvcc, which must neither contract (-fmad=false) nor flush subnormals.
 #ifndef SUPEROFFLOAD_KERNELS_LION_LION_ELEMENT_H_
 #define SUPEROFFLOAD_KERNELS_LION_LION_ELEMENT_H_
 

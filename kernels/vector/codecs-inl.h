@@ -28,7 +28,8 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalves([[maybe_unused]] D d, con
 }
 
 // Codecs: vectors of fp32 from and to memory of each dtype. `stream` stores past the caches to aligned memory, without
-// reading what is overwritten. StorePair stores two vectors, one behind the other. See float_conversion.h for the rules.
+// reading what is overwritten. StorePair stores two vectors, one behind the other. See float_conversion.h for the
+// rules.
 struct Float32 {
   using Element = float;
   template <class D>

@@ -1,5 +1,5 @@
-// The passes of algorithm.h over one chunk, for any algorithm whose state arrays are fp32: one source, compiled once per
-// instruction set. An algorithm gives its formula, a struct with
+// The passes of algorithm.h over one chunk, for any algorithm whose state arrays are fp32: one source, compiled once
+// per instruction set. An algorithm gives its formula, a struct with
 //
 //   using Step                          its constants, as StepConstants holds them
 //   static constexpr size_t kArrays     of its state
@@ -147,14 +147,15 @@ HWY_INLINE void RunBlock(const Pass<F, G, T>& pass, size_t first, size_t n, V& l
 
 // The last `n` elements, fewer than a granule, through zero-padded copies.
 template <Kind kKind, class F, class G, class T, class V>
-HWY_INLINE void RunTail(const Pass<F, G, T>& pass, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2,
-                        V& lanes3) {
+HWY_INLINE void RunTail(const Pass<F, G, T>& pass, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
   HWY_ALIGN float state[F::kArrays][kMaxLanes] = {};
   HWY_ALIGN typename G::Element pending[kMaxLanes] = {}, gradient[kMaxLanes] = {};
   HWY_ALIGN typename T::Element theta[kMaxLanes] = {};
   for (size_t array = 0; array < F::kArrays; ++array) {
     std::memcpy(state[array], pass.state[array] + first, n * sizeof(float));
-    if constexpr (kKind.undo) std::memcpy(pass.undo->template Old<float>(array, first), state[array], n * sizeof(float));
+    if constexpr (kKind.undo) {
+      std::memcpy(pass.undo->template Old<float>(array, first), state[array], n * sizeof(float));
+    }
   }
   if constexpr (kKind.absorb) std::memcpy(pending, pass.pending + first, n * sizeof(*pending));
   if constexpr (kKind.publish) std::memcpy(gradient, pass.gradient + first, n * sizeof(*gradient));
@@ -197,8 +198,7 @@ void Run(size_t first, size_t n, const StateView& state, const StepConstants& ab
   const auto absorb_step = absorb.As<typename F::Step>(), publish_step = publish.As<typename F::Step>();
   F::Visit(absorb_step, publish_step, [&](auto variant) {
     using Variant = decltype(variant);
-    Pass<Variant, G, T> pass{
-        {}, absorb_step, As<G>(pending), publish_step, As<G>(gradient), As<T>(theta), undo};
+    Pass<Variant, G, T> pass{{}, absorb_step, As<G>(pending), publish_step, As<G>(gradient), As<T>(theta), undo};
     for (size_t array = 0; array < F::kArrays; ++array) pass.state[array] = state.Floats(array);
     RunBlocks<kKind>(first, n, pass, norm);
   });
@@ -207,11 +207,12 @@ void Run(size_t first, size_t n, const StateView& state, const StepConstants& ab
 // The passes of formula F as algorithm.h declares them.
 template <class F>
 struct Passes {
-  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                     ConstElements pending, UndoSlot* undo) {
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                     UndoSlot* undo) {
     WithCodec(pending.dtype, [&](auto g) {
       constexpr Kind kAbsorb{.absorb = true}, kAbsorbUndo{.absorb = true, .undo = true};
-      const auto run = undo == nullptr ? Run<kAbsorb, F, decltype(g), Float32> : Run<kAbsorbUndo, F, decltype(g), Float32>;
+      const auto run =
+          undo == nullptr ? Run<kAbsorb, F, decltype(g), Float32> : Run<kAbsorbUndo, F, decltype(g), Float32>;
       run(first, n, state, absorb, pending, {}, {}, {}, nullptr, undo);
     });
   }
@@ -221,7 +222,8 @@ struct Passes {
     WithCodec(gradient.dtype, [&](auto g) {
       WithCodec(theta.dtype, [&](auto t) {
         constexpr Kind kPublish{.publish = true, .theta = true}, kMeasure{.publish = true, .norm = true, .theta = true};
-        const auto run = norm == nullptr ? Run<kPublish, F, decltype(g), decltype(t)> : Run<kMeasure, F, decltype(g), decltype(t)>;
+        const auto run =
+            norm == nullptr ? Run<kPublish, F, decltype(g), decltype(t)> : Run<kMeasure, F, decltype(g), decltype(t)>;
         run(first, n, state, {}, {}, publish, gradient, theta, norm, nullptr);
       });
     });
@@ -240,8 +242,8 @@ struct Passes {
     });
   }
 
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                    ConstElements pending, MutableElements theta) {
+  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                    MutableElements theta) {
     WithCodec(pending.dtype, [&](auto g) {
       WithCodec(theta.dtype, [&](auto t) {
         constexpr Kind kPlain{.absorb = true, .theta = true};

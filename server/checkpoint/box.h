@@ -29,13 +29,15 @@ bool Fits(const Box& box);
 // Of two boxes of one tensor; none when they have no element in common.
 std::optional<Box> Intersection(const Box& a, const Box& b);
 
-// Elements that lie together in two boxes of one tensor: `count` from number `from` of the one and `at` of the other on.
+// Elements that lie together in two boxes of one tensor: `count` from number `from` of the one and `at` of the other
+// on.
 struct SharedRun {
   uint64_t from = 0, at = 0, count = 0;
 };
 
 // Calls visit for each run that the boxes share, in the order in which they lie, until it returns an error.
-absl::Status ForEachSharedRun(const Box& from, const Box& at, const std::function<absl::Status(const SharedRun&)>& visit);
+absl::Status ForEachSharedRun(const Box& from, const Box& at,
+                              const std::function<absl::Status(const SharedRun&)>& visit);
 
 }  // namespace superoffload::checkpoint
 

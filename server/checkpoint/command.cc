@@ -11,11 +11,13 @@
 #include "server/checkpoint/inspect.h"
 #include "superoffload/v1/printable.h"
 
-ABSL_FLAG(std::string, inspect_checkpoint, "", "say what is in this checkpoint, and exit; superoffloadctl inspect asks so");
+ABSL_FLAG(std::string, inspect_checkpoint, "",
+          "say what is in this checkpoint, and exit; superoffloadctl inspect asks so");
 ABSL_FLAG(bool, json, false, "--inspect_checkpoint: print one JSON object");
 ABSL_FLAG(bool, verify, false, "--inspect_checkpoint: read all files and compare their checksums");
-ABSL_FLAG(std::string, export_checkpoint, "",
-          "write the weights of this checkpoint as a Hugging Face model directory, and exit; superoffloadctl export asks so");
+ABSL_FLAG(
+    std::string, export_checkpoint, "",
+    "write the weights of this checkpoint as a Hugging Face model directory, and exit; superoffloadctl export asks so");
 ABSL_FLAG(std::string, export_to, "", "--export_checkpoint: the directory to write; it must not exist");
 ABSL_FLAG(std::string, export_source, "",
           "--export_checkpoint: a model directory whose other files, and tensors that were not trained, are copied");

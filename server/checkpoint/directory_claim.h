@@ -1,6 +1,6 @@
 // A schedule's directory is its own, also among daemons, and among machines where the file system has locks: two
-// optimizers that share one would each keep half of their checkpoints and remove the other's. The ranks of a run have one
-// together, each with a file of its own.
+// optimizers that share one would each keep half of their checkpoints and remove the other's. The ranks of a run have
+// one together, each with a file of its own.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_DIRECTORY_CLAIM_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_DIRECTORY_CLAIM_H_
 
@@ -19,10 +19,11 @@ inline constexpr char kClaimFile[] = ".superoffload-schedule";
 
 class DirectoryClaim {
  public:
-  // With the rights of the calling thread. FAILED_PRECONDITION: somebody else has it. Where nothing can be locked (there
-  // is no such directory, no right to write, no locks) nothing is known of others, and the claim is as good as another.
-  // `rank`: of a run of several; none: the optimizer trains alone.
-  static absl::StatusOr<std::shared_ptr<DirectoryClaim>> Take(const std::string& directory, const std::string& optimizer,
+  // With the rights of the calling thread. FAILED_PRECONDITION: somebody else has it. Where nothing can be locked
+  // (there is no such directory, no right to write, no locks) nothing is known of others, and the claim is as good as
+  // another. `rank`: of a run of several; none: the optimizer trains alone.
+  static absl::StatusOr<std::shared_ptr<DirectoryClaim>> Take(const std::string& directory,
+                                                              const std::string& optimizer,
                                                               std::optional<uint32_t> rank);
 
  private:

@@ -111,10 +111,10 @@ class Exporter {
     for (const auto& [name, output] : outputs_) {
       const auto found = source_.slices().find(name);
       if (found == source_.slices().end() || found->second.front().box.shape != output.tensor.box.shape) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "parameter \"", name, "\" [", absl::StrJoin(output.tensor.box.shape, ", "), "] of the checkpoint is ",
-            found == source_.slices().end() ? "not" : "of another shape", " in ", options_.source,
-            "; name the directory of the model that was trained"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("parameter \"", name, "\" [", absl::StrJoin(output.tensor.box.shape, ", "),
+                         "] of the checkpoint is ", found == source_.slices().end() ? "not" : "of another shape",
+                         " in ", options_.source, "; name the directory of the model that was trained"));
       }
     }
     const std::map<std::string, Output> trained = outputs_;
@@ -167,8 +167,12 @@ class Exporter {
     for (uint64_t at = 0; at < bytes; at += most) {
       of_a.resize(std::min(most, bytes - at));
       of_b.resize(of_a.size());
-      if (absl::Status status = a.file->file.ReadAt(a.offset + at, of_a.data(), of_a.size()); !status.ok()) return status;
-      if (absl::Status status = b.file->file.ReadAt(b.offset + at, of_b.data(), of_b.size()); !status.ok()) return status;
+      if (absl::Status status = a.file->file.ReadAt(a.offset + at, of_a.data(), of_a.size()); !status.ok()) {
+        return status;
+      }
+      if (absl::Status status = b.file->file.ReadAt(b.offset + at, of_b.data(), of_b.size()); !status.ok()) {
+        return status;
+      }
       if (of_a != of_b) return false;
       if (at == 0) first = of_a.substr(0, width);
       varied = varied || of_a.compare(0, width, first) != 0 ||
@@ -177,9 +181,7 @@ class Exporter {
     return varied;
   }
 
-  static uint64_t BytesOf(const Output& output) {
-    return output.tensor.box.Elements() * DTypeBytes(output.dtype);
-  }
+  static uint64_t BytesOf(const Output& output) { return output.tensor.box.Elements() * DTypeBytes(output.dtype); }
 
   absl::Status WriteShards(const PartialDirectory& directory) {
     std::vector<std::vector<const std::string*>> shards(1);
@@ -195,8 +197,9 @@ class Exporter {
     }
     nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
     for (size_t i = 0; i < shards.size(); ++i) {
-      const std::string file = shards.size() == 1 ? "model.safetensors"
-                                                  : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
+      const std::string file = shards.size() == 1
+                                   ? "model.safetensors"
+                                   : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
       for (const std::string* name : shards[i]) weight_map[*name] = file;
       if (absl::Status status = WriteShard(directory / file, shards[i]); !status.ok()) return status;
     }
@@ -274,8 +277,8 @@ class Exporter {
     for (const fs::directory_entry& entry : fs::directory_iterator(options_.source, error)) {
       const std::string name = entry.path().filename();
       const auto ends = [&name](const char* suffix) { return absl::EndsWith(name, suffix); };
-      static const auto* const weights = new std::vector<const char*>{
-          kWeights, ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf"};
+      static const auto* const weights = new std::vector<const char*>{kWeights, ".index.json", ".bin",  ".pt",  ".pth",
+                                                                      ".h5",    ".msgpack",    ".onnx", ".gguf"};
       if (!entry.is_regular_file(error) || std::any_of(weights->begin(), weights->end(), ends)) continue;
       absl::StatusOr<std::string> text = ReadText(entry.path(), kMaxBytes);
       if (!text.ok()) return text.status();

@@ -10,11 +10,11 @@
 namespace superoffload::checkpoint {
 
 struct ExportOptions {
-  std::string checkpoint;    // of an optimizer or of a run
-  std::string target;        // absolute; must not exist
-  std::string source;        // a model directory: its other files are copied, and tensors that were not trained; "": none
-  std::string dtype = "BF16";  // or "F32"
-  uint64_t shard_bytes = uint64_t{5} << 30;  // most bytes of a file, unless one tensor has more
+  std::string checkpoint;  // of an optimizer or of a run
+  std::string target;      // absolute; must not exist
+  std::string source;      // a model directory: its other files are copied, and tensors that were not trained; "": none
+  std::string dtype = "BF16";                 // or "F32"
+  uint64_t shard_bytes = uint64_t{5} << 30;   // most bytes of a file, unless one tensor has more
   uint64_t piece_bytes = uint64_t{64} << 20;  // most bytes of a tensor that are in memory at a time
 };
 
@@ -27,8 +27,8 @@ struct ExportReport {
   uint64_t committed_steps = 0;
 };
 
-// Names of wrappers (compiled, checkpointed, distributed modules) are left out of parameters' names. A tensor that only the
-// source has is copied; one that has the bytes of a trained matrix there is tied to it, and gets its new value.
+// Names of wrappers (compiled, checkpointed, distributed modules) are left out of parameters' names. A tensor that only
+// the source has is copied; one that has the bytes of a trained matrix there is tied to it, and gets its new value.
 //
 // INVALID_ARGUMENT: an option. NOT_FOUND, DATA_LOSS: the checkpoint. FAILED_PRECONDITION: the checkpoint is of another
 // model than the source, or its names are no model's. ALREADY_EXISTS: the target.

@@ -27,7 +27,8 @@ absl::StatusOr<const File*> FilePool::Get(const std::string& path, const FileIde
   const absl::StatusOr<FileIdentity> identity = Open(path);
   if (!identity.ok()) return identity.status();
   if (*identity != known) {
-    return absl::DataLossError(absl::StrCat(path, " was replaced while it was read; leave checkpoints alone that are in use"));
+    return absl::DataLossError(
+        absl::StrCat(path, " was replaced while it was read; leave checkpoints alone that are in use"));
   }
   return &open_.front().file;
 }

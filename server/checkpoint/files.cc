@@ -21,8 +21,8 @@ namespace {
 // What one call may move: the kernel's limit is a little below 2 GiB.
 constexpr size_t kMaxBytesPerCall = size_t{1} << 30;
 
-// Without the magic links of /proc: they lead past directories that the user may not enter, and to files that the daemon
-// has open. EPERM and ENOSYS are of containers and emulators that do not know the call.
+// Without the magic links of /proc: they lead past directories that the user may not enter, and to files that the
+// daemon has open. EPERM and ENOSYS are of containers and emulators that do not know the call.
 memory::FileDescriptor OpenWithoutMagicLinks(const std::string& path, uint64_t flags) {
   open_how how{};
   how.flags = flags;
@@ -35,7 +35,7 @@ memory::FileDescriptor OpenWithoutMagicLinks(const std::string& path, uint64_t f
 }
 
 bool IsKernels(int fd) {
-  struct statfs there {};
+  struct statfs there{};
   return ::fstatfs(fd, &there) == 0 && there.f_type == PROC_SUPER_MAGIC;
 }
 
@@ -63,7 +63,7 @@ absl::StatusOr<File> File::Open(const std::string& path) {
   // To open a FIFO or a device may take for ever; a file does not mind O_NONBLOCK.
   memory::FileDescriptor fd = OpenWithoutMagicLinks(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (!fd.valid()) return FileError(errno, "opening", path);
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd.get(), &file) != 0) return FileError(errno, "looking at", path);
   if (!S_ISREG(file.st_mode) || IsKernels(fd.get())) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file; name a checkpoint's directory"));
@@ -101,7 +101,7 @@ absl::Status File::Sync() const {
 }
 
 absl::StatusOr<FileIdentity> File::Identity() const {
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd_.get(), &file) != 0) return FileError(errno, "looking at", path_);
   return FileIdentity{file.st_dev, file.st_ino, static_cast<uint64_t>(file.st_size)};
 }

@@ -25,8 +25,8 @@ struct FileIdentity {
 
 class File {
  public:
-  // Creates what must not exist, with `bytes` bytes of disk reserved where the file system can. Unless `mode` says more,
-  // nobody but its user reads it; PartialDirectory lets others once it is whole.
+  // Creates what must not exist, with `bytes` bytes of disk reserved where the file system can. Unless `mode` says
+  // more, nobody but its user reads it; PartialDirectory lets others once it is whole.
   static absl::StatusOr<File> Create(const std::string& path, uint64_t bytes, mode_t mode = 0600);
   static absl::StatusOr<File> Open(const std::string& path);
 

@@ -15,7 +15,7 @@
 namespace superoffload::checkpoint {
 namespace {
 
-using Json = nlohmann::json;                   // finds a name among many
+using Json = nlohmann::json;                 // finds a name among many
 using OrderedJson = nlohmann::ordered_json;  // writes them in the order that people read
 
 constexpr char kFormat[] = "superoffload";
@@ -40,7 +40,9 @@ absl::StatusOr<NamedScalars> ParseGroup(const Json& json, const kernels::Algorit
     if (!std::isfinite(scalars[name])) return Bad(absl::StrCat("hyper-parameter \"", name, "\" is not finite"));
     for (const kernels::Scalar& scalar : algorithm ? algorithm->scalars : std::span<const kernels::Scalar>()) {
       if (scalar.name != name) continue;
-      if (absl::Status status = engine::ValidateScalar(scalar, scalars[name]); !status.ok()) return Bad(status.message());
+      if (absl::Status status = engine::ValidateScalar(scalar, scalars[name]); !status.ok()) {
+        return Bad(status.message());
+      }
     }
   }
   return scalars;
@@ -113,26 +115,26 @@ std::string EncodeIndex(const Index& index) {
     blocks[name] = {{"scales", blocked.scales}, {"elements", blocked.elements}};
   }
   const OrderedJson json = {{"metadata",
-                      {{"format", kFormat},
-                       {"version", kVersion},
-                       {"optimizer", index.optimizer},
-                       {"algorithm", index.algorithm},
-                       {"run_name", index.run_name},
-                       {"rank", index.rank},
-                       {"ranks", index.ranks},
-                       {"lineage", index.lineage},
-                       {"run", index.run},
-                       {"sequence", index.sequence},
-                       {"step", index.step},
-                       {"committed_steps", index.committed_steps},
-                       {"total_size", index.total_bytes}}},
-                     {"groups", index.groups},
-                     {"parameter_groups", index.parameter_groups},
-                     {"parameter_steps", index.parameter_steps},
-                     {"shards", shards},
-                     {"blocks", blocks},
-                     {"crc32", index.file_crc32},
-                     {"weight_map", index.tensor_files}};
+                             {{"format", kFormat},
+                              {"version", kVersion},
+                              {"optimizer", index.optimizer},
+                              {"algorithm", index.algorithm},
+                              {"run_name", index.run_name},
+                              {"rank", index.rank},
+                              {"ranks", index.ranks},
+                              {"lineage", index.lineage},
+                              {"run", index.run},
+                              {"sequence", index.sequence},
+                              {"step", index.step},
+                              {"committed_steps", index.committed_steps},
+                              {"total_size", index.total_bytes}}},
+                            {"groups", index.groups},
+                            {"parameter_groups", index.parameter_groups},
+                            {"parameter_steps", index.parameter_steps},
+                            {"shards", shards},
+                            {"blocks", blocks},
+                            {"crc32", index.file_crc32},
+                            {"weight_map", index.tensor_files}};
   return SumUp(json.dump(1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
@@ -140,7 +142,8 @@ BlockedArrays BlockedArraysOf(const kernels::Algorithm& algorithm) {
   BlockedArrays blocks;
   for (const kernels::StateArray& array : algorithm.arrays) {
     if (array.codec == nullptr) continue;
-    blocks[std::string(array.name)] = {std::string(algorithm.arrays[array.codec->scales].name), algorithm.block_elements};
+    blocks[std::string(array.name)] = {std::string(algorithm.arrays[array.codec->scales].name),
+                                       algorithm.block_elements};
   }
   return blocks;
 }
@@ -180,7 +183,8 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
                                                       "; restore it with a daemon of that version"));
   }
   if ((version >= kFirstSummedVersion || json.contains(kSumKey)) && !IsSummedUp(text)) {
-    return absl::DataLossError(absl::StrCat(kIndexFile, " is damaged or was changed: its CRC-32 is not the one at its end; ",
+    return absl::DataLossError(absl::StrCat(kIndexFile,
+                                            " is damaged or was changed: its CRC-32 is not the one at its end; ",
                                             "restore an earlier checkpoint"));
   }
   Index index;

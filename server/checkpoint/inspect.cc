@@ -46,8 +46,9 @@ class Inspector {
     }
     checkpoint_.parts = PartsIn(directory_);
     if (checkpoint_.parts.empty()) checkpoint_.parts = PartsIn(GrowingRun(directory_));
-    problems_.push_back(absl::IsNotFound(opened.status()) ? "not all ranks have written their parts, or nobody has sealed it"
-                                                          : std::string(opened.status().message()));
+    problems_.push_back(absl::IsNotFound(opened.status())
+                            ? "not all ranks have written their parts, or nobody has sealed it"
+                            : std::string(opened.status().message()));
     return checkpoint_.parts.empty() ? opened.status() : absl::OkStatus();
   }
 
@@ -59,7 +60,9 @@ class Inspector {
     for (const auto& [name, slices] : saved_.slices()) {
       const SavedTensors::Slice& any = slices.front();
       absl::StatusOr<SavedTensors::Tensor> tensor = saved_.Find(name, any.dtype, Box::Whole(any.box.global_shape));
-      if (!tensor.ok() && absl::IsFailedPrecondition(tensor.status()) && IsPartOfRun()) continue;  // others have the rest
+      if (!tensor.ok() && absl::IsFailedPrecondition(tensor.status()) && IsPartOfRun()) {
+        continue;  // others have the rest
+      }
       if (tensor.ok()) {
         tensors.push_back(*std::move(tensor));
       } else {
@@ -123,9 +126,7 @@ class Inspector {
   std::string Text(const Json& json) const {
     const Index& first = checkpoint_.parts.front().index;
     std::string text;
-    const auto add = [&text](const auto&... words) {
-      absl::StrAppend(&text, Printable(absl::StrCat(words...)), "\n");
-    };
+    const auto add = [&text](const auto&... words) { absl::StrAppend(&text, Printable(absl::StrCat(words...)), "\n"); };
     add(json["kind"].get<std::string>(), " ", first.run_name.empty() ? first.optimizer : first.run_name, ", step ",
         first.committed_steps, ", ", first.algorithm, ", ", checkpoint_.parts.size(), " of ",
         json["kind"] == "run" ? first.ranks : 1, " parts, ", json["bytes"].get<uint64_t>(), " bytes, ",

@@ -21,8 +21,9 @@ namespace fs = std::filesystem;
 constexpr char kSuffix[] = ".partial";
 constexpr int kAttempts = 10;
 
-// Holds the lock of a directory that is still at `path`. Whoever has it is alive; what nobody holds was left by a daemon
-// that was killed. Returns an errno, EWOULDBLOCK for a lock that somebody holds, ENOENT for a directory that was removed meanwhile.
+// Holds the lock of a directory that is still at `path`. Whoever has it is alive; what nobody holds was left by a
+// daemon that was killed. Returns an errno, EWOULDBLOCK for a lock that somebody holds, ENOENT for a directory that was
+// removed meanwhile.
 int Lock(const fs::path& path, memory::FileDescriptor* lock) {
   *lock = memory::FileDescriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!lock->valid() || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return errno;
@@ -62,9 +63,11 @@ absl::StatusOr<std::unique_ptr<PartialDirectory>> PartialDirectory::Create(const
     return absl::FailedPreconditionError(
         absl::StrCat("another checkpoint is being written to ", target.string(), "; choose another directory"));
   }
-  struct stat there {};
+  struct stat there{};
   std::optional<mode_t> mode;
-  if (::fstat(fd.get(), &there) == 0 && ::fchmod(fd.get(), (there.st_mode & S_ISGID) | 0700) == 0) mode = there.st_mode & 07777;
+  if (::fstat(fd.get(), &there) == 0 && ::fchmod(fd.get(), (there.st_mode & S_ISGID) | 0700) == 0) {
+    mode = there.st_mode & 07777;
+  }
   return std::unique_ptr<PartialDirectory>(new PartialDirectory(target, path, std::move(fd), mode));
 }
 
@@ -76,7 +79,9 @@ PartialDirectory::~PartialDirectory() {
 absl::Status PartialDirectory::LetOthersRead() const {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_, error)) {
-    if (::chmod(entry.path().c_str(), *mode_ & 0666) != 0) return FileError(errno, "changing the mode of", entry.path());
+    if (::chmod(entry.path().c_str(), *mode_ & 0666) != 0) {
+      return FileError(errno, "changing the mode of", entry.path());
+    }
   }
   if (error) return FileError(error.value(), "reading", path_);
   return ::fchmod(lock_.get(), *mode_) == 0 ? absl::OkStatus() : FileError(errno, "changing the mode of", path_);

@@ -18,8 +18,8 @@
 
 namespace superoffload::checkpoint {
 
-// It grows in a hidden one beside it, ".NAME.partial", which is removed unless it is published. Nobody but its user reads
-// what is in it until then; from then on it has the modes that the umask gives.
+// It grows in a hidden one beside it, ".NAME.partial", which is removed unless it is published. Nobody but its user
+// reads what is in it until then; from then on it has the modes that the umask gives.
 class PartialDirectory {
  public:
   // ALREADY_EXISTS, INVALID_ARGUMENT: `target`. FAILED_PRECONDITION: another one is being written there.

@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint64_t kStretchElements = 64 * 1024;  // that are put together at a time; whole blocks
 
-// What a slice has of a stretch: codes of its own elements [from, from + count), and the scales of the blocks they lie in.
+// What a slice has of a stretch: codes of its own elements [from, from + count), and the scales of the blocks they lie
+// in.
 struct Run {
   const SavedTensors::Slice* slice;
   SharedRun shared;
@@ -80,8 +81,8 @@ class Blocks {
     const uint64_t last = std::min(end * block_, slice->box.Elements());
     Run run{slice, shared, std::vector<std::byte>((last - first * block_) * code_bytes_),
             std::vector<std::byte>((end - first) * scale_bytes_)};
-    if (absl::Status status = slice->file->file.ReadAt(slice->offset + first * block_ * code_bytes_, run.codes.data(),
-                                                       run.codes.size());
+    if (absl::Status status =
+            slice->file->file.ReadAt(slice->offset + first * block_ * code_bytes_, run.codes.data(), run.codes.size());
         !status.ok()) {
       return status;
     }
@@ -147,9 +148,10 @@ absl::Status CheckBlocks(const SavedTensors::Tensor& tensor, const kernels::Algo
       return absl::DataLossError(absl::StrCat(path, " has codes without their scales; restore an earlier checkpoint"));
     }
     if (slice->block_elements != algorithm.block_elements || slice->scales->dtype != SafetensorsDType(scales.dtype)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          path, " has a ", slice->scales->dtype, " scale per ", slice->block_elements, " codes, the optimizer a ",
-          SafetensorsDType(scales.dtype), " per ", algorithm.block_elements, "; restore with the release that saved it"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, " has a ", slice->scales->dtype, " scale per ", slice->block_elements,
+                       " codes, the optimizer a ", SafetensorsDType(scales.dtype), " per ", algorithm.block_elements,
+                       "; restore with the release that saved it"));
     }
     if (const uint64_t blocks = scales.Entries(slice->box.Elements()); slice->scales->box.Elements() != blocks) {
       return absl::DataLossError(absl::StrCat(path, " has ", slice->scales->box.Elements(), " scales of ", blocks,

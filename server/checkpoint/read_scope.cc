@@ -13,7 +13,8 @@ ReadScope ReadScope::Of(const optimizer::HostedOptimizer& optimizer, std::functi
 }
 
 ReadScope ReadScope::OfOwn(const optimizer::HostedOptimizer& optimizer) {
-  constexpr uint64_t kOfTensor = 64;  // that the header of its file has beside its name, and about that of each dimension
+  constexpr uint64_t kOfTensor =
+      64;  // that the header of its file has beside its name, and about that of each dimension
   uint64_t bytes = 0;
   for (const engine::ParameterSpec& parameter : optimizer.spec().parameters) {
     bytes += optimizer.spec().algorithm->arrays.size() *
@@ -23,10 +24,12 @@ ReadScope ReadScope::OfOwn(const optimizer::HostedOptimizer& optimizer) {
 }
 
 absl::Status ReadScope::CheckGoesOn() const {
-  return cancelled && cancelled() ? absl::CancelledError("the call was cancelled, and reads no more") : absl::OkStatus();
+  return cancelled && cancelled() ? absl::CancelledError("the call was cancelled, and reads no more")
+                                  : absl::OkStatus();
 }
 
-absl::StatusOr<memory::MemoryReservation> ReadScope::ReserveParsing(const std::string& path, uint64_t text_bytes) const {
+absl::StatusOr<memory::MemoryReservation> ReadScope::ReserveParsing(const std::string& path,
+                                                                    uint64_t text_bytes) const {
   if (!reserve || text_bytes <= kFreeTextBytes) return memory::MemoryReservation();
   return reserve(absl::StrCat("reading ", path, ", of which ", text_bytes, " bytes are JSON,"),
                  kParsedBytesPerByte * text_bytes);

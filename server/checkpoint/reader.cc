@@ -128,8 +128,9 @@ class Reader {
 
   absl::Status SetStep(const std::string& from, uint64_t committed_steps) {
     if (committed_steps > engine::kMaxSteps) {
-      return absl::InvalidArgumentError(absl::StrCat(from, " is of step ", committed_steps, " but an optimizer makes at most ",
-                                                     engine::kMaxSteps, " committed steps"));
+      return absl::InvalidArgumentError(absl::StrCat(from, " is of step ", committed_steps,
+                                                     " but an optimizer makes at most ", engine::kMaxSteps,
+                                                     " committed steps"));
     }
     uint64_t& all = moment_.statistics.committed_steps;
     if (std::exchange(any_, true) && all != committed_steps) {
@@ -144,9 +145,9 @@ class Reader {
   absl::Status SetLineage(const std::string& from, const Index& index) {
     if (index.run_name.empty() || index.lineage == 0) return absl::OkStatus();
     if (lineages_.emplace(index.run_name, index.lineage).first->second == index.lineage) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(from, " is of run \"", index.run_name, "\" after another restore than the others, so its step is "
-                     "another; name the parts of one checkpoint"));
+    return absl::InvalidArgumentError(absl::StrCat(from, " is of run \"", index.run_name,
+                                                   "\" after another restore than the others, so its step is "
+                                                   "another; name the parts of one checkpoint"));
   }
 
   absl::Status OpenDirectory(const fs::path& directory) {
@@ -170,10 +171,10 @@ class Reader {
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
   uint64_t blocks_encoded_again_ = 0;
-  std::map<std::string, uint64_t> optimizers_;                      // runs by name of the optimizer
-  std::map<std::string, uint64_t> runs_;                            // those of ranks 0 by name of the run of several ranks
-  std::map<std::string, uint64_t> lineages_;                        // by name of the run
-  std::map<std::string, NamedScalars> groups_;                      // by parameter name
+  std::map<std::string, uint64_t> optimizers_;  // runs by name of the optimizer
+  std::map<std::string, uint64_t> runs_;        // those of ranks 0 by name of the run of several ranks
+  std::map<std::string, uint64_t> lineages_;    // by name of the run
+  std::map<std::string, NamedScalars> groups_;  // by parameter name
   SavedTensors saved_;
   std::vector<SavedTensors::Tensor> tensors_;  // per parameter and, in it, per state array
 };

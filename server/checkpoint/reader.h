@@ -31,15 +31,15 @@ struct Restored {
 };
 
 // Restores masters, moments, the number of committed steps and the hyper-parameters. Every parameter of the optimizer
-// is looked for by name in all of `source`, which must be of one step; its elements are put together from the shards that
-// were saved, whatever the number of ranks was. `restorer` counts as attached meanwhile.
-// Everything is checked, checksums included, before the state is touched. The calling thread must act as the
-// optimizer's user (act_as.h).
+// is looked for by name in all of `source`, which must be of one step; its elements are put together from the shards
+// that were saved, whatever the number of ranks was. `restorer` counts as attached meanwhile. Everything is checked,
+// checksums included, before the state is touched. The calling thread must act as the optimizer's user (act_as.h).
 //
 // INVALID_ARGUMENT: nothing to restore from, or not of the same step; a path is not absolute. FAILED_PRECONDITION: a
 // trainer is attached; a parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged
-// files. RESOURCE_EXHAUSTED: what describes the tensors is too large for the user's budget. CANCELLED: `scope` says so; if
-// the state was being loaded, the optimizer is incomplete until it is restored again. Others: what the file system says.
+// files. RESOURCE_EXHAUSTED: what describes the tensors is too large for the user's budget. CANCELLED: `scope` says so;
+// if the state was being loaded, the optimizer is incomplete until it is restored again. Others: what the file system
+// says.
 absl::StatusOr<Restored> RestoreCheckpoint(optimizer::HostedOptimizer& optimizer,
                                            const optimizer::AttachedTrainer& restorer, const RestoreSource& source,
                                            const ReadScope& scope = {});

@@ -52,8 +52,9 @@ absl::StatusOr<Text> ReadForParsing(const std::string& directory, const char* na
   const absl::StatusOr<uint64_t> bytes = file->Bytes();
   if (!bytes.ok()) return bytes.status();
   if (*bytes > max_bytes) {
-    return absl::DataLossError(absl::StrCat(path, " has ", *bytes, " bytes, but an index of what is beside it has at most ",
-                                            max_bytes, "; restore an earlier checkpoint"));
+    return absl::DataLossError(absl::StrCat(path, " has ", *bytes,
+                                            " bytes, but an index of what is beside it has at most ", max_bytes,
+                                            "; restore an earlier checkpoint"));
   }
   absl::StatusOr<memory::MemoryReservation> reservation = scope.ReserveParsing(path, *bytes);
   if (!reservation.ok()) return reservation.status();
@@ -105,9 +106,7 @@ bool IsSealed(const std::string& target, const RunMoment& moment, const ReadScop
 
 }  // namespace
 
-RunMoment MomentOf(const Index& index) {
-  return {index.run_name, index.ranks, index.lineage, index.committed_steps};
-}
+RunMoment MomentOf(const Index& index) { return {index.run_name, index.ranks, index.lineage, index.committed_steps}; }
 
 std::string GrowingRun(const std::string& target) {
   const fs::path path(target);
@@ -115,7 +114,8 @@ std::string GrowingRun(const std::string& target) {
 }
 
 absl::StatusOr<RunIndex> ReadRunIndex(const std::string& directory, const ReadScope& scope) {
-  const absl::StatusOr<Text> text = ReadForParsing(directory, kRunIndexFile, std::min(scope.max_index_bytes, kMaxRunIndexBytes), scope);
+  const absl::StatusOr<Text> text =
+      ReadForParsing(directory, kRunIndexFile, std::min(scope.max_index_bytes, kMaxRunIndexBytes), scope);
   if (!text.ok()) return text.status();
   return ParseRunIndex(text->text);
 }
@@ -164,9 +164,12 @@ absl::Status BeginRun(const std::string& target, const RunMoment& moment) {
         absl::StrCat("directory is \"", target, "\" but must be an absolute path that ends with a name"));
   }
   std::error_code error;
-  if (fs::exists(fs::symlink_status(path, error))) return IsSealed(target, moment, {}) ? absl::OkStatus() : Exists(target);
+  if (fs::exists(fs::symlink_status(path, error))) {
+    return IsSealed(target, moment, {}) ? absl::OkStatus() : Exists(target);
+  }
   const std::string growing = GrowingRun(target);
-  return ::mkdir(growing.c_str(), 0755) == 0 || errno == EEXIST ? absl::OkStatus() : FileError(errno, "creating", growing);
+  return ::mkdir(growing.c_str(), 0755) == 0 || errno == EEXIST ? absl::OkStatus()
+                                                                : FileError(errno, "creating", growing);
 }
 
 bool HasPart(const std::string& target, const RunMoment& moment, uint32_t rank, const ReadScope& scope) {

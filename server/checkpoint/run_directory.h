@@ -27,8 +27,8 @@ struct Part {
   memory::MemoryReservation reservation{};  // of what the index takes
 };
 
-// A checkpoint as it lies in `directory`. NOT_FOUND: neither the index of a run nor that of an optimizer is there, as of
-// one that is half-written. DATA_LOSS: a part is missing, damaged, or of another moment than the run.
+// A checkpoint as it lies in `directory`. NOT_FOUND: neither the index of a run nor that of an optimizer is there, as
+// of one that is half-written. DATA_LOSS: a part is missing, damaged, or of another moment than the run.
 struct Checkpoint {
   std::optional<RunIndex> run;  // none: of one optimizer
   std::vector<Part> parts;      // in rank order
@@ -54,8 +54,8 @@ enum class Seal {
   kWasSealed,     // by another rank
 };
 
-// Gives the parts the name `target` if all are whole and of `moment`; by any rank, and several at once. `sequence` as in
-// Index, called when it is about to.
+// Gives the parts the name `target` if all are whole and of `moment`; by any rank, and several at once. `sequence` as
+// in Index, called when it is about to.
 absl::StatusOr<Seal> SealRun(const std::string& target, const RunMoment& moment,
                              const std::function<uint64_t()>& sequence, const ReadScope& scope = {});
 

@@ -12,7 +12,7 @@
 namespace superoffload::checkpoint {
 namespace {
 
-using Json = nlohmann::json;                   // finds a name among many
+using Json = nlohmann::json;                 // finds a name among many
 using OrderedJson = nlohmann::ordered_json;  // writes them in the order that people read
 
 constexpr char kFormat[] = "superoffload run";
@@ -34,16 +34,16 @@ std::string EncodeRunIndex(const RunIndex& index) {
                      {"index_crc32", index.index_crc32[rank]}});
   }
   const OrderedJson json = {{"metadata",
-                      {{"format", kFormat},
-                       {"version", kVersion},
-                       {"run_name", index.moment.run_name},
-                       {"lineage", index.moment.lineage},
-                       {"committed_steps", index.moment.committed_steps},
-                       {"algorithm", index.algorithm},
-                       {"run", index.run},
-                       {"sequence", index.sequence},
-                       {"total_size", index.total_bytes}}},
-                     {"parts", parts}};
+                             {{"format", kFormat},
+                              {"version", kVersion},
+                              {"run_name", index.moment.run_name},
+                              {"lineage", index.moment.lineage},
+                              {"committed_steps", index.moment.committed_steps},
+                              {"algorithm", index.algorithm},
+                              {"run", index.run},
+                              {"sequence", index.sequence},
+                              {"total_size", index.total_bytes}}},
+                            {"parts", parts}};
   return SumUp(json.dump(1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
@@ -62,7 +62,8 @@ absl::StatusOr<RunIndex> ParseRunIndex(std::string_view text) {
                                                       "; restore it with a daemon of that version"));
   }
   if ((version >= kFirstSummedVersion || json.contains(kSumKey)) && !IsSummedUp(text)) {
-    return absl::DataLossError(absl::StrCat(kRunIndexFile, " is damaged or was changed: its CRC-32 is not the one at its ",
+    return absl::DataLossError(absl::StrCat(kRunIndexFile,
+                                            " is damaged or was changed: its CRC-32 is not the one at its ",
                                             "end; restore an earlier checkpoint"));
   }
   if (json["parts"].size() > std::numeric_limits<uint32_t>::max()) return Bad("\"parts\" has too many ranks");

@@ -4,8 +4,8 @@
 //   run.index.json         this index: the run, its step, the CRC-32 of each rank's index, and its own (summed_json.h);
 //                          version 1 had not its own, and is read
 //
-// The ranks write beside it, into ".NAME.ranks". Whichever of them comes last finds all parts whole, writes this index and
-// gives the directory its name: what has the name is whole.
+// The ranks write beside it, into ".NAME.ranks". Whichever of them comes last finds all parts whole, writes this index
+// and gives the directory its name: what has the name is whole.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_RUN_INDEX_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_RUN_INDEX_H_
 
@@ -45,7 +45,8 @@ std::string PartName(uint32_t rank, uint32_t ranks);
 
 std::string EncodeRunIndex(const RunIndex& index);
 
-// DATA_LOSS: not an index of a run, or changed, or with a number out of its range. FAILED_PRECONDITION: of a version that this daemon does not know.
+// DATA_LOSS: not an index of a run, or changed, or with a number out of its range. FAILED_PRECONDITION: of a version
+// that this daemon does not know.
 absl::StatusOr<RunIndex> ParseRunIndex(std::string_view text);
 
 }  // namespace superoffload::checkpoint

@@ -14,7 +14,7 @@ namespace superoffload::checkpoint {
 namespace {
 
 constexpr size_t kReadBytes = size_t{16} << 20;
-constexpr uint64_t kRunsPerLook = 256;  // small ones, between two looks at whether to go on
+constexpr uint64_t kRunsPerLook = 256;     // small ones, between two looks at whether to go on
 constexpr char kStepsPrefix[] = "steps.";  // of tensors beside the arrays, in files that are no checkpoint
 
 std::string Words(const std::string& dtype, const std::vector<uint64_t>& shape) {
@@ -80,12 +80,15 @@ absl::StatusOr<SavedTensors::SavedFile*> SavedTensors::Open(const std::string& p
   const absl::StatusOr<memory::MemoryReservation> parsing = scope_.ReserveParsing(path, *length);
   if (!parsing.ok()) return parsing.status();
   text.resize(*length);
-  if (absl::Status status = opened->ReadAt(kSafetensorsLengthBytes, text.data(), text.size()); !status.ok()) return status;
+  if (absl::Status status = opened->ReadAt(kSafetensorsLengthBytes, text.data(), text.size()); !status.ok()) {
+    return status;
+  }
   const uint64_t data_offset = kSafetensorsLengthBytes + *length;
   absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(text, bytes - data_offset);
   if (!header.ok()) return In(path, header.status());
   if (absl::Status status = Charge(path, *header, *length); !status.ok()) return status;
-  SavedFile* const saved = files_.emplace_back(std::make_unique<SavedFile>(SavedFile{*std::move(opened), std::nullopt})).get();
+  SavedFile* const saved =
+      files_.emplace_back(std::make_unique<SavedFile>(SavedFile{*std::move(opened), std::nullopt})).get();
   for (SafetensorsTensor& tensor : header->tensors) {
     slices->push_back({.file = saved,
                        .offset = data_offset + tensor.begin,
@@ -167,7 +170,9 @@ absl::Status SavedTensors::AddFile(const std::string& path, uint64_t committed_s
     if (slices[i].dtype != "I64" || !slices[i].box.shape.empty()) {
       return absl::DataLossError(absl::StrCat(path, ": tensor \"", names[i], "\" is no single I64"));
     }
-    if (absl::Status status = (*file)->file.ReadAt(slices[i].offset, &steps, sizeof(steps)); !status.ok()) return status;
+    if (absl::Status status = (*file)->file.ReadAt(slices[i].offset, &steps, sizeof(steps)); !status.ok()) {
+      return status;
+    }
     if (steps > committed_steps) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": \"", names[i], "\" is ", steps,
                                                      ", but the optimizer has made ", committed_steps,
@@ -250,8 +255,8 @@ absl::Status SavedTensors::Verify(const std::vector<Tensor>& tensors, const Read
       crc32 = memory::Crc32(buffer.data(), count, crc32);
     }
     if (crc32 != *saved->crc32) {
-      return absl::DataLossError(
-          absl::StrCat(saved->file.path(), " is damaged: its CRC-32 is not that of its index; restore an earlier checkpoint"));
+      return absl::DataLossError(absl::StrCat(
+          saved->file.path(), " is damaged: its CRC-32 is not that of its index; restore an earlier checkpoint"));
     }
   }
   return absl::OkStatus();

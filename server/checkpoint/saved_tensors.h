@@ -1,5 +1,5 @@
-// The tensors of checkpoints and of safetensors files, put together from the slices that ranks have written. A slice is a
-// box of a tensor; boxes of one tensor are disjoint, or the same where ranks have replicas.
+// The tensors of checkpoints and of safetensors files, put together from the slices that ranks have written. A slice is
+// a box of a tensor; boxes of one tensor are disjoint, or the same where ranks have replicas.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_SAVED_TENSORS_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_SAVED_TENSORS_H_
 
@@ -35,8 +35,8 @@ class SavedTensors {
     uint64_t offset;  // of its first byte in the file
     std::string dtype;
     Box box;
-    uint64_t steps = 0;              // committed ones of its parameter
-    const Slice* scales = nullptr;   // of its blocks, if it has some: an element each
+    uint64_t steps = 0;             // committed ones of its parameter
+    const Slice* scales = nullptr;  // of its blocks, if it has some: an element each
     uint32_t block_elements = 1;
   };
   // A tensor, or a box of it, and the slices that together have its elements, each once.
@@ -56,7 +56,8 @@ class SavedTensors {
   // A file that is no part of a checkpoint; see reader.h.
   absl::Status AddFile(const std::string& path, uint64_t committed_steps);
 
-  // `name` as TensorName has it. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
+  // `name` as TensorName has it. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or
+  // dtype.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box) const;
 
   // All slices by tensor name, but scales.
@@ -69,8 +70,7 @@ class SavedTensors {
   static absl::Status Read(const Tensor& tensor, std::byte* to, const ReadScope& scope = {});
 
  private:
-  absl::StatusOr<SavedFile*> Open(const std::string& path, std::vector<Slice>* slices,
-                                        std::vector<std::string>* names);
+  absl::StatusOr<SavedFile*> Open(const std::string& path, std::vector<Slice>* slices, std::vector<std::string>* names);
 
   absl::Status Charge(const std::string& path, const SafetensorsHeader& header, uint64_t text_bytes);
 
@@ -79,10 +79,10 @@ class SavedTensors {
   FilePool pool_;
   std::vector<memory::MemoryReservation> reservations_;  // of what `files_` and `slices_` take
   std::vector<std::unique_ptr<SavedFile>> files_;
-  uint64_t kept_bytes_ = 0;                              // that are not reserved
-  std::set<std::string> of_parts_;                       // paths of those that parts have
-  std::map<std::string, std::vector<Slice>> slices_;     // by tensor name
-  std::deque<Slice> scales_;                             // what slices point to
+  uint64_t kept_bytes_ = 0;                           // that are not reserved
+  std::set<std::string> of_parts_;                    // paths of those that parts have
+  std::map<std::string, std::vector<Slice>> slices_;  // by tensor name
+  std::deque<Slice> scales_;                          // what slices point to
 };
 
 }  // namespace superoffload::checkpoint

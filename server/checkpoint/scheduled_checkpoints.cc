@@ -34,8 +34,8 @@ bool IsDirectory(const fs::directory_entry& entry) {
   return fs::is_directory(entry.symlink_status(error));
 }
 
-// The directories to which `sequence_of` gives a sequence above 0, the oldest first. Copies that somebody has made under
-// names of their own are to have none.
+// The directories to which `sequence_of` gives a sequence above 0, the oldest first. Copies that somebody has made
+// under names of their own are to have none.
 std::vector<Scheduled> List(const fs::path& directory, const std::function<uint64_t(const fs::path&)>& sequence_of) {
   std::error_code error;
   std::vector<Scheduled> found;

@@ -101,7 +101,7 @@ class Scheduler::Worker {
         continue;
       }
       if (IsOfRun() && absl::IsOutOfRange(report->status)) continue;  // it has come further meanwhile
-      if (absl::IsAborted(report->status)) continue;  // it was restored
+      if (absl::IsAborted(report->status)) continue;                  // it was restored
       observer_->OnCheckpoint(optimizer_->id(), *report);
       if (report->sealed) PruneRuns(report->directory, schedule_.keep, ReadScope::OfOwn(*optimizer_));
       if (!IsOfRun() && report->status.ok()) PruneScheduled(schedule_.directory, *optimizer_, schedule_.keep);
@@ -150,9 +150,11 @@ class Scheduler::Worker {
     return {.committed_steps = due,
             .of_run = true,
             .next = due + schedule_.every_steps,
-            .sequence = [this] { 
-              return NextRunSequence(schedule_.directory, optimizer_->spec().member.run, ReadScope::OfOwn(*optimizer_));
-            },
+            .sequence =
+                [this] {
+                  return NextRunSequence(schedule_.directory, optimizer_->spec().member.run,
+                                         ReadScope::OfOwn(*optimizer_));
+                },
             .directory =
                 [this](uint64_t steps) { return ScheduledRun(schedule_.directory, steps, optimizer_->lineage()); }};
   }
@@ -164,8 +166,8 @@ class Scheduler::Worker {
     return !ended_;
   }
 
-  // The first multiple of the interval after due_ that training has not gone past, so also after a failure, e.g. of a full
-  // disk; or after where it went back to since the last call, however far it has come again.
+  // The first multiple of the interval after due_ that training has not gone past, so also after a failure, e.g. of a
+  // full disk; or after where it went back to since the last call, however far it has come again.
   uint64_t NextDue() {
     const engine::StepStatistics now = optimizer_->engine().statistics();
     const bool went_back = std::exchange(restores_, now.restores) != now.restores;

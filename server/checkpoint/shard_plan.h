@@ -34,7 +34,7 @@ struct ShardPlan {
   };
   std::vector<Shard> shards;
   std::vector<std::vector<Place>> places;         // per state array, per parameter
-  std::vector<std::vector<Piece>> bucket_pieces;          // per bucket; together every element of every parameter
+  std::vector<std::vector<Piece>> bucket_pieces;  // per bucket; together every element of every parameter
 };
 
 // A state array's tensor of a parameter, and its dtype, as checkpoints name them.

@@ -1,4 +1,5 @@
-// JSON objects that end with the CRC-32 of their own text, as the indexes of checkpoints do since there are checksums of them:
+// JSON objects that end with the CRC-32 of their own text, as the indexes of checkpoints do since there are checksums
+// of them:
 //
 //   {
 //    ...,                      the sum is of all bytes up to the comma, which is not among them

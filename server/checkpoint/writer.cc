@@ -231,10 +231,10 @@ class Writer {
 bool IsOf(const optimizer::HostedOptimizer& optimizer, const engine::StepEngine::Moment& moment,
           const std::string& target, Progress* progress) {
   const absl::StatusOr<Index> index = ReadIndex(target, ReadScope::OfOwn(optimizer));
-  const bool same = index.ok() && index->optimizer == optimizer.id().name && index->run != 0 &&
-                    index->run == optimizer.run() && index->lineage == optimizer.lineage() && index->step == moment.statistics.step &&
-                    index->committed_steps == moment.statistics.committed_steps &&
-                    index->groups == NamedGroups(optimizer, moment);
+  const bool same =
+      index.ok() && index->optimizer == optimizer.id().name && index->run != 0 && index->run == optimizer.run() &&
+      index->lineage == optimizer.lineage() && index->step == moment.statistics.step &&
+      index->committed_steps == moment.statistics.committed_steps && index->groups == NamedGroups(optimizer, moment);
   if (same) progress->bytes_total = progress->bytes_written = index->total_bytes;
   return same;
 }
@@ -267,7 +267,8 @@ absl::StatusOr<std::string> BeginPart(const optimizer::HostedOptimizer& optimize
 void WriteRun(optimizer::HostedOptimizer& optimizer, const WriteOptions& options, const std::atomic<bool>& cancelled,
               Progress* progress, optimizer::CheckpointReport* report) {
   const engine::RunMember& member = optimizer.spec().member;
-  const RunMoment moment{member.run, member.ranks, optimizer.lineage(), report->committed_steps = options.committed_steps};
+  const RunMoment moment{member.run, member.ranks, optimizer.lineage(),
+                         report->committed_steps = options.committed_steps};
   report->directory = options.directory(moment.committed_steps);
   absl::Time start = absl::Now();
   if (options.next != 0 || !HasPart(report->directory, moment, member.rank, ReadScope::OfOwn(optimizer))) {

@@ -25,7 +25,7 @@ struct WriteOptions {
   // (run_index.h), which is there once all ranks have written theirs.
   bool of_run = false;
   bool again = false;  // if `directory` is there and of this very moment, a daemon that died since has written it
-  uint64_t next = 0;  // see StepMachine::SnapshotTime
+  uint64_t next = 0;   // see StepMachine::SnapshotTime
   std::function<uint64_t()> sequence = [] { return 0; };  // see Index; called while no snapshot is open
   // Absolute path for a checkpoint of so many committed steps. It must not exist; the directory above it must.
   std::function<std::string(uint64_t committed_steps)> directory;
@@ -39,9 +39,10 @@ struct WriteOptions {
 // Everything goes to a hidden directory beside it (".NAME.partial"), is synced, and is renamed at the end: what has the
 // name is a whole checkpoint, whatever happens.
 //
-// ALREADY_EXISTS, INVALID_ARGUMENT: the directory. OUT_OF_RANGE: the step of a run is over. FAILED_PRECONDITION: another one is being written there.
-// RESOURCE_EXHAUSTED: the disk is full. CANCELLED: `cancelled` was set, see StepEngine::WaitSnapshot. Others: what the
-// file system says. While another checkpoint of the optimizer is being taken, waits. After an error nothing of it is left.
+// ALREADY_EXISTS, INVALID_ARGUMENT: the directory. OUT_OF_RANGE: the step of a run is over. FAILED_PRECONDITION:
+// another one is being written there. RESOURCE_EXHAUSTED: the disk is full. CANCELLED: `cancelled` was set, see
+// StepEngine::WaitSnapshot. Others: what the file system says. While another checkpoint of the optimizer is being
+// taken, waits. After an error nothing of it is left.
 optimizer::CheckpointReport WriteCheckpoint(optimizer::HostedOptimizer& optimizer, const WriteOptions& options,
                                             const std::atomic<bool>& cancelled, Progress* progress);
 

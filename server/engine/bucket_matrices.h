@@ -15,7 +15,8 @@ namespace superoffload::engine {
 
 class BucketMatrices {
  public:
-  // What a worker does of a stage at a time: elements [first, end) of a matrix, which begins at element `at` of the bucket.
+  // What a worker does of a stage at a time: elements [first, end) of a matrix, which begins at element `at` of the
+  // bucket.
   struct Task {
     kernels::MatrixView matrix;  // with the gradient of slot 0
     uint32_t parameter = 0;
@@ -25,8 +26,7 @@ class BucketMatrices {
   };
 
   BucketMatrices(const Layout& layout, const OptimizerMemory& memory, const BucketLayout& bucket)
-      : gradient_dtype_(bucket.gradient_dtype),
-        slot_bytes_(bucket.gradient_offsets[1] - bucket.gradient_offsets[0]) {
+      : gradient_dtype_(bucket.gradient_dtype), slot_bytes_(bucket.gradient_offsets[1] - bucket.gradient_offsets[0]) {
     auto* const directions = reinterpret_cast<float*>(memory.state + layout.directions_offset);
     float* scratch = directions + layout.directions_elements;
     uint64_t at = 0;
@@ -43,8 +43,8 @@ class BucketMatrices {
       matrix.gradient = {memory.gradients + bucket.gradient_offsets[0] + at * kernels::DTypeBytes(gradient_dtype_),
                          gradient_dtype_};
       for (uint64_t first = 0; first < shape.elements(); first += kernels::kChunkElements) {
-        tasks_.push_back({matrix, part.parameter, at, first,
-                          std::min<uint64_t>(shape.elements(), first + kernels::kChunkElements)});
+        tasks_.push_back(
+            {matrix, part.parameter, at, first, std::min<uint64_t>(shape.elements(), first + kernels::kChunkElements)});
       }
       tasks_.back().gap = part.elements - shape.elements();
       scratch += layout.algorithm->stages->scratch_elements(shape.rows, shape.columns);

@@ -57,7 +57,9 @@ std::vector<BucketPass::Round> BucketPass::RoundsOf(const PassArguments& argumen
   if (!matrices_ || !updates) return {{}};
   std::vector<Round> rounds;
   const auto add = [&](Round::Part part, bool prepared) {
-    for (size_t stage = 0; !prepared && stage < layout_.algorithm->stages->count; ++stage) rounds.push_back({part, stage});
+    for (size_t stage = 0; !prepared && stage < layout_.algorithm->stages->count; ++stage) {
+      rounds.push_back({part, stage});
+    }
     rounds.push_back({part, std::nullopt});
   };
   if (arguments.absorbed_step != 0) {

@@ -107,8 +107,8 @@ class Planner {
     const BucketLayout* before = nullptr;
     for (const uint32_t index : order) {
       BucketLayout& bucket = layout_.buckets[index];
-      const bool follows = before != nullptr && SameRange(*before, bucket) &&
-                           (layout_.version < 5 || before->unit == bucket.unit);
+      const bool follows =
+          before != nullptr && SameRange(*before, bucket) && (layout_.version < 5 || before->unit == bucket.unit);
       if (!follows) layout_.parameters_bytes = RoundUp(layout_.parameters_bytes, kRegionAlignmentBytes);
       bucket.parameters_offset = layout_.parameters_bytes;
       layout_.parameters_bytes += bucket.parameters_bytes();
@@ -145,7 +145,9 @@ class Planner {
     return RoundUp(offset + bytes, kRegionAlignmentBytes);
   }
 
-  uint64_t AlignedElements(const ParameterSpec& parameter) const { return RoundUp(ElementCount(parameter), alignment_); }
+  uint64_t AlignedElements(const ParameterSpec& parameter) const {
+    return RoundUp(ElementCount(parameter), alignment_);
+  }
 
   // It begins with the last `elements` of the parameter.
   void OpenBucket(uint32_t parameter, uint64_t elements) {
@@ -157,8 +159,8 @@ class Planner {
     }
     bucket_capacity_ = bytes / element_bytes / alignment_ * alignment_;
     if (spec_.algorithm->stages != nullptr) bucket_capacity_ = std::max(bucket_capacity_, elements);
-    BucketLayout bucket{.group = group_, .unit = spec_.parameters[parameter].unit, .dtype = dtype_,
-                        .gradient_dtype = gradient_dtype_};
+    BucketLayout bucket{
+        .group = group_, .unit = spec_.parameters[parameter].unit, .dtype = dtype_, .gradient_dtype = gradient_dtype_};
     bucket.gradient_offsets[0] = slot_bytes_;
     bucket.state_offset = layout_.state_elements;
     bucket.first_part = static_cast<uint32_t>(layout_.parts.size());

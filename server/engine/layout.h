@@ -2,17 +2,18 @@
 //
 // Parameters of one group and one pair of dtypes form a range of the flat parameter space, in reverse order of
 // registration, so that the bucket whose backward pass finishes first comes first. A range is cut into buckets at
-// parameter boundaries; a parameter larger than a bucket is cut inside, between two blocks of the algorithm, or has a bucket
-// of its own where the algorithm updates whole matrices. Every parameter starts at a multiple of kAlignmentElements, and of a block, in every array. Gaps hold zeros and stay zero under
-// every algorithm.
+// parameter boundaries; a parameter larger than a bucket is cut inside, between two blocks of the algorithm, or has a
+// bucket of its own where the algorithm updates whole matrices. Every parameter starts at a multiple of
+// kAlignmentElements, and of a block, in every array. Gaps hold zeros and stay zero under every algorithm.
 //
 // Buckets taper toward the parameters that backward reaches last, which are those registered first: when one begins, it
 // may hold half of the gradient bytes that are left in the model, at most bucket_bytes and at least kTaperBytes. The
-// trainer waits for the way of the last bucket, so that one is short: of 64 MiB buckets the last have 32, 16, 8, 4 and 4.
+// trainer waits for the way of the last bucket, so that one is short: of 64 MiB buckets the last have 32, 16, 8, 4
+// and 4.
 //
-// A bucket never holds parameters of two units (ParameterSpec::unit). In the parameter memory the units lie one after the
-// other, in the order in which their first buckets do, so that what the model uses together is one range of it, whatever
-// groups and dtypes it has.
+// A bucket never holds parameters of two units (ParameterSpec::unit). In the parameter memory the units lie one after
+// the other, in the order in which their first buckets do, so that what the model uses together is one range of it,
+// whatever groups and dtypes it has.
 //
 // The version of a layout is that of the record beside it. Versions:
 //
@@ -104,14 +105,14 @@ struct Layout {
   uint32_t groups = 0;
   uint32_t kept_steps = kGradientSlots;  // committed ones of which the record knows everything
   std::vector<BucketLayout> buckets;
-  std::vector<Part> parts;  // of all buckets
+  std::vector<Part> parts;            // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
-  uint64_t state_elements = 0;           // of each array
+  uint64_t state_elements = 0;            // of each array
   std::vector<ArrayLayout> state_arrays;  // in the algorithm's order
-  // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of one
-  // bucket lie, which all take in turn.
+  // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of
+  // one bucket lie, which all take in turn.
   std::vector<MatrixLayout> matrices;
   uint64_t directions_offset = 0;  // bytes
   uint64_t directions_elements = 0;

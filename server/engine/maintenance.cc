@@ -15,7 +15,8 @@ absl::Status Incomplete(Incompleteness why) {
         "push_params (the trainer's parameters win), restore a checkpoint, or delete the optimizer");
   }
   return absl::DataLossError(
-      "the optimizer is incomplete: restoring a checkpoint failed or was cut off; restore one, or delete the optimizer");
+      "the optimizer is incomplete: restoring a checkpoint failed or was cut off; restore one, or delete the "
+      "optimizer");
 }
 
 }  // namespace
@@ -185,10 +186,8 @@ void StepMachine::EndRestore(const Moment* restored, std::function<void()> done)
     record_.EndRestore(restored->statistics.committed_steps, restored->parameter_steps);
     groups_ = restored->groups;
     const uint64_t steps = restored->statistics.committed_steps;
-    statistics_ = {.step = steps,
-                   .committed_steps = steps,
-                   .restores = statistics_.restores + 1,
-                   .restored_steps = steps};
+    statistics_ = {
+        .step = steps, .committed_steps = steps, .restores = statistics_.restores + 1, .restored_steps = steps};
     next_snapshot_ = 0;
     for (auto& [number, request] : std::exchange(snapshots_, {})) {
       request.done(absl::AbortedError("the optimizer was restored; take the checkpoint again"));

@@ -55,8 +55,7 @@ struct Offsets {
   explicit Offsets(const Layout& layout)
       : terms(layout.version < 5 ? kOldHeaderBytes : kHeaderBytes),
         scalars(terms + (layout.version < 5 ? 0 : RoundUp(4 * layout.kept_steps * sizeof(double)))),
-        steps(scalars +
-              RoundUp(layout.kept_steps * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
+        steps(scalars + RoundUp(layout.kept_steps * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
         absorbed(steps + RoundUp(layout.kept_steps * layout.placements.size() * sizeof(uint64_t))),
         slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
         end(slots + kMaxWorkers * kernels::UndoSlotBytes(*layout.algorithm)) {}
@@ -127,15 +126,17 @@ absl::Status Record::Check() const {
   }
   if (version() >= 5 && header_->kept_steps != kept_) {
     return absl::FailedPreconditionError(absl::StrCat("the optimizer's record keeps ", header_->kept_steps,
-                                                      " steps but its plan ", kept_, "; it does not belong to this plan"));
+                                                      " steps but its plan ", kept_,
+                                                      "; it does not belong to this plan"));
   }
   if (header_->groups != groups_ || header_->scalars != algorithm_->scalars.size() ||
       header_->arrays != algorithm_->arrays.size() || header_->parameters != parameters_ ||
       header_->chunks != chunks_ || AlgorithmIn(header_->algorithm) != algorithm_->name) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the optimizer's record is of ", AlgorithmIn(header_->algorithm), " with ", header_->groups, " groups, ",
-        header_->parameters, " parameters and ", header_->chunks, " chunks but its plan is of ", std::string(algorithm_->name),
-        " with ", groups_, ", ", parameters_, " and ", chunks_, "; it does not belong to this plan"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the optimizer's record is of ", AlgorithmIn(header_->algorithm), " with ", header_->groups,
+                     " groups, ", header_->parameters, " parameters and ", header_->chunks,
+                     " chunks but its plan is of ", std::string(algorithm_->name), " with ", groups_, ", ", parameters_,
+                     " and ", chunks_, "; it does not belong to this plan"));
   }
   const auto possible = [t = header_->committed](uint64_t absorbed) {
     return absorbed <= t && t - absorbed <= kGradientSlots;
@@ -154,8 +155,7 @@ absl::Status Record::Check() const {
   }
   if (whole && complete() && this->prepared()) {
     const uint64_t t = prepared;
-    whole = ValuesInRange(t) && std::isfinite(unscale_[t]) && unscale_[t] != 0 &&
-            max_grad_norm_[t] >= 0;
+    whole = ValuesInRange(t) && std::isfinite(unscale_[t]) && unscale_[t] != 0 && max_grad_norm_[t] >= 0;
   }
   if (complete() && !whole) {
     return absl::DataLossError("the optimizer's record of what its state holds is damaged");
@@ -230,7 +230,8 @@ void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_
 }
 
 void Record::Commit(const StepValues& values, const std::vector<bool>& absent) {
-  SUPEROFFLOAD_CHECK(complete() && !prepared(), "a step is committed on masters that are not whole, or beside a prepared one");
+  SUPEROFFLOAD_CHECK(complete() && !prepared(),
+                     "a step is committed on masters that are not whole, or beside a prepared one");
   const uint64_t t = header_->committed + 1;
   WriteStep(t, values, absent);
   header_->committed = t;

@@ -9,25 +9,26 @@
 //
 // each from a multiple of 64 bytes on. K is Layout::kept_steps. `committed` is the number t of the last committed step;
 // what belongs to step t lies at index t mod K. Its gradient lies in slot (t-1) mod 2, that of the step before in the
-// other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left to do for a chunk is
-// to absorb the gradients of steps k+1 to t, of which the hyper-parameters, the gradient scale, and each parameter's own
-// step count are here.
+// other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left to do for a
+// chunk is to absorb the gradients of steps k+1 to t, of which the hyper-parameters, the gradient scale, and each
+// parameter's own step count are here.
 //
-// steps[t mod K][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which it
-// had one: a parameter without a gradient is left alone, and its bias correction goes on where it stopped.
+// steps[t mod K][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which
+// it had one: a parameter without a gradient is left alone, and its bias correction goes on where it stopped.
 //
 // The header's fixed fields carry a CRC-32. `incomplete` says why the masters are not whole, if they are not
 // (Incompleteness).
 //
 // A chunk is updated under an undo slot (kernels/undo_slot.h) that names the chunk and the step; `absorbed` is set when
-// the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after all else
-// of it was written. A step of a run of several ranks is prepared first, by one store of `prepared` after all else but
-// its verdict; it then counts as prepared while `prepared` is committed + 1. Program order of each thread is all that a killed process needs.
+// the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after all
+// else of it was written. A step of a run of several ranks is prepared first, by one store of `prepared` after all else
+// but its verdict; it then counts as prepared while `prepared` is committed + 1. Program order of each thread is all
+// that a killed process needs.
 //
 // The header of version 5 has room for fields to come: what is zero in it has no meaning yet. Versions 3 and 4 have the
-// terms in their header, for K = 2, and lay the optimizer out in other ways (layout.h): a record keeps its version, and its
-// optimizer that layout, as long as it lives. A daemon hosts records of the versions that it reads only: it keeps the memory of any other, lists it as damaged with
-// that reason, and leaves it to a daemon of that version.
+// terms in their header, for K = 2, and lay the optimizer out in other ways (layout.h): a record keeps its version, and
+// its optimizer that layout, as long as it lives. A daemon hosts records of the versions that it reads only: it keeps
+// the memory of any other, lists it as damaged with that reason, and leaves it to a daemon of that version.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_RECORD_H_
 
@@ -155,8 +156,8 @@ class Record {
   kernels::UndoSlot* BeginAbsorb(size_t worker, size_t chunk, uint64_t t);
   void EndAbsorb(size_t worker, size_t chunk, uint64_t t);
 
-  // Of algorithms with stages: the directions in the state memory are those with which the bucket absorbs step `t`, until
-  // all of it has.
+  // Of algorithms with stages: the directions in the state memory are those with which the bucket absorbs step `t`,
+  // until all of it has.
   bool HasDirections(size_t bucket, uint64_t t) const;
   std::optional<size_t> directions() const;  // whose they are
   void KeepDirections(size_t bucket, uint64_t t);

@@ -33,7 +33,8 @@ void RecoveryPass::AbsorbNextBucket() {
     const uint64_t t = LeastAbsorbed(bucket) + 1;
     if (t > record_.committed()) continue;
     // The one before is the caller: it lives on.
-    passes_.push_back(std::make_unique<BucketPass>(index, layout_, memory_, &record_, [this](uint32_t) { AbsorbNextBucket(); }));
+    passes_.push_back(
+        std::make_unique<BucketPass>(index, layout_, memory_, &record_, [this](uint32_t) { AbsorbNextBucket(); }));
     return passes_.back()->Start(*platform_, {PassKind::kAbsorb, SegmentsOf(bucket, t), t});
   }
   record_.DropDirections();

@@ -33,8 +33,7 @@ class RecoveryPass final : public ChunkJob {
   void AbsorbNextBucket();
   uint64_t LeastAbsorbed(const BucketLayout& bucket) const;
   std::vector<Segment> SegmentsOf(const BucketLayout& bucket, uint64_t t) const;
-  void Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
-              kernels::UndoSlot* undo);
+  void Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels, kernels::UndoSlot* undo);
   const BucketLayout& BucketOf(size_t chunk) const;
 
   const Layout& layout_;
@@ -42,7 +41,8 @@ class RecoveryPass final : public ChunkJob {
   Record& record_;
   const std::function<void()> on_done_;
   StepValues values_[2];  // of step t at t mod 2
-  // Where the algorithm has stages: passes of buckets, that whose directions are kept first, and how many are done with.
+  // Where the algorithm has stages: passes of buckets, that whose directions are kept first, and how many are done
+  // with.
   const Platform* platform_ = nullptr;
   std::vector<uint32_t> order_;
   size_t next_ = 0;

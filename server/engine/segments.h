@@ -44,8 +44,8 @@ inline std::vector<Segment>::const_iterator FindSegment(const std::vector<Segmen
 template <typename Body>
 void ForEachSegment(const std::vector<Segment>& segments, size_t index, size_t n, Body body) {
   const uint64_t chunk = index * kernels::kChunkElements;
-  for (auto segment = FindSegment(segments, chunk);
-       segment != segments.end() && segment->begin < chunk + n; ++segment) {
+  for (auto segment = FindSegment(segments, chunk); segment != segments.end() && segment->begin < chunk + n;
+       ++segment) {
     body(segment->begin < chunk ? 0 : segment->begin - chunk, std::min<uint64_t>(segment->end - chunk, n), *segment);
   }
 }

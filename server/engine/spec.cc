@@ -32,10 +32,9 @@ absl::Status ValidateShard(const ParameterSpec& parameter) {
 
 absl::Status ValidateMatrix(const ParameterSpec& parameter, const kernels::Algorithm& algorithm) {
   if (!parameter.global_shape.empty() && parameter.global_shape != parameter.shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it is a shard [", absl::StrJoin(parameter.shape, ", "), "] of [",
-                     absl::StrJoin(parameter.global_shape, ", "), "], and ", std::string(algorithm.name),
-                     " updates whole matrices; give each rank whole ones"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it is a shard [", absl::StrJoin(parameter.shape, ", "), "] of [", absl::StrJoin(parameter.global_shape, ", "),
+        "], and ", std::string(algorithm.name), " updates whole matrices; give each rank whole ones"));
   }
   if (ElementCount(parameter) > kMaxMatrixElements) {
     return absl::InvalidArgumentError(absl::StrCat("shape [", absl::StrJoin(parameter.shape, ", "), "] has more than ",
@@ -45,7 +44,8 @@ absl::Status ValidateMatrix(const ParameterSpec& parameter, const kernels::Algor
   return absl::OkStatus();
 }
 
-absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count, const kernels::Algorithm& algorithm) {
+absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count,
+                               const kernels::Algorithm& algorithm) {
   if (parameter.name.empty() || parameter.name.size() > kMaxParameterNameBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("a name of ", parameter.name.size(), " bytes; names have 1 to ", kMaxParameterNameBytes));
@@ -96,8 +96,8 @@ absl::Status ValidateScalar(const kernels::Scalar& scalar, double value) {
 
 absl::Status ValidateScalars(const kernels::Algorithm& algorithm, const Scalars& scalars) {
   if (scalars.size() != algorithm.scalars.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(scalars.size(), " hyper-parameters given; ", std::string(algorithm.name), " has ",
-                                                   algorithm.scalars.size()));
+    return absl::InvalidArgumentError(absl::StrCat(scalars.size(), " hyper-parameters given; ",
+                                                   std::string(algorithm.name), " has ", algorithm.scalars.size()));
   }
   for (size_t i = 0; i < scalars.size(); ++i) {
     if (absl::Status status = ValidateScalar(algorithm.scalars[i], scalars[i]); !status.ok()) return status;

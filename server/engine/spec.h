@@ -20,7 +20,7 @@ struct ParameterSpec {
   kernels::DType dtype = kernels::DType::kBFloat16;
   kernels::DType gradient_dtype = kernels::DType::kBFloat16;
   uint32_t group = 0;
-  uint32_t unit = 0;                     // parameters of one unit are used together; no bucket holds two units
+  uint32_t unit = 0;                      // parameters of one unit are used together; no bucket holds two units
   std::vector<uint64_t> global_shape{};   // of the tensor that this is a shard of; empty: this is the whole tensor
   std::vector<uint64_t> global_offset{};  // of the shard's first element in it, per dimension
 };

@@ -1,6 +1,6 @@
 // The contract of a step: what a trainer may submit, and what it is told. A transport carries the submissions of one
-// attachment to a StepHandler and the completions back from it. The engine implements the handler and calls the sink; it
-// knows neither rings nor descriptors nor CUDA.
+// attachment to a StepHandler and the completions back from it. The engine implements the handler and calls the sink;
+// it knows neither rings nor descriptors nor CUDA.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_STEP_CONTRACT_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_STEP_CONTRACT_H_
 
@@ -46,7 +46,8 @@ class StepHandler {
   // Parameters [first, first + count) have no gradient in this step: their weights, state and step count stay. Before
   // any of their buckets is submitted.
   virtual absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) = 0;
-  // `sum_of_squares`: of the gradient, as NormLanes of kernels/elements defines it, when somebody has computed it already.
+  // `sum_of_squares`: of the gradient, as NormLanes of kernels/elements defines it, when somebody has computed it
+  // already.
   virtual absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) = 0;
   virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;
   // In a run of several ranks: every bucket has been submitted, and END_STEP will come with these values and the total.

@@ -60,8 +60,8 @@ absl::Status StepMachine::SetScalars(uint32_t group, uint32_t first, std::span<c
   const kernels::Algorithm& algorithm = *layout_->algorithm;
   if (first > algorithm.scalars.size() || values.size() > algorithm.scalars.size() - first) {
     return absl::InvalidArgumentError(absl::StrCat("hyper-parameters ", first, " to ", first + values.size() - 1,
-                                                   " of group ", group, " do not all exist; ", std::string(algorithm.name), " has ",
-                                                   algorithm.scalars.size()));
+                                                   " of group ", group, " do not all exist; ",
+                                                   std::string(algorithm.name), " has ", algorithm.scalars.size()));
   }
   for (size_t i = 0; i < values.size(); ++i) {
     if (absl::Status status = ValidateScalar(algorithm.scalars[first + i], values[i]); !status.ok()) {
@@ -69,9 +69,10 @@ absl::Status StepMachine::SetScalars(uint32_t group, uint32_t first, std::span<c
     }
   }
   if (open_ && (open_->ended || open_->preparing)) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", statistics_.step, open_->ended ? " has ended" : " is prepared",
-                                                      "; set groups before END_STEP, and before the step is prepared, or "
-                                                      "after it is final"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", statistics_.step, open_->ended ? " has ended" : " is prepared",
+                     "; set groups before END_STEP, and before the step is prepared, or "
+                     "after it is final"));
   }
   std::copy(values.begin(), values.end(), groups_[group].begin() + first);
   return absl::OkStatus();
@@ -151,7 +152,8 @@ absl::Status StepMachine::EndStep(uint64_t step, double gradient_scale, double m
   if (absl::Status status = CheckEnd(step, "END_STEP", gradient_scale, max_grad_norm); !status.ok()) return status;
   if (totals_required_ || open_->preparing) {
     return absl::FailedPreconditionError(
-        absl::StrCat("END_STEP of step ", step, " without a total, in a run of several ranks; prepare the step, gather "
+        absl::StrCat("END_STEP of step ", step,
+                     " without a total, in a run of several ranks; prepare the step, gather "
                      "the sums of all ranks and end it with their total"));
   }
   open_->gradient_scale = gradient_scale;

@@ -16,8 +16,8 @@
 // Between and during steps idle workers absorb what is pending (kAwaited, kNormed, kFinal), so that little more than
 // publishing is left when a bucket arrives or a verdict comes. Publishing goes first; a bucket that has to be published
 // waits for its own absorbing only, which then is no longer work for idle workers. Of several buckets the last one goes
-// first, before a verdict and after it: the next forward pass needs it first, and what is left over at the verdict is then
-// what that pass needs last.
+// first, before a verdict and after it: the next forward pass needs it first, and what is left over at the verdict is
+// then what that pass needs last.
 //
 // A queued bucket speculates when the policy says so and the step has not ended; otherwise only its norm is taken and
 // the update waits for the verdict, which is known once every bucket's sum of squares is. A bucket that came with its
@@ -83,14 +83,14 @@ struct RunReport {
   std::optional<Record::Prepared> prepared;
 };
 
-// Whoever owns it calls it from one thread at a time, and calls PassDone from Done of a pass, on whatever thread the pool
-// runs that. `layout`, `observer` and what `platform` names must outlive it; so must the memory, which nobody else writes
-// but for the gradient slot of the open step. Whatever may be waited for is a question (MayBegin, MayMaintain, Idle) or
-// has a callback, which runs within a later call and must not call back.
+// Whoever owns it calls it from one thread at a time, and calls PassDone from Done of a pass, on whatever thread the
+// pool runs that. `layout`, `observer` and what `platform` names must outlive it; so must the memory, which nobody else
+// writes but for the gradient slot of the open step. Whatever may be waited for is a question (MayBegin, MayMaintain,
+// Idle) or has a callback, which runs within a later call and must not call back.
 //
-// Memory that an engine of the same layout left behind, however its process ended, is brought to its last committed step
-// first: state settled, a push that was cut off finished. Parameters are not published: a trainer that outlived that
-// process may have changed them since. That is the first maintenance, and begins with Recover.
+// Memory that an engine of the same layout left behind, however its process ended, is brought to its last committed
+// step first: state settled, a push that was cut off finished. Parameters are not published: a trainer that outlived
+// that process may have changed them since. That is the first maintenance, and begins with Recover.
 class StepMachine final : public StepHandler {
  public:
   // `pass_done(pass)`: the workers have finished a pass; the owner calls PassDone with it.
@@ -109,8 +109,8 @@ class StepMachine final : public StepHandler {
   // Completions go to `sink` from here until Detach. Only while detached.
   void Attach(CompletionSink* sink) { sink_ = sink; }
 
-  // Forgets the sink, and abandons the open step unless it has ended or is prepared. A prepared one stays prepared but is
-  // no longer open. Passes go on until BetweenSteps.
+  // Forgets the sink, and abandons the open step unless it has ended or is prepared. A prepared one stays prepared but
+  // is no longer open. Passes go on until BetweenSteps.
   void Detach();
 
   // What a trainer submits, as StepHandler has it. BeginStep needs MayBegin. Hyper-parameters that SetScalars changes
@@ -144,8 +144,8 @@ class StepMachine final : public StepHandler {
   absl::Status Pull(std::function<void()> done);
 
   // Runs of several ranks (README.md). RequireTotals: every step is to be prepared, since this is a rank of several.
-  // Report and what follows are for an agreement of all ranks, and FAILED_PRECONDITION while a step is open, so that none
-  // ends between report and agreement, or when `attempt` is not what is prepared. CommitPrepared: `terms` are
+  // Report and what follows are for an agreement of all ranks, and FAILED_PRECONDITION while a step is open, so that
+  // none ends between report and agreement, or when `attempt` is not what is prepared. CommitPrepared: `terms` are
   // those with which another rank has committed the step; INVALID_ARGUMENT when the step was prepared with others.
   void RequireTotals() { totals_required_ = true; }
   void SetLineage(uint64_t lineage) { record_.SetLineage(lineage); }
@@ -163,8 +163,8 @@ class StepMachine final : public StepHandler {
   };
   struct SnapshotTime {
     uint64_t committed_steps = 0;  // the first moment with at least so many
-    bool exact = false;            // with just so many; steps wait for a snapshot before it to end. OUT_OF_RANGE: too late
-    uint64_t next = 0;             // of an exact one: once it is taken, no step begins after so many until the next request
+    bool exact = false;  // with just so many; steps wait for a snapshot before it to end. OUT_OF_RANGE: too late
+    uint64_t next = 0;   // of an exact one: once it is taken, no step begins after so many until the next request
   };
   using SnapshotDone = std::function<void(absl::StatusOr<Moment>)>;
   uint64_t RequestSnapshot(const SnapshotTime& time, SnapshotDone done);
@@ -211,8 +211,8 @@ class StepMachine final : public StepHandler {
   struct Bucket {
     Phase phase = Phase::kAwaited;
     std::optional<double> sum_of_squares;  // of the open step's gradient, once it is known
-    uint64_t pending = 0;  // the committed step whose gradient the state lacks; 0: none
-    bool absorbing = false;  // an early pass does that, on workers that are idle
+    uint64_t pending = 0;                  // the committed step whose gradient the state lacks; 0: none
+    bool absorbing = false;                // an early pass does that, on workers that are idle
     std::unique_ptr<BucketPass> pass;
   };
 
@@ -225,16 +225,16 @@ class StepMachine final : public StepHandler {
     bool ended = false;
     bool preparing = false;
     bool prepared = false;
-    bool parked = false;                    // prepared, and nobody is there to end it: it is being closed
-    std::optional<double> total;            // the sum of squares of all ranks
+    bool parked = false;               // prepared, and nobody is there to end it: it is being closed
+    std::optional<double> total;       // the sum of squares of all ranks
     std::optional<double> norm_scale;  // a norm was asked for and not yet answered
     bool abandoned = false;
     std::optional<VerdictReport> verdict;
     StepTerms speculative;     // as of BEGIN_STEP
     std::vector<bool> absent;  // by parameter; empty: every one has a gradient
     uint32_t arrived = 0;
-    uint32_t measured = 0;    // buckets whose sum of squares is known
-    uint32_t to_finish = 0;   // passes that the verdict still needs
+    uint32_t measured = 0;   // buckets whose sum of squares is known
+    uint32_t to_finish = 0;  // passes that the verdict still needs
     uint64_t published_bytes = 0;
     absl::Time begin_time;
     absl::Time end_time;
@@ -242,7 +242,7 @@ class StepMachine final : public StepHandler {
 
   // What goes on between steps; steps wait for its end.
   struct Maintenance {
-    Maintenance();  // as Step's
+    Maintenance();                      // as Step's
     PassKind kind = PassKind::kAbsorb;  // of the passes that run now
     bool loading = false;               // somebody else writes the state
     std::deque<std::function<void()>> stages;
@@ -336,8 +336,8 @@ class StepMachine final : public StepHandler {
   CompletionSink* sink_ = nullptr;
   std::vector<Bucket> buckets_;
   std::set<uint32_t, std::greater<>> ready_;  // buckets with a pass to start, in the order of need: the last one first
-  std::vector<uint32_t> held_;  // likewise, until their early absorbing has ended
-  uint32_t early_ = 0;          // buckets below it may have something to absorb early
+  std::vector<uint32_t> held_;                // likewise, until their early absorbing has ended
+  uint32_t early_ = 0;                        // buckets below it may have something to absorb early
   uint32_t in_flight_ = 0;
   uint32_t absorbing_ = 0;  // of in_flight_: early ones
   std::optional<Step> open_;

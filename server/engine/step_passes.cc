@@ -45,8 +45,8 @@ void StepMachine::Enqueue(uint32_t index) {
   if (buckets_[index].absorbing) platform_.pool->Hurry(buckets_[index].pass.get());
 }
 
-// The last bucket first: its next gradient comes last, and the next forward pass needs it first. Each bucket is looked at
-// once per step; one that is on its way stops the others until it is there.
+// The last bucket first: its next gradient comes last, and the next forward pass needs it first. Each bucket is looked
+// at once per step; one that is on its way stops the others until it is there.
 void StepMachine::AbsorbEarly() {
   if (maintenance_ || SnapshotDue() || sink_ == nullptr) return HurryAbsorbing();
   if (!platform_.pool->idle_work_is_free()) return;
@@ -55,7 +55,8 @@ void StepMachine::AbsorbEarly() {
     if (one_at_a_time() && in_flight_ > 0) return;
     const uint32_t index = early_ - 1;
     Bucket& bucket = buckets_[index];
-    const bool rests = bucket.phase == Phase::kAwaited || bucket.phase == Phase::kNormed || bucket.phase == Phase::kFinal;
+    const bool rests =
+        bucket.phase == Phase::kAwaited || bucket.phase == Phase::kNormed || bucket.phase == Phase::kFinal;
     if (bucket.absorbing || gate_.Holds(index) || (open_ && !rests)) return;
     if (bucket.pending != 0) StartAbsorbing(index);
   }
@@ -69,8 +70,7 @@ void StepMachine::StartAbsorbing(uint32_t index) {
   bucket.absorbing = true;
   ++absorbing_;
   ++in_flight_;
-  bucket.pass->Start(platform_,
-                     {PassKind::kAbsorb, MakeSegments(*layout_, layout, pending, nothing), bucket.pending},
+  bucket.pass->Start(platform_, {PassKind::kAbsorb, MakeSegments(*layout_, layout, pending, nothing), bucket.pending},
                      /*when_idle=*/true);
 }
 

@@ -1,5 +1,5 @@
-// What a run of several ranks adds to a step: it is prepared before anybody may commit it, and a prepared step waits for
-// its run. README.md has the protocol and why it is enough.
+// What a run of several ranks adds to a step: it is prepared before anybody may commit it, and a prepared step waits
+// for its run. README.md has the protocol and why it is enough.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -47,8 +47,8 @@ absl::Status StepMachine::EndPreparedStep(uint64_t step, double gradient_scale, 
                                                       " but attempt ", record_.attempt(), " is prepared"));
   }
   if (!(OpenTerms(0) == Record::RunTerms{0, gradient_scale, max_grad_norm})) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("END_STEP of step ", step, " has another gradient scale or max_grad_norm than it was prepared with"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "END_STEP of step ", step, " has another gradient scale or max_grad_norm than it was prepared with"));
   }
   open_->total = total.sum_of_squares;
   End();
@@ -70,9 +70,9 @@ void StepMachine::MaybePark() {
 absl::Status StepMachine::CheckNotPrepared(const char* call) const {
   const std::optional<Record::Prepared> prepared = record_.prepared();
   if (!prepared) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(call, " while step ", prepared->step, " is prepared, which other ranks of the run may have committed; "
-                   "start the run's trainers anew, which agree on it"));
+  return absl::FailedPreconditionError(absl::StrCat(call, " while step ", prepared->step,
+                                                    " is prepared, which other ranks of the run may have committed; "
+                                                    "start the run's trainers anew, which agree on it"));
 }
 
 // What is told must stay true until the ranks have agreed: no step is open that could still be prepared or end.
@@ -85,8 +85,8 @@ absl::Status StepMachine::CheckAgreement(const char* call, uint64_t attempt) con
   if (absl::Status status = CheckNoStepOpen(call); !status.ok()) return status;
   const std::optional<Record::Prepared> prepared = record_.prepared();
   if (prepared && prepared->attempt == attempt) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(call, " of attempt ", attempt,
-                                                    ", which is not prepared; let all ranks report and agree again"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, " of attempt ", attempt, ", which is not prepared; let all ranks report and agree again"));
 }
 
 absl::Status StepMachine::CommitPrepared(uint64_t attempt, const Record::RunTerms& terms, std::function<void()> done) {
@@ -94,11 +94,12 @@ absl::Status StepMachine::CommitPrepared(uint64_t attempt, const Record::RunTerm
   const Record::RunTerms own = record_.prepared()->terms;
   VerdictReport report;
   DecideBySum(terms, report);
-  if (terms.gradient_scale != own.gradient_scale || terms.max_grad_norm != own.max_grad_norm || IsSkip(report.verdict)) {
+  if (terms.gradient_scale != own.gradient_scale || terms.max_grad_norm != own.max_grad_norm ||
+      IsSkip(report.verdict)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "step ", record_.prepared()->step, " was prepared with gradient scale ", own.gradient_scale, " and max_grad_norm ",
-        own.max_grad_norm, " but committed elsewhere with ", terms.gradient_scale, " and ", terms.max_grad_norm,
-        ", total ", terms.sum_of_squares, "; restore all ranks from one checkpoint"));
+        "step ", record_.prepared()->step, " was prepared with gradient scale ", own.gradient_scale,
+        " and max_grad_norm ", own.max_grad_norm, " but committed elsewhere with ", terms.gradient_scale, " and ",
+        terms.max_grad_norm, ", total ", terms.sum_of_squares, "; restore all ranks from one checkpoint"));
   }
   Maintain({Passes(PassKind::kAbsorb), CommitPreparedStage(terms, report), Passes(PassKind::kAbsorb),
             Passes(PassKind::kPublishMasters), [this, report] { TellResolved(report); }},
@@ -130,7 +131,8 @@ void StepMachine::TellResolved(VerdictReport report) const {
   report.committed_steps = statistics_.committed_steps;
   report.next_slot = statistics_.next_slot();
   report.consecutive_skips = statistics_.consecutive_skips;
-  StepReport step{.verdict = report, .buckets = static_cast<uint32_t>(buckets_.size()), .end_time = platform_.clock->Now()};
+  StepReport step{
+      .verdict = report, .buckets = static_cast<uint32_t>(buckets_.size()), .end_time = platform_.clock->Now()};
   for (const BucketLayout& bucket : layout_->buckets) {
     step.gradient_bytes += bucket.gradient_bytes();
     if (!IsSkip(report.verdict)) step.published_bytes += bucket.parameters_bytes();

@@ -87,8 +87,8 @@ void StepMachine::CountVerdict(Verdict verdict) {
 }
 
 void StepMachine::ApplyVerdict() {
-  SUPEROFFLOAD_CHECK(open_->abandoned || (open_->ended && open_->measured == buckets_.size()),
-                     "a verdict on ", open_->measured, " of ", buckets_.size(), " buckets");
+  SUPEROFFLOAD_CHECK(open_->abandoned || (open_->ended && open_->measured == buckets_.size()), "a verdict on ",
+                     open_->measured, " of ", buckets_.size(), " buckets");
   VerdictReport& report = *open_->verdict;
   const bool skip = IsSkip(report.verdict);
   StepValues applied = Values(open_->gradient_scale * report.clip_coefficient);

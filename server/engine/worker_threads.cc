@@ -15,7 +15,8 @@ constexpr std::chrono::microseconds kSpinTime{20};
 
 }  // namespace
 
-WorkerThreads::WorkerThreads(size_t threads, const std::vector<int>& cpus) : worker_count_(threads), pinned_(!cpus.empty()) {
+WorkerThreads::WorkerThreads(size_t threads, const std::vector<int>& cpus)
+    : worker_count_(threads), pinned_(!cpus.empty()) {
   threads_.reserve(threads);
   for (size_t i = 0; i < threads; ++i) {
     threads_.emplace_back([this, i] { RunWorker(i); });

@@ -45,7 +45,7 @@ struct CallLimits {
   double calls = 1000;  // at once, and per second
   // Frames that are not a call's messages: settings, pings, windows, data of a few bytes.
   double frames = 4000;
-  size_t open_calls = 2048;       // of all connections of a user
+  size_t open_calls = 2048;        // of all connections of a user
   size_t header_bytes = 32 << 10;  // of one call
 };
 

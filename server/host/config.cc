@@ -140,8 +140,8 @@ absl::StatusOr<v1::DaemonConfig> CompleteConfig(v1::DaemonConfig config, uint64_
     if (stop.seconds() == 0) stop.set_seconds(600);
     if (stop.directory().empty()) stop.set_directory(Environment("STATE_DIRECTORY"));
     if (stop.directory().empty() || stop.directory().front() != '/') {
-      return absl::InvalidArgumentError(absl::StrCat("stop_checkpoints.directory is \"", stop.directory(),
-                                                     "\" but must be an absolute path"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("stop_checkpoints.directory is \"", stop.directory(), "\" but must be an absolute path"));
     }
   }
   const v1::RemoteOperators& remote = config.remote_operators();

@@ -43,8 +43,8 @@ class ConnectionAcceptor::ListenerGate final : public grpc::AuthMetadataProcesso
   std::atomic<int64_t> uid_{-1};  // written before the listener's first connection is passed on
 };
 
-ConnectionAcceptor::ConnectionAcceptor(memory::FileDescriptor listener, std::unique_ptr<ConnectionRelay> relay, Gate gate,
-                                       Allows allows, std::vector<grpc::ServerBuilder>& builders,
+ConnectionAcceptor::ConnectionAcceptor(memory::FileDescriptor listener, std::unique_ptr<ConnectionRelay> relay,
+                                       Gate gate, Allows allows, std::vector<grpc::ServerBuilder>& builders,
                                        grpc::ServerBuilder& strangers_builder)
     : acceptor_(std::move(listener)),
       stop_event_(::eventfd(0, EFD_CLOEXEC)),

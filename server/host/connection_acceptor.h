@@ -1,6 +1,6 @@
 // Passes the connections of the control socket to the gRPC servers. gRPC neither takes over a socket that somebody else
-// listens on nor tells a call by whom its connection was made; this does both. What passes through a connection, and how
-// many there may be, is the relay's (connection_relay.h).
+// listens on nor tells a call by whom its connection was made; this does both. What passes through a connection, and
+// how many there may be, is the relay's (connection_relay.h).
 //
 // gRPC identifies the peers of a unix socket by nothing, but a call by the listener through which it came. So there is
 // one listener per user, up to kListeners of them; the last one is that of all further users, whose calls only
@@ -33,16 +33,15 @@ class ConnectionAcceptor {
   static constexpr size_t kListeners = 32;
 
   // Whether a call may go on, before its message is received. `uid` is that of the connection, where it is known.
-  using Gate = std::function<absl::Status(std::optional<uid_t> uid, const std::string& method,
-                                          const std::string& token)>;
+  using Gate =
+      std::function<absl::Status(std::optional<uid_t> uid, const std::string& method, const std::string& token)>;
 
   // Whether a user may use the daemon. Called by the acceptor's thread.
   using Allows = std::function<bool(uid_t uid)>;
 
   // Before the servers are built; `gate` is called by their threads and must not block.
   ConnectionAcceptor(memory::FileDescriptor listener, std::unique_ptr<ConnectionRelay> relay, Gate gate, Allows allows,
-                     std::vector<grpc::ServerBuilder>& builders,
-                     grpc::ServerBuilder& strangers_builder);
+                     std::vector<grpc::ServerBuilder>& builders, grpc::ServerBuilder& strangers_builder);
   ~ConnectionAcceptor();
 
   // Once the servers run.

@@ -111,7 +111,7 @@ void ConnectionRelay::Run() {
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
     for (int i = 0; i < count; ++i) {
-      const uint64_t number = events[i].data.u64;  // a copy: the kernel's struct is packed
+      const uint64_t number = events[i].data.u64;    // a copy: the kernel's struct is packed
       const auto found = connections_.find(number);  // one of the events before may have ended it
       if (found != connections_.end()) Serve(*found->second);
     }
@@ -136,8 +136,8 @@ void ConnectionRelay::Serve(Connection& connection) {
   if (!MoveUp(connection) || !MoveDown(connection)) return End(connection);
   const bool reads_client = connection.waits_until == absl::InfinitePast() && connection.up.room() > 0;
   const bool reads_server = connection.down.room() > 0;
-  Watch(connection, connection.client.get(), (reads_client ? EPOLLIN : 0u) | (connection.down.passed > 0 ? EPOLLOUT : 0u),
-        &connection.client_events);
+  Watch(connection, connection.client.get(),
+        (reads_client ? EPOLLIN : 0u) | (connection.down.passed > 0 ? EPOLLOUT : 0u), &connection.client_events);
   Watch(connection, connection.server.get(), (reads_server ? EPOLLIN : 0u) | (connection.up.passed > 0 ? EPOLLOUT : 0u),
         &connection.server_events);
 }
@@ -147,7 +147,9 @@ bool ConnectionRelay::MoveUp(Connection& connection) {
   size_t received = 0;
   if (connection.waits_until > now_()) return up.passed == 0 || Flush(connection.server.get(), up);
   // A client that is gone waits for nothing that is still on its way up.
-  if (!Receive(connection.client.get(), std::span(up.buffer).subspan(up.filled), &received) && up.room() > 0) return false;
+  if (!Receive(connection.client.get(), std::span(up.buffer).subspan(up.filled), &received) && up.room() > 0) {
+    return false;
+  }
   up.filled += received;
   const auto may_pass = [&](const Http2Frame& frame) {
     mu_.AssertHeld();
@@ -243,7 +245,8 @@ void ConnectionRelay::Watch(Connection& connection, int fd, uint32_t wanted, uin
 
 void ConnectionRelay::End(Connection& connection) {
   CallAllowance& user = *connection.user;
-  SUPEROFFLOAD_CHECK(user.connections > 0 && user.open_calls >= connection.open.size(), "connection ", connection.number);
+  SUPEROFFLOAD_CHECK(user.connections > 0 && user.open_calls >= connection.open.size(), "connection ",
+                     connection.number);
   --user.connections;
   user.open_calls -= connection.open.size();
   connections_.erase(connection.number);  // closes both descriptors, which leave epoll with that

@@ -66,7 +66,8 @@ class ConnectionRelay {
   };
 
   struct Connection {
-    Connection(uint64_t of, memory::FileDescriptor client_side, memory::FileDescriptor server_side, CallAllowance* of_user)
+    Connection(uint64_t of, memory::FileDescriptor client_side, memory::FileDescriptor server_side,
+               CallAllowance* of_user)
         : number(of), client(std::move(client_side)), server(std::move(server_side)), user(of_user) {}
 
     const uint64_t number;  // epoll's; never used again

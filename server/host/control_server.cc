@@ -61,8 +61,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const v1::Rem
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Serve(const v1::DaemonConfig& config,
-                                                                    memory::FileDescriptor listener,
-                                                                    Sources sources) {
+                                                                    memory::FileDescriptor listener, Sources sources) {
   std::unique_ptr<ControlServer> server(new ControlServer(config.control_calls_per_second(), std::move(sources)));
   if (absl::Status status = server->Start(config, std::move(listener)); !status.ok()) return status;
   return server;
@@ -81,7 +80,8 @@ absl::Status ControlServer::Start(const v1::DaemonConfig& config, memory::FileDe
   std::vector<grpc::ServerBuilder> builders(ConnectionAcceptor::kListeners);
   grpc::ServerBuilder strangers_builder;
   CallLimits calls;
-  calls.calls = std::max<double>(calls.calls, 2 * config.control_calls_per_second());  // what is slowed down is not refused
+  calls.calls =
+      std::max<double>(calls.calls, 2 * config.control_calls_per_second());  // what is slowed down is not refused
   absl::StatusOr<std::unique_ptr<ConnectionRelay>> relay = ConnectionRelay::Start(ControlConnectionLimits(), calls);
   if (!relay.ok()) return relay.status();
   acceptor_ = std::make_unique<ConnectionAcceptor>(
@@ -94,7 +94,8 @@ absl::Status ControlServer::Start(const v1::DaemonConfig& config, memory::FileDe
     if (absl::Status status = StartServer(builder); !status.ok()) return status;
   }
   strangers_builder.SetMaxReceiveMessageSize(kMaxStrangersMessageBytes);
-  strangers_builder.SetResourceQuota(grpc::ResourceQuota("strangers").Resize(kStrangersBytes).SetMaxThreads(kServerThreads));
+  strangers_builder.SetResourceQuota(
+      grpc::ResourceQuota("strangers").Resize(kStrangersBytes).SetMaxThreads(kServerThreads));
   strangers_builder.RegisterService(&server_service_);
   servers_.push_back(strangers_builder.BuildAndStart());
   if (servers_.back() == nullptr) return NoServer();

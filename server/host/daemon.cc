@@ -38,7 +38,6 @@ transport::AccessPolicy Access(const v1::DaemonConfig& config) {
           {config.operator_uids().begin(), config.operator_uids().end()}};
 }
 
-
 // Those that are started later follow the thread that starts them.
 std::vector<pid_t> OwnThreads() {
   std::vector<pid_t> threads;
@@ -62,7 +61,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   if (!directory.ok()) return directory.status();
   daemon->directory_ = *std::move(directory);
   if (absl::Status status = daemon->service_manager_.KeepSuccession(daemon->directory_->succession()); !status.ok()) {
-    LogWarning(absl::StrCat("another daemon may take ", config.runtime_directory(), " when this one dies: ", status.message()));
+    LogWarning(absl::StrCat("another daemon may take ", config.runtime_directory(),
+                            " when this one dies: ", status.message()));
   }
   if (absl::Status status = daemon->JoinPartition(); !status.ok()) return status;
   daemon->AdoptOptimizers(std::move(inheritance.kept));
@@ -89,7 +89,8 @@ Daemon::Daemon(const v1::DaemonConfig& config, Seat seat)
       observers_(&metrics_, &hub_, &scheduler_, &stop_checkpoints_),
       stop_checkpoints_(config.stop_checkpoints().directory(), absl::Seconds(config.stop_checkpoints().seconds()),
                         [this](absl::Duration time) { service_manager_.ExtendTimeout(time); }),
-      table_({.per_user = config.max_optimizers_per_user(), .total = MostOptimizers()}, seat_.binding, &budget_, &pool_, &observers_, &service_manager_) {}
+      table_({.per_user = config.max_optimizers_per_user(), .total = MostOptimizers()}, seat_.binding, &budget_, &pool_,
+             &observers_, &service_manager_) {}
 
 absl::Status Daemon::JoinPartition() {
   if (!seat_.superchip || config_.partition().off()) return absl::OkStatus();
@@ -130,7 +131,8 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
       Listener(std::move(inheritance.descriptor_socket), kDescriptorSocket, SOCK_SEQPACKET);
   if (!descriptor_listener.ok()) return descriptor_listener.status();
   absl::StatusOr<std::unique_ptr<transport::DescriptorServer>> descriptors = transport::DescriptorServer::Serve(
-      *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_), DescriptorConnectionLimits(),
+      *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_),
+      DescriptorConnectionLimits(),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
       [this](const transport::Peer& peer, const superoffload_device_request& request,
              std::span<const int> descriptors) { return table_.MapDevice(peer, request, descriptors); },
@@ -155,10 +157,9 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   absl::StatusOr<memory::FileDescriptor> control_listener =
       Listener(std::move(inheritance.control_socket), kControlSocket, SOCK_STREAM);
   if (!control_listener.ok()) return control_listener.status();
-  absl::StatusOr<std::unique_ptr<ControlServer>> control =
-      ControlServer::Serve(config_, *std::move(control_listener),
-                           {&table_, &scheduler_, &hub_, &observers_, descriptors_.get(), [this] { return Info(); },
-                            UsedTopology()});
+  absl::StatusOr<std::unique_ptr<ControlServer>> control = ControlServer::Serve(
+      config_, *std::move(control_listener),
+      {&table_, &scheduler_, &hub_, &observers_, descriptors_.get(), [this] { return Info(); }, UsedTopology()});
   if (!control.ok()) return control.status();
   control_ = *std::move(control);
   LogInfo(absl::StrFormat("superoffloadd %s serves unix:%s with %d workers on %s, budget %.1f GiB, metrics %s",
@@ -169,8 +170,8 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   return absl::OkStatus();
 }
 
-// Inherited, or made now: until then trainers see the socket of the daemon before this one, and know that a successor is
-// on its way.
+// Inherited, or made now: until then trainers see the socket of the daemon before this one, and know that a successor
+// is on its way.
 absl::StatusOr<memory::FileDescriptor> Daemon::Listener(memory::FileDescriptor inherited, const char* socket,
                                                         int type) {
   if (inherited.valid()) return inherited;

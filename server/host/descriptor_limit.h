@@ -1,5 +1,5 @@
-// How many descriptors a process may have, and what they are enough for. Every optimizer takes five, in the daemon and in
-// its keeper, and one more while a trainer is attached.
+// How many descriptors a process may have, and what they are enough for. Every optimizer takes five, in the daemon and
+// in its keeper, and one more while a trainer is attached.
 #ifndef SUPEROFFLOAD_SERVER_HOST_DESCRIPTOR_LIMIT_H_
 #define SUPEROFFLOAD_SERVER_HOST_DESCRIPTOR_LIMIT_H_
 

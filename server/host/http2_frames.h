@@ -37,14 +37,15 @@ class Http2Frames {
   };
 
   // Looks at bytes that follow those which earlier calls have let pass, and asks `may_pass` for each frame whose header
-  // is whole. kWait ends the bytes that may be passed on in front of the frame, and it is asked for again the next time.
-  // kBroken: `may_pass` has said so, or these bytes are not of HTTP/2. A header that is not whole is left for later.
+  // is whole. kWait ends the bytes that may be passed on in front of the frame, and it is asked for again the next
+  // time. kBroken: `may_pass` has said so, or these bytes are not of HTTP/2. A header that is not whole is left for
+  // later.
   Progress Read(std::span<const uint8_t> bytes, const std::function<Answer(const Http2Frame&)>& may_pass);
 
  private:
   static constexpr size_t kPrefaceBytes = 24;
 
-  size_t preface_;         // bytes of it that were there
+  size_t preface_;        // bytes of it that were there
   uint32_t payload_ = 0;  // what is still to come of the last frame's
 };
 

@@ -90,8 +90,11 @@ class Keeper {
       }
       failures_ = word_.ready ? 0 : failures_ + 1;
       const absl::Duration pause = std::min(kLongestPause, kShortestPause * (int64_t{1} << std::min(failures_, 10)));
-      LogWarning(absl::StrCat(Obituary(), "; it is started again", failures_ > 1 ? absl::StrCat(" in ", absl::FormatDuration(pause)) : "",
-                              " with ", kept_.Text(), failures_ > 2 ? "; superoffloadctl kept lists it, drop-kept frees some of it, SIGTERM to the keeper all" : ""));
+      LogWarning(absl::StrCat(
+          Obituary(), "; it is started again", failures_ > 1 ? absl::StrCat(" in ", absl::FormatDuration(pause)) : "",
+          " with ", kept_.Text(),
+          failures_ > 2 ? "; superoffloadctl kept lists it, drop-kept frees some of it, SIGTERM to the keeper all"
+                        : ""));
       if ((failures_ > 0 || absl::Now() - start < kShortLife) && !Pause(pause)) return 1;
     }
   }
@@ -188,7 +191,8 @@ class Keeper {
     link_ = FileDescriptor();
   }
 
-  // SIGTERM, where one has come. A daemon that starts would die of it, and lose what is kept: it gets it once it is ready.
+  // SIGTERM, where one has come. A daemon that starts would die of it, and lose what is kept: it gets it once it is
+  // ready.
   void PassStopOn() {
     if (!stopping_ || told_ || !(word_.ready || kept_.empty())) return;
     ::kill(daemon_, SIGTERM);
@@ -198,8 +202,8 @@ class Keeper {
   // The daemon died before it had stopped. Whether another one is to write what it has not (stop_checkpoints.h).
   bool FinishesStop() {
     if (++stops_ == kMostStops) {
-      LogError(absl::StrCat(Obituary(), " while it stopped, the last of ", kMostStops, " that did not finish; the keeper drops ",
-                            kept_.Text()));
+      LogError(absl::StrCat(Obituary(), " while it stopped, the last of ", kMostStops,
+                            " that did not finish; the keeper drops ", kept_.Text()));
       return false;
     }
     LogWarning(absl::StrCat(Obituary(), " while it stopped; it is started again to finish that with ", kept_.Text()));

@@ -13,10 +13,10 @@
 namespace superoffload::host {
 
 // Runs `command`, or serves the daemon that has started this process, until the daemon exits on purpose; returns the
-// exit status. A command that exits with an error when nothing is kept ends it, too. SIGTERM and SIGINT are passed on as
-// SIGTERM, once the daemon is ready or where nothing is kept; a daemon that dies before it has stopped is started again to
-// finish its stop, at most three times, after which what is kept is dropped and 1 returned. While no daemon runs the
-// signals end the keeper, and SIGHUP has it try again at once.
+// exit status. A command that exits with an error when nothing is kept ends it, too. SIGTERM and SIGINT are passed on
+// as SIGTERM, once the daemon is ready or where nothing is kept; a daemon that dies before it has stopped is started
+// again to finish its stop, at most three times, after which what is kept is dropped and 1 returned. While no daemon
+// runs the signals end the keeper, and SIGHUP has it try again at once.
 int RunKeeper(const std::vector<std::string>& command);
 
 }  // namespace superoffload::host

@@ -142,8 +142,9 @@ void KeeperLink::Stopped() {
 void KeeperLink::Post(Message message) {
   if (queue_.empty() && Send(message)) return;
   if (queue_.empty()) {
-    LogWarning(absl::StrCat(refusal_ == 0 ? "the keeper reads no messages"
-                                          : absl::StrCat("the keeper cannot be given memory (", std::strerror(refusal_), ")"),
+    LogWarning(absl::StrCat(refusal_ == 0
+                                ? "the keeper reads no messages"
+                                : absl::StrCat("the keeper cannot be given memory (", std::strerror(refusal_), ")"),
                             "; until that is over, what is created now does not outlive the daemon"));
   }
   queue_.push_back(std::move(message));
@@ -209,7 +210,8 @@ void KeeperLink::Replace() {
   absl::MutexLock lock(&mu_);
   socket_ = FileDescriptor();
   if (stopping_) return;
-  LogWarning(absl::StrCat("the keeper was killed; another one gets the memory of ", kept_.size() - kept_.count(kSuccessionName), " optimizers"));
+  LogWarning(absl::StrCat("the keeper was killed; another one gets the memory of ",
+                          kept_.size() - kept_.count(kSuccessionName), " optimizers"));
   const auto ending = [this] {
     mu_.AssertHeld();
     return ending_;

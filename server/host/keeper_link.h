@@ -1,5 +1,6 @@
-// The daemon's end of the connection to its keeper (keeper_protocol.h). Whatever the keeper does, the daemon goes on: one
-// that reads nothing gets its messages later, and one that dies is replaced by another, which gets every descriptor.
+// The daemon's end of the connection to its keeper (keeper_protocol.h). Whatever the keeper does, the daemon goes on:
+// one that reads nothing gets its messages later, and one that dies is replaced by another, which gets every
+// descriptor.
 #ifndef SUPEROFFLOAD_SERVER_HOST_KEEPER_LINK_H_
 #define SUPEROFFLOAD_SERVER_HOST_KEEPER_LINK_H_
 
@@ -59,7 +60,8 @@ class KeeperLink {
   absl::Time replaced_ = absl::InfinitePast();          // likewise
   std::map<std::string, std::vector<int>> kept_ ABSL_GUARDED_BY(mu_);
   std::deque<Message> queue_ ABSL_GUARDED_BY(mu_);  // what the keeper has not read yet
-  int refusal_ ABSL_GUARDED_BY(mu_) = 0;  // an errno: why the last message could not be sent, if it is not that the socket is full
+  int refusal_ ABSL_GUARDED_BY(mu_) =
+      0;  // an errno: why the last message could not be sent, if it is not that the socket is full
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   memory::FileDescriptor listener_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -92,7 +92,7 @@ std::map<std::string, int64_t> KeptDescriptors::Bytes() const {
   std::map<std::string, int64_t> bytes;
   for (const Kept& kept : kept_) {
     if (kept.name == kSuccessionName) continue;
-    struct stat file {};
+    struct stat file{};
     ::fstat(kept.fd.get(), &file);
     bytes[kept.name] += file.st_size;
   }

@@ -14,7 +14,7 @@ namespace superoffload::host {
 // What the daemon has said of itself.
 struct DaemonWord {
   bool ready = false;
-  bool stopped = false;  // it exits on purpose
+  bool stopped = false;             // it exits on purpose
   memory::FileDescriptor listener;  // of the keeper's socket
 };
 

@@ -19,8 +19,7 @@ class Observers final : public optimizer::OptimizerObserver {
   void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
   void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
   void OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) override;
-  void OnHost(const optimizer::OptimizerId& id, const std::string& unique_id,
-              const engine::RunMember& member) override;
+  void OnHost(const optimizer::OptimizerId& id, const std::string& unique_id, const engine::RunMember& member) override;
   void OnDelete(const optimizer::OptimizerId& id) override;
 
  private:

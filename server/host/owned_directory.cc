@@ -21,11 +21,11 @@ absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& fie
   std::error_code error;
   if (mode) std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error || (mode && ::mkdir(path.c_str(), *mode) != 0 && errno != EEXIST)) {
-    return absl::UnavailableError(absl::StrCat("cannot create ", field, " ", path, ": ",
-                                               error ? error.message() : std::strerror(errno)));
+    return absl::UnavailableError(
+        absl::StrCat("cannot create ", field, " ", path, ": ", error ? error.message() : std::strerror(errno)));
   }
   memory::FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat file {};
+  struct stat file{};
   if (!directory.valid() || ::fstat(directory.get(), &file) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("opening ", field, " ", path));
   }

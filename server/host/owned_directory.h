@@ -12,8 +12,8 @@
 
 namespace superoffload::host {
 
-// Opens the directory, and makes it with `mode` where it is missing and a mode is given. `field` of the configuration names
-// it. PERMISSION_DENIED: it belongs to neither this user nor root, or others may write to it.
+// Opens the directory, and makes it with `mode` where it is missing and a mode is given. `field` of the configuration
+// names it. PERMISSION_DENIED: it belongs to neither this user nor root, or others may write to it.
 absl::StatusOr<memory::FileDescriptor> OpenOwnedDirectory(const std::string& field, const std::string& path,
                                                           std::optional<mode_t> mode);
 

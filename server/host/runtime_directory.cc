@@ -45,14 +45,15 @@ absl::Status RuntimeDirectory::Lock() {
 absl::Status RuntimeDirectory::Succeed(memory::FileDescriptor inherited) {
   absl::StatusOr<memory::FileDescriptor> opened = OpenLock("succession.lock");
   if (!opened.ok()) return opened.status();
-  struct stat there {}, theirs {};
+  struct stat there{}, theirs{};
   const bool same = inherited.valid() && ::fstat(opened->get(), &there) == 0 &&
                     ::fstat(inherited.get(), &theirs) == 0 && there.st_dev == theirs.st_dev &&
                     there.st_ino == theirs.st_ino;
   succession_ = same ? std::move(inherited) : *std::move(opened);
   if (::flock(succession_.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("the superoffloadd that served ", path_, " has died, and is about to be started again with its "
+      absl::StrCat("the superoffloadd that served ", path_,
+                   " has died, and is about to be started again with its "
                    "optimizers by its keeper or systemd; wait for it, stop that, or choose another runtime_directory"));
 }
 

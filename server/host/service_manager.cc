@@ -34,7 +34,7 @@ memory::FileDescriptor Passed(const char* variable) {
 // The names that the keeper's memory has, in the order of its descriptors.
 std::vector<std::string> ReadNames(const memory::FileDescriptor& file) {
   std::string text;
-  struct stat there {};
+  struct stat there{};
   if (::fstat(file.get(), &there) == 0) text.resize(static_cast<size_t>(there.st_size));
   SUPEROFFLOAD_CHECK(::pread(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()),
                      "the keeper's names cannot be read: ", std::strerror(errno));

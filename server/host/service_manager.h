@@ -62,8 +62,8 @@ class ServiceManager final : public optimizer::DescriptorStore {
  private:
   const std::string socket_;
   const bool present_;
-  memory::FileDescriptor keeper_socket_;  // until TakeInheritance
-  std::unique_ptr<KeeperLink> keeper_;    // where there is one
+  memory::FileDescriptor keeper_socket_;   // until TakeInheritance
+  std::unique_ptr<KeeperLink> keeper_;     // where there is one
   std::unique_ptr<SystemdStore> systemd_;  // likewise
 };
 

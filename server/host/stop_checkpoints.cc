@@ -85,8 +85,8 @@ void StopCheckpoints::Write(const std::vector<optimizer::OptimizerPtr>& optimize
                            "; the next start has it again"));
     } else {
       LogWarning(absl::StrFormat("%s is dropped at step %d (%.2f GB): %s", Name(optimizer->id()),
-                                 optimizer->engine().statistics().committed_steps,
-                                 Gigabytes(optimizer->memory_bytes()), status.message()));
+                                 optimizer->engine().statistics().committed_steps, Gigabytes(optimizer->memory_bytes()),
+                                 status.message()));
     }
   }
 }
@@ -169,8 +169,8 @@ absl::Status StopCheckpoints::RestoreOne(const std::string& entry, optimizer::Op
   if (!policies.ok()) return policies.status();
   const transport::Peer owner{.session = 0, .uid = durable.uid(), .pid = 0, .is_operator = false};
   const std::string& name = durable.request().name();
-  absl::StatusOr<optimizer::OptimizerPtr> created =
-      table.Create(owner, name, *spec, policies->speculation, rpc::Describe(durable.uid(), durable.request(), unique_id), unique_id);
+  absl::StatusOr<optimizer::OptimizerPtr> created = table.Create(
+      owner, name, *spec, policies->speculation, rpc::Describe(durable.uid(), durable.request(), unique_id), unique_id);
   if (!created.ok()) return created.status();
   absl::StatusOr<uint64_t> epoch = table.NewEpoch();
   if (!epoch.ok()) return epoch.status();
@@ -180,7 +180,8 @@ absl::Status StopCheckpoints::RestoreOne(const std::string& entry, optimizer::Op
     table.Delete(owner, name).IgnoreError();
     return restored.status();
   }
-  rpc::ApplyPolicies(table, scheduler, *created, *policies, /*patience=*/absl::ZeroDuration()).IgnoreError();  // cannot fail
+  rpc::ApplyPolicies(table, scheduler, *created, *policies, /*patience=*/absl::ZeroDuration())
+      .IgnoreError();  // cannot fail
   const optimizer::OptimizerId id{durable.uid(), name};
   LogInfo(absl::StrFormat("%s is back at step %d, where a stop has kept it", Name(id),
                           (*created)->engine().statistics().committed_steps));

@@ -30,9 +30,10 @@ absl::Status SystemdStore::Keep(const std::string& name, const std::vector<int>&
   }
   if (most_ && count > *most_) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("systemd keeps the memory of ", Optimizers(), " optimizers over a restart of the daemon, and not of one more: delete "
-                     "some, or raise FileDescriptorStoreMax=, which is ", *most_, ", to ", fds.size(),
-                     " for each and one (systemctl edit, then a restart)"));
+        absl::StrCat("systemd keeps the memory of ", Optimizers(),
+                     " optimizers over a restart of the daemon, and not of one more: delete "
+                     "some, or raise FileDescriptorStoreMax=, which is ",
+                     *most_, ", to ", fds.size(), " for each and one (systemctl edit, then a restart)"));
   }
   if (name_bytes > MostNameBytes()) {
     return absl::ResourceExhaustedError(

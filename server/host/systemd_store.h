@@ -1,5 +1,5 @@
-// systemd's store of descriptors. What it cannot keep it drops without a word, or cannot start the daemon with; so what it
-// has is counted here, and more is refused.
+// systemd's store of descriptors. What it cannot keep it drops without a word, or cannot start the daemon with; so what
+// it has is counted here, and more is refused.
 #ifndef SUPEROFFLOAD_SERVER_HOST_SYSTEMD_STORE_H_
 #define SUPEROFFLOAD_SERVER_HOST_SYSTEMD_STORE_H_
 

@@ -31,11 +31,11 @@ std::string UnitsJobType() {
     sd_bus_message* reply = nullptr;
     const char* job = nullptr;
     uint32_t job_id = 0;
-    const bool answered =
-        ::sd_bus_get_property(bus, kSystemd, path, "org.freedesktop.systemd1.Unit", "Job", nullptr, &reply, "(uo)") >=
-            0 &&
-        ::sd_bus_message_read(reply, "(uo)", &job_id, &job) >= 0 && job_id != 0 &&
-        ::sd_bus_get_property_string(bus, kSystemd, job, "org.freedesktop.systemd1.Job", "JobType", nullptr, &type) >= 0;
+    const bool answered = ::sd_bus_get_property(bus, kSystemd, path, "org.freedesktop.systemd1.Unit", "Job", nullptr,
+                                                &reply, "(uo)") >= 0 &&
+                          ::sd_bus_message_read(reply, "(uo)", &job_id, &job) >= 0 && job_id != 0 &&
+                          ::sd_bus_get_property_string(bus, kSystemd, job, "org.freedesktop.systemd1.Job", "JobType",
+                                                       nullptr, &type) >= 0;
     ::sd_bus_message_unref(reply);
     return answered;
   });

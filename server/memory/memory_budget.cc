@@ -25,7 +25,8 @@ MemoryReservation::~MemoryReservation() {
   if (budget_ != nullptr) budget_->Release(uid_, use_);
 }
 
-absl::StatusOr<MemoryReservation> MemoryReservation::ReserveMore(const std::string& purpose, const MemoryUse& use) const {
+absl::StatusOr<MemoryReservation> MemoryReservation::ReserveMore(const std::string& purpose,
+                                                                 const MemoryUse& use) const {
   return budget_ == nullptr ? MemoryReservation() : budget_->Reserve(purpose, uid_, use);
 }
 

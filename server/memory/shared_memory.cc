@@ -158,7 +158,7 @@ absl::StatusOr<std::pair<std::string, SharedMemory>> SharedMemory::Open(FileDesc
   char link[256];
   const ssize_t length = ::readlink(absl::StrCat("/proc/self/fd/", fd.get()).c_str(), link, sizeof(link));
   absl::string_view name(link, length < 0 ? 0 : static_cast<size_t>(length));
-  struct stat file {};
+  struct stat file{};
   if (!absl::ConsumePrefix(&name, kPrefix) || !absl::ConsumeSuffix(&name, kSuffix) || ::fstat(fd.get(), &file) != 0 ||
       (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
     return absl::DataLossError("a descriptor is not memory that a daemon created");

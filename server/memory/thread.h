@@ -9,7 +9,8 @@
 
 namespace superoffload::memory {
 
-// Runs `run` in a new thread that `name`, of at most 15 characters, names. RESOURCE_EXHAUSTED: the kernel starts no more.
+// Runs `run` in a new thread that `name`, of at most 15 characters, names. RESOURCE_EXHAUSTED: the kernel starts no
+// more.
 absl::StatusOr<std::thread> StartThread(const char* name, std::function<void()> run);
 
 }  // namespace superoffload::memory

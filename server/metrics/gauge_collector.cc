@@ -69,7 +69,8 @@ std::vector<prometheus::MetricFamily> GaugeCollector::Collect() const {
 
 void GaugeCollector::AddGpus(const DaemonGauges& now, std::vector<prometheus::MetricFamily>* families) const {
   if (now.gpus.empty()) return;
-  prometheus::MetricFamily info = EmptyFamily("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
+  prometheus::MetricFamily info =
+      EmptyFamily("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
   prometheus::MetricFamily residents =
       EmptyFamily("superoffload_gpu_resident_buckets", "Buckets whose state is on the GPU, too.");
   prometheus::MetricFamily seconds =

@@ -33,8 +33,8 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 
 constexpr engine::Verdict kVerdicts[] = {engine::Verdict::kCommit, engine::Verdict::kClip,
-                                            engine::Verdict::kSkipNonFinite, engine::Verdict::kSkipOverflow,
-                                            engine::Verdict::kSkipAbandoned};
+                                         engine::Verdict::kSkipNonFinite, engine::Verdict::kSkipOverflow,
+                                         engine::Verdict::kSkipAbandoned};
 
 const char* VerdictName(engine::Verdict verdict) {
   switch (verdict) {

@@ -29,8 +29,9 @@
 //   superoffload_gpu_mover_seconds{optimizer,uid,mover}                measured when it attached; the least was taken
 //   superoffload_worker_threads
 //
-// "optimizer" is the optimizer's id, and there is no "uid"; where metric_labels are names it is the name. Series of a rank
-// of a run have "run" and "rank", too: "run" is a hash of the user and the run's name, the same in all daemons, or the name.
+// "optimizer" is the optimizer's id, and there is no "uid"; where metric_labels are names it is the name. Series of a
+// rank of a run have "run" and "rank", too: "run" is a hash of the user and the run's name, the same in all daemons, or
+// the name.
 #ifndef SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 #define SUPEROFFLOAD_SERVER_METRICS_METRICS_H_
 
@@ -77,8 +78,7 @@ class Metrics final : public optimizer::OptimizerObserver {
   void OnPass(const optimizer::OptimizerId& id, const engine::PassReport& report) override;
   void OnStep(const optimizer::OptimizerId& id, const engine::StepReport& report) override;
   void OnCheckpoint(const optimizer::OptimizerId& id, const optimizer::CheckpointReport& report) override;
-  void OnHost(const optimizer::OptimizerId& id, const std::string& unique_id,
-              const engine::RunMember& member) override;
+  void OnHost(const optimizer::OptimizerId& id, const std::string& unique_id, const engine::RunMember& member) override;
   void OnDelete(const optimizer::OptimizerId& id) override;
 
  private:

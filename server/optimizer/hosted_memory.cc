@@ -13,7 +13,7 @@ namespace {
 
 struct Part {
   const char* name;
-  memory::SharedMemory HostedMemory::*memory;
+  memory::SharedMemory HostedMemory::* memory;
   bool trainers_write = false;
 };
 
@@ -62,8 +62,8 @@ Copy Newest(const memory::SharedMemory& description) {
 // Of messages, a parameter or bucket takes about this much beside its name and shape.
 constexpr uint64_t kMessageBytes = 256;
 
-// Of a dimension: in the spec, in two copies of the description, where a number has up to ten bytes, and in a page of the
-// plan.
+// Of a dimension: in the spec, in two copies of the description, where a number has up to ten bytes, and in a page of
+// the plan.
 constexpr uint64_t kDimensionBytes = sizeof(uint64_t) + 2 * 10 + sizeof(uint64_t);
 
 // The spec, the plan, the description in two copies, and a page of the plan for those who ask.

@@ -64,8 +64,8 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
 }
 
 absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
-    OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy, HostedMemory& memory,
-    memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
+    OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+    HostedMemory& memory, memory::MemoryBudget* budget, engine::WorkerPool* pool, OptimizerObserver* observer) {
   const auto checked = [&](const engine::Layout& layout) -> absl::StatusOr<HostedMemory> {
     if (absl::Status status = memory.Check(layout); !status.ok()) return status;
     return std::move(memory);
@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Adopt(
   if (hosted.run() == 0) hosted.set_run(Draw());
   if (const engine::Record::Trainer trainer = hosted.record_.trainer(); trainer.pid != 0) {
     absl::MutexLock lock(&hosted.mu_);
-    hosted.expected_ = trainer.pid == kUnknownPid ? Process{} : Process{static_cast<pid_t>(trainer.pid), trainer.start_time};
+    hosted.expected_ =
+        trainer.pid == kUnknownPid ? Process{} : Process{static_cast<pid_t>(trainer.pid), trainer.start_time};
     hosted.expected_until_ = std::chrono::steady_clock::now() + kReturnTime;
   }
   return adopted;
@@ -89,13 +90,14 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
     engine::WorkerPool* pool, OptimizerObserver* observer) {
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
   if (!layout.ok()) return layout.status();
-  absl::StatusOr<memory::MemoryReservation> reservation = budget->Reserve(
-      absl::StrCat("optimizer \"", id.name, "\""), id.uid, HostedMemory::Use(*layout, spec));
+  absl::StatusOr<memory::MemoryReservation> reservation =
+      budget->Reserve(absl::StrCat("optimizer \"", id.name, "\""), id.uid, HostedMemory::Use(*layout, spec));
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<HostedMemory> memory = provide(*layout);
   if (!memory.ok()) return memory.status();
-  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(
-      std::move(id), std::move(unique_id), std::move(spec), *std::move(layout), *std::move(reservation), *std::move(memory), observer));
+  std::unique_ptr<HostedOptimizer> optimizer(new HostedOptimizer(std::move(id), std::move(unique_id), std::move(spec),
+                                                                 *std::move(layout), *std::move(reservation),
+                                                                 *std::move(memory), observer));
   optimizer->StartEngine(policy, pool);
   return optimizer;
 }
@@ -107,8 +109,8 @@ void HostedOptimizer::StartEngine(engine::SpeculationPolicy policy, engine::Work
   if (spec_.member.ranks > 1) engine_->RequireTotals();
 }
 
-HostedOptimizer::HostedOptimizer(OptimizerId id, std::string unique_id, engine::OptimizerSpec spec, engine::Layout layout,
-                                 memory::MemoryReservation reservation, HostedMemory memory,
+HostedOptimizer::HostedOptimizer(OptimizerId id, std::string unique_id, engine::OptimizerSpec spec,
+                                 engine::Layout layout, memory::MemoryReservation reservation, HostedMemory memory,
                                  OptimizerObserver* observer)
     : gives_back_(reservation.use().metadata_bytes),
       id_(std::move(id)),
@@ -151,7 +153,8 @@ absl::Status HostedOptimizer::Attach(const AttachedTrainer& info, Sync sync,
   }
   const Process trainer = FindProcess(info.peer.pid);
   auto transport = std::make_shared<transport::Transport>(
-      *std::move(ring), info.epoch, engine_.get(), [this, trainer, on_end = std::move(on_end)](const absl::Status& reason) {
+      *std::move(ring), info.epoch, engine_.get(),
+      [this, trainer, on_end = std::move(on_end)](const absl::Status& reason) {
         engine_->Detach();
         AwaitEnd(trainer, kEndLimit);
         Release(/*comes_back=*/absl::IsUnavailable(reason));  // the daemon is being restarted
@@ -270,8 +273,10 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
   for (size_t i = 0; i < spec_.parameters.size(); ++i) {
     const engine::ParameterSpec& parameter = spec_.parameters[i];
     const size_t bytes = engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-    if (memory::Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) == parameter_crc32[i])
+    if (memory::Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) ==
+        parameter_crc32[i]) {
       continue;
+    }
     if (different++ == 0) first = &parameter.name;
   }
   if (different == 0) return absl::OkStatus();

@@ -56,8 +56,8 @@ class HostedOptimizer final : private engine::StepObserver {
 
   // The same with the memory of an optimizer of this spec that another daemon hosted: it is brought to its last
   // committed step. A trainer that was attached to it has it for itself until it attaches anew or its process ends; one
-  // whose process is not known, for some minutes. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec, stays as it is, and is still
-  // the caller's, as after any error.
+  // whose process is not known, for some minutes. DATA_LOSS or FAILED_PRECONDITION: the memory is not that of the spec,
+  // stays as it is, and is still the caller's, as after any error.
   static absl::StatusOr<std::unique_ptr<HostedOptimizer>> Adopt(OptimizerId id, std::string unique_id,
                                                                 engine::OptimizerSpec spec,
                                                                 engine::SpeculationPolicy policy, HostedMemory& memory,
@@ -74,8 +74,8 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Status Attach(const AttachedTrainer& info, Sync sync, const std::vector<uint32_t>& parameter_crc32,
                       std::function<void(const absl::Status&)> on_end);
 
-  // Replaces the state, see StepEngine::WaitRestored. `lineage` 0: a new one is drawn. `info` counts as attached meanwhile. FAILED_PRECONDITION:
-  // somebody is attached.
+  // Replaces the state, see StepEngine::WaitRestored. `lineage` 0: a new one is drawn. `info` counts as attached
+  // meanwhile. FAILED_PRECONDITION: somebody is attached.
   absl::Status Restore(const AttachedTrainer& info, const engine::StepEngine::Moment& moment, uint64_t lineage,
                        const std::function<absl::Status()>& load);
 
@@ -95,8 +95,7 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(uint64_t epoch) const;
 
   // Maps GPU memory for that attachment; see Transport::MapDevice. NOT_FOUND as above.
-  absl::Status MapDevice(uint64_t epoch, const superoffload_device_request& request,
-                         std::span<const int> descriptors);
+  absl::Status MapDevice(uint64_t epoch, const superoffload_device_request& request, std::span<const int> descriptors);
 
   // The present attachment; epoch 0 when there is none.
   AttachedTrainer attachment() const;
@@ -137,8 +136,8 @@ class HostedOptimizer final : private engine::StepObserver {
   uint64_t memory_bytes() const { return reservation_.use().total_bytes(); }
   const memory::MemoryUse& memory_use() const { return reservation_.use(); }
 
-  // Memory that something done for the optimizer takes meanwhile, of its user's share of the budget. RESOURCE_EXHAUSTED:
-  // it is too small.
+  // Memory that something done for the optimizer takes meanwhile, of its user's share of the budget.
+  // RESOURCE_EXHAUSTED: it is too small.
   absl::StatusOr<memory::MemoryReservation> ReserveMetadata(const std::string& purpose, uint64_t bytes) const {
     return reservation_.ReserveMore(
         purpose, {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = bytes});
@@ -185,7 +184,7 @@ class HostedOptimizer final : private engine::StepObserver {
   absl::Duration lease_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   bool unreachable_ ABSL_GUARDED_BY(mu_) = false;
   AttachedTrainer attachment_ ABSL_GUARDED_BY(mu_);
-  std::optional<Process> expected_ ABSL_GUARDED_BY(mu_);  // was attached when the last daemon died
+  std::optional<Process> expected_ ABSL_GUARDED_BY(mu_);                       // was attached when the last daemon died
   std::chrono::steady_clock::time_point expected_until_ ABSL_GUARDED_BY(mu_);  // when it is not known
   absl::Status early_detach_ ABSL_GUARDED_BY(mu_);  // requested before the transport was there
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not

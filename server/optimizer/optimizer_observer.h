@@ -41,7 +41,8 @@ class OptimizerObserver {
   virtual void OnCheckpoint(const OptimizerId& id, const CheckpointReport& report) = 0;
 
   // The table is about to host the optimizer; see HostedOptimizer::unique_id.
-  virtual void OnHost(const OptimizerId& /*id*/, const std::string& /*unique_id*/, const engine::RunMember& /*member*/) {}
+  virtual void OnHost(const OptimizerId& /*id*/, const std::string& /*unique_id*/,
+                      const engine::RunMember& /*member*/) {}
 
   // The table does not know the optimizer any more.
   virtual void OnDelete(const OptimizerId& id) = 0;

@@ -36,8 +36,9 @@ constexpr char kStorePrefix[] = "optimizer-";
 std::string StoreName(const OptimizerId& id) { return absl::StrCat(kStorePrefix, id.uid, "-", id.name); }
 
 absl::Status DamagedError(const OptimizerId& id, const absl::Status& reason) {
-  return absl::DataLossError(absl::StrCat("the memory of optimizer \"", id.name, "\" cannot be used: ",
-                                          reason.message(), "; superoffloadctl export saves what is whole of it, delete frees it and its name"));
+  return absl::DataLossError(
+      absl::StrCat("the memory of optimizer \"", id.name, "\" cannot be used: ", reason.message(),
+                   "; superoffloadctl export saves what is whole of it, delete frees it and its name"));
 }
 
 absl::Status ShuttingDown() {
@@ -55,7 +56,8 @@ absl::Status OptimizerTable::Admit(const OptimizerId& id) const {
   }
   if (optimizers_.size() + damaged_.size() >= limits_.total) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the daemon has the ", limits_.total, " optimizers for which its limit of open files is enough; delete "
+        absl::StrCat("the daemon has the ", limits_.total,
+                     " optimizers for which its limit of open files is enough; delete "
                      "one or raise the limit (ulimit -n, or LimitNOFILE= of its unit)"));
   }
   if (absl::Status status = CheckNotInMaking(id); !status.ok()) return status;
@@ -140,8 +142,9 @@ void OptimizerTable::Expire(const OptimizerId& id) {
   if (optimizer->attachment().epoch == 0) StartLease(*optimizer);
 }
 
-absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, std::string unique_id, engine::OptimizerSpec spec,
-                                                   engine::SpeculationPolicy policy, HostedMemory& memory) {
+absl::StatusOr<OptimizerPtr> OptimizerTable::Adopt(const OptimizerId& id, std::string unique_id,
+                                                   engine::OptimizerSpec spec, engine::SpeculationPolicy policy,
+                                                   HostedMemory& memory) {
   absl::StatusOr<std::unique_ptr<HostedOptimizer>> adopted =
       HostedOptimizer::Adopt(id, std::move(unique_id), std::move(spec), policy, memory, budget_, pool_, observer_);
   if (!adopted.ok()) return adopted.status();
@@ -154,10 +157,11 @@ void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reas
                                  std::vector<memory::FileDescriptor> fds) {
   DamagedMemory damaged{reason, std::move(fds), {}, 0};
   for (const memory::FileDescriptor& fd : damaged.fds) {
-    struct stat file {};
+    struct stat file{};
     if (::fstat(fd.get(), &file) == 0) damaged.bytes += static_cast<uint64_t>(file.st_size);
   }
-  const memory::MemoryUse use{.state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0};
+  const memory::MemoryUse use{
+      .state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0};
   absl::StatusOr<memory::MemoryReservation> reservation =
       budget_->Reserve(absl::StrCat("optimizer \"", id.name, "\""), id.uid, use);
   if (reservation.ok()) damaged.reservation = *std::move(reservation);
@@ -166,7 +170,7 @@ void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reas
 }
 
 absl::StatusOr<OptimizerTable::DamagedDescriptors> OptimizerTable::GetDamaged(const transport::Peer& peer,
-                                                                             const std::string& name) const {
+                                                                              const std::string& name) const {
   absl::MutexLock lock(&mu_);
   absl::StatusOr<OptimizerId> id = Find(peer, name);
   if (!id.ok()) return id.status();
@@ -191,7 +195,8 @@ absl::StatusOr<OptimizerId> OptimizerTable::IdInStore(const std::string& store_n
       ValidateName(id.name).ok()) {
     return id;
   }
-  return absl::NotFoundError(absl::StrCat("\"", absl::CHexEscape(store_name), "\" is the name of no optimizer's memory"));
+  return absl::NotFoundError(
+      absl::StrCat("\"", absl::CHexEscape(store_name), "\" is the name of no optimizer's memory"));
 }
 
 bool OptimizerTable::MaySee(const transport::Peer& peer, const OptimizerId& id) {
@@ -230,9 +235,8 @@ absl::StatusOr<OptimizerId> OptimizerTable::Find(const transport::Peer& peer, co
   if (owners.empty()) {
     return absl::NotFoundError(absl::StrCat("you have no optimizer \"", name, "\"; list shows those that exist"));
   }
-  return absl::FailedPreconditionError(absl::StrCat("the users ", absl::StrJoin(owners, ", "),
-                                                    " have an optimizer \"", name,
-                                                    "\"; say whose it is, with --uid or as UID/", name));
+  return absl::FailedPreconditionError(absl::StrCat("the users ", absl::StrJoin(owners, ", "), " have an optimizer \"",
+                                                    name, "\"; say whose it is, with --uid or as UID/", name));
 }
 
 const OptimizerPtr& OptimizerTable::Hosted(const OptimizerId& id) const {

@@ -95,8 +95,8 @@ class OptimizerTable {
   // The optimizer that the descriptor store knows by this name. NOT_FOUND: it is no optimizer's.
   static absl::StatusOr<OptimizerId> IdInStore(const std::string& store_name);
 
-  // A peer's own comes first; UID/NAME is that of another user. NOT_FOUND. FAILED_PRECONDITION: only others have one, and
-  // several. DATA_LOSS: it is damaged.
+  // A peer's own comes first; UID/NAME is that of another user. NOT_FOUND. FAILED_PRECONDITION: only others have one,
+  // and several. DATA_LOSS: it is damaged.
   absl::StatusOr<OptimizerPtr> Get(const transport::Peer& peer, const std::string& name) const;
 
   std::vector<OptimizerPtr> List(const transport::Peer& peer) const;

@@ -22,8 +22,8 @@ Process FindProcess(pid_t pid);
 // Whether it runs. An unknown one may.
 bool MayRun(const Process& process);
 
-// Waits until it has ended, if it is ending. A process that was killed closes its sockets before the files through which
-// its GPU may still copy for it. False: it is ending still, after `limit`.
+// Waits until it has ended, if it is ending. A process that was killed closes its sockets before the files through
+// which its GPU may still copy for it. False: it is ending still, after `limit`.
 bool AwaitEnd(const Process& process, std::chrono::milliseconds limit);
 
 }  // namespace superoffload::optimizer

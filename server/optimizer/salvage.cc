@@ -54,7 +54,8 @@ absl::StatusOr<Salvaged> Salvage(OptimizerId id, engine::OptimizerSpec spec, Hos
         status.message(),
         ". Masters and moments are as they stood in memory: parts of them may be up to two steps behind others, and a "
         "part whose update was cut off may be a mixture of two steps. ",
-        KnowsSteps(damaged) ? "The number of committed steps is the damaged record's. " : "The number of committed steps is not known, and written as 0. ",
+        KnowsSteps(damaged) ? "The number of committed steps is the damaged record's. "
+                            : "The number of committed steps is not known, and written as 0. ",
         "Hyper-parameters are those of the creation.");
     absl::StatusOr<memory::SharedMemory> record = NewRecord(damaged, *layout);
     if (!record.ok()) return record.status();

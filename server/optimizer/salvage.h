@@ -20,8 +20,8 @@ struct Salvaged {
 };
 
 // `memory` is that of an optimizer of this spec; masters and moments stay as they are, unless the record is whole: then
-// they are brought to the last committed step, as a daemon that hosts it would do. FAILED_PRECONDITION: the record is of
-// a format that this daemon does not read. DATA_LOSS: a part is smaller than the spec needs.
+// they are brought to the last committed step, as a daemon that hosts it would do. FAILED_PRECONDITION: the record is
+// of a format that this daemon does not read. DATA_LOSS: a part is smaller than the spec needs.
 absl::StatusOr<Salvaged> Salvage(OptimizerId id, engine::OptimizerSpec spec, HostedMemory memory,
                                  engine::WorkerPool* pool);
 

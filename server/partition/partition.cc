@@ -140,8 +140,9 @@ absl::Status Partition::Prepare(const Shares& shares) {
       trainer.push_back(absl::StrFormat("MB:%d=%d", domain, percent(shares.trainer_bandwidth_percent)));
     }
   }
-  if (optimizer.empty())
+  if (optimizer.empty()) {
     return absl::UnavailableError("resctrl: the machine can partition neither L3 nor memory bandwidth");
+  }
   for (const char* role : kRoles) {
     if (absl::Status status = MakeGroup(role); !status.ok()) return status;
   }

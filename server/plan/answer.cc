@@ -130,8 +130,7 @@ absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
   response.set_active_parameters(simulator::ActiveParameterCount(question->model));
   response.set_buckets(static_cast<uint32_t>(layout->buckets.size()));
   for (const engine::BucketLayout& bucket : layout->buckets) {
-    response.set_largest_bucket_bytes(
-        std::max(response.largest_bucket_bytes(), bucket.gradient_bytes()));
+    response.set_largest_bucket_bytes(std::max(response.largest_bucket_bytes(), bucket.gradient_bytes()));
   }
   for (uint32_t rank = 0; rank < memory->ranks.size(); ++rank) {
     v1::RankMemory* const out = response.add_memory();

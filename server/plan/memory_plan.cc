@@ -32,8 +32,9 @@ std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engi
     const uint64_t bytes = array.Bytes(layout.state_elements);
     const std::string name(array.name);
     const std::string per = array.elements_per_entry == 1 ? "" : absl::StrCat(" / ", array.elements_per_entry);
-    items.push_back({i == 0 ? "master weights" : absl::StrCat("state ", name), bytes,
-                     absl::StrCat(layout.state_elements, " elements", per, " x ", kernels::DTypeBytes(array.dtype), " bytes")});
+    items.push_back(
+        {i == 0 ? "master weights" : absl::StrCat("state ", name), bytes,
+         absl::StrCat(layout.state_elements, " elements", per, " x ", kernels::DTypeBytes(array.dtype), " bytes")});
     arrays_bytes += bytes;
   }
   items.push_back(

@@ -33,8 +33,8 @@ simulator::Workload WorkloadOf(const Question& question) {
   return workload;
 }
 
-// Makes it as fast as what was measured, which is of one rank; returns the factor, 1 where nothing was. INVALID_ARGUMENT:
-// faster than the GPU's peak.
+// Makes it as fast as what was measured, which is of one rank; returns the factor, 1 where nothing was.
+// INVALID_ARGUMENT: faster than the GPU's peak.
 absl::StatusOr<double> ScaleToMeasured(const Question& question, simulator::Workload& workload) {
   if (question.measured_tokens_per_second == 0) return 1.0;
   const double seconds = workload.tokens_per_step() / question.measured_tokens_per_second;

@@ -180,10 +180,10 @@ class Recommender {
   absl::Status CheckGpu() {
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(simulator::ShardOf(q_.spec, 0, q_.ranks));
     if (!layout.ok()) return layout.status();
-    Say(absl::StrCat(q_.ranks == 1 ? "HBM lacks " : "Each rank's HBM lacks ",
-                     GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) -
-                         static_cast<double>(q_.gpu_bytes())),
-                     " for this."));
+    Say(absl::StrCat(
+        q_.ranks == 1 ? "HBM lacks " : "Each rank's HBM lacks ",
+        GiB(static_cast<double>(TotalBytes(memory_.ranks.front().gpu)) - static_cast<double>(q_.gpu_bytes())),
+        " for this."));
     simulator::Pass pass = q_.pass;
     simulator::GpuUse gpu = q_.gpu;
     if (ChunkLoss(pass, gpu, *layout) && FitsWith(pass, gpu, *layout)) return absl::OkStatus();

@@ -22,8 +22,8 @@ void AppendMemory(const char* title, const v1::MemoryPlan& plan, std::string& te
 }
 
 void AppendLargest(const v1::Largest& largest, std::string& text) {
-  absl::StrAppend(&text, "largest batch that fits: ", largest.batch(), " at this sequence; largest sequence: ",
-                  largest.sequence(), " at this batch\n");
+  absl::StrAppend(&text, "largest batch that fits: ", largest.batch(),
+                  " at this sequence; largest sequence: ", largest.sequence(), " at this batch\n");
   if (largest.chunked_loss_batch() > largest.batch() || largest.chunked_loss_sequence() > largest.sequence()) {
     absl::StrAppend(&text, "with a chunked loss (--loss=chunked): batch ", largest.chunked_loss_batch(),
                     ", or sequence ", largest.chunked_loss_sequence(), "\n");

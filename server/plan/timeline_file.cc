@@ -18,7 +18,7 @@ using simulator::Lane;
 using simulator::Span;
 
 constexpr size_t kLanes = std::size(simulator::kLaneNames);
-constexpr const char* kTitles[kLanes] = {"step",    "GPU waits",   "GPU", "link, host to GPU", "link, GPU to host",
+constexpr const char* kTitles[kLanes] = {"step",    "GPU waits",   "GPU",    "link, host to GPU", "link, GPU to host",
                                          "network", "CPU workers", "verdict"};
 constexpr const char* kExposedColour = "#cc3311";
 
@@ -66,7 +66,7 @@ struct Placed {
 };
 
 struct Rows {
-  std::vector<Placed> spans;  // of all lanes, by begin
+  std::vector<Placed> spans;                                       // of all lanes, by begin
   std::vector<size_t> rows_of_lane = std::vector<size_t>(kLanes);  // 0: there is nothing in it, and it is not shown
 };
 
@@ -187,8 +187,8 @@ class Picture {
       const double x = kLeft + kLegendColumn * static_cast<double>(i % kLegendColumns);
       const double y = legend + kLegendLine * static_cast<double>(i / kLegendColumns);
       absl::StrAppendFormat(&svg_,
-                            "<rect class=\"legend\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>",
-                            x, y - 11, kinds[i]->colour);
+                            "<rect class=\"legend\" x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>", x,
+                            y - 11, kinds[i]->colour);
       Text(x + 18, y, kinds[i]->meaning, "");
     }
     return std::move(svg_) + "</svg>\n";
@@ -230,9 +230,8 @@ class Picture {
   void DrawAxis() {
     for (int i = 0; i * axis_.tick <= axis_.end * (1 + 1e-9); ++i) {
       const double at = i * axis_.tick;
-      absl::StrAppendFormat(&svg_,
-                            "<line x1=\"%.1f\" y1=\"%.0f\" x2=\"%.1f\" y2=\"%.0f\" stroke=\"#cccccc\"/>\n", X(at), kTop,
-                            X(at), bottom_ + 4);
+      absl::StrAppendFormat(&svg_, "<line x1=\"%.1f\" y1=\"%.0f\" x2=\"%.1f\" y2=\"%.0f\" stroke=\"#cccccc\"/>\n",
+                            X(at), kTop, X(at), bottom_ + 4);
       const std::string label = absl::StrFormat("%.10g", at * axis_.per_second);
       Text(X(at), bottom_ + 18, label, "class=\"tick\" text-anchor=\"middle\"");
     }

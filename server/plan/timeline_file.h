@@ -9,9 +9,9 @@
 
 namespace superoffload::plan {
 
-// One band for each lane, time to the right; where spans of a lane overlap, they lie in rows below each other. Steps have
-// their names, exposed time is shaded through all lanes, and a legend says what the colours mean. Each bar has a class, its
-// lane's name, and a title that a viewer shows under the pointer.
+// One band for each lane, time to the right; where spans of a lane overlap, they lie in rows below each other. Steps
+// have their names, exposed time is shaded through all lanes, and a legend says what the colours mean. Each bar has a
+// class, its lane's name, and a title that a viewer shows under the pointer.
 std::string TimelineSvg(std::span<const simulator::Span> spans, const std::string& title);
 
 // The JSON of Chrome's trace events: complete events ("ph": "X") with times in microseconds; a thread for each row of a

@@ -33,8 +33,10 @@ class Search {
   void Try(Question changed) {
     const absl::StatusOr<engine::Layout> layout =
         engine::PlanLayout(simulator::ShardOf(changed.spec, 0, changed.ranks));
-    if (!layout.ok() || layout->buckets.size() > kMostBuckets || changed.gpu.resident_buckets > layout->buckets.size())
+    if (!layout.ok() || layout->buckets.size() > kMostBuckets ||
+        changed.gpu.resident_buckets > layout->buckets.size()) {
       return;
+    }
     if (simulator::TotalBytes(GpuMemoryOf(changed, *layout)) > changed.gpu_bytes()) return;
     const double seconds = SimulateOurs(changed, workload_, options_).step_seconds;
     if (seconds >= seconds_ * kWorthwhile) return;

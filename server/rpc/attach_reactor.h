@@ -19,8 +19,8 @@ namespace superoffload::rpc {
 // Deletes itself once gRPC is done with it.
 class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse> {
  public:
-  // Attaches when the request is there and writes the message, or finishes with the error. Attaching waits for the end of
-  // a push or of a snapshot, so it has a thread of its own: those of gRPC are few, and all users'.
+  // Attaches when the request is there and writes the message, or finishes with the error. Attaching waits for the end
+  // of a push or of a snapshot, so it has a thread of its own: those of gRPC are few, and all users'.
   AttachReactor(optimizer::OptimizerTable* table, const checkpoint::Scheduler* scheduler, const transport::Peer& peer);
 
  private:

@@ -19,8 +19,7 @@ namespace superoffload::rpc {
 class BoundedCalls {
  public:
   // `what` names them, in the plural.
-  BoundedCalls(size_t per_user, size_t total, const char* what)
-      : most_per_user_(per_user), most_(total), what_(what) {}
+  BoundedCalls(size_t per_user, size_t total, const char* what) : most_per_user_(per_user), most_(total), what_(what) {}
 
   // One that is under way, until it is destroyed. Must not outlive the BoundedCalls.
   class Place {

@@ -13,7 +13,8 @@
 namespace superoffload::rpc {
 
 // `rest` may wait for memory, files and locks, and ends with the reactor's Finish() or StartWrite(). After that it may
-// touch nothing of the call: gRPC may have ended and destroyed it. RESOURCE_EXHAUSTED: the kernel starts no more threads.
+// touch nothing of the call: gRPC may have ended and destroyed it. RESOURCE_EXHAUSTED: the kernel starts no more
+// threads.
 inline absl::Status StartCallThread(std::function<void()> rest) {
   absl::StatusOr<std::thread> thread = memory::StartThread("so-call", std::move(rest));
   if (thread.ok()) thread->detach();  // the server's shutdown waits for the call

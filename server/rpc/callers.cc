@@ -36,8 +36,7 @@ absl::StatusOr<transport::Peer> Callers::Authenticate(const grpc::ServerContextB
   return peer;
 }
 
-absl::StatusOr<transport::Peer> Callers::AuthenticateTrainer(
-    const grpc::ServerContextBase& context) const {
+absl::StatusOr<transport::Peer> Callers::AuthenticateTrainer(const grpc::ServerContextBase& context) const {
   absl::StatusOr<transport::Peer> peer = Authenticate(context);
   if (!peer.ok() || peer->session != kRemoteOperator.session) return peer;
   return absl::FailedPreconditionError(
@@ -45,14 +44,14 @@ absl::StatusOr<transport::Peer> Callers::AuthenticateTrainer(
 }
 
 absl::StatusOr<optimizer::OptimizerPtr> Callers::Find(const grpc::ServerContextBase& context,
-                                                                   const std::string& name) const {
+                                                      const std::string& name) const {
   absl::StatusOr<transport::Peer> peer = Authenticate(context);
   if (!peer.ok()) return peer.status();
   return table_->Get(*peer, name);
 }
 
 absl::StatusOr<optimizer::OptimizerPtr> Callers::FindAttached(const grpc::ServerContextBase& context,
-                                                                           const std::string& name) const {
+                                                              const std::string& name) const {
   absl::StatusOr<transport::Peer> peer = Authenticate(context);
   if (!peer.ok()) return peer.status();
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = table_->Get(*peer, name);

@@ -35,9 +35,9 @@ class Callers {
                                                        const std::string& name) const;
 
   // Has `body` act as the optimizer's only user.
-  absl::Status Exclusively(const grpc::ServerContextBase& context, const std::string& name,
-                           const std::function<absl::Status(optimizer::HostedOptimizer&,
-                                                            const optimizer::AttachedTrainer&)>& body) const;
+  absl::Status Exclusively(
+      const grpc::ServerContextBase& context, const std::string& name,
+      const std::function<absl::Status(optimizer::HostedOptimizer&, const optimizer::AttachedTrainer&)>& body) const;
 
  private:
   optimizer::OptimizerTable* const table_;

@@ -28,9 +28,8 @@ grpc::Status CheckpointCalls::Write(grpc::ServerContext* context, const v1::Chec
                                    .directory = [&](uint64_t) { return request->directory(); }};
   if (request->has_run_step()) {
     if ((*optimizer)->spec().member.run.empty()) {
-      return ToGrpc(absl::InvalidArgumentError(
-          absl::StrCat("run_step is ", request->run_step(), ", but optimizer \"", (*optimizer)->id().name,
-                       "\" trains alone; leave it out")));
+      return ToGrpc(absl::InvalidArgumentError(absl::StrCat("run_step is ", request->run_step(), ", but optimizer \"",
+                                                            (*optimizer)->id().name, "\" trains alone; leave it out")));
     }
     options.of_run = true;
     options.committed_steps = request->run_step();

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/base/const_init.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "server/engine/record.h"
 #include "server/rpc/from_proto.h"
 #include "superoffload/v1/durable.pb.h"

@@ -34,8 +34,7 @@ absl::StatusOr<Policies> ToPolicies(const v1::Policies& policies);
 
 // What of them concerns others than the engine. Errors: see Scheduler::Set; nothing has changed then.
 absl::Status ApplyPolicies(optimizer::OptimizerTable& table, checkpoint::Scheduler& scheduler,
-                           const optimizer::OptimizerPtr& optimizer, const Policies& policies,
-                           absl::Duration patience);
+                           const optimizer::OptimizerPtr& optimizer, const Policies& policies, absl::Duration patience);
 
 // Has a successor know the optimizer with these policies. Thread-safe. RESOURCE_EXHAUSTED: they are too long.
 absl::Status RememberPolicies(const optimizer::HostedOptimizer& optimizer, const v1::Policies& policies);

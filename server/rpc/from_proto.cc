@@ -71,8 +71,7 @@ absl::StatusOr<const kernels::Algorithm*> ToAlgorithm(const std::string& name) {
   if (const kernels::Algorithm* algorithm = kernels::FindAlgorithm(name); algorithm != nullptr) return algorithm;
   std::string names;
   for (const kernels::Algorithm* known : kernels::Algorithms()) absl::StrAppend(&names, " ", std::string(known->name));
-  return absl::InvalidArgumentError(
-      absl::StrCat("algorithm is \"", name, "\"; this daemon has:", names));
+  return absl::InvalidArgumentError(absl::StrCat("algorithm is \"", name, "\"; this daemon has:", names));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A request that comes in pages, each of which is charged to the memory budget until the request is destroyed: how long it
-// becomes, and how many there are, is the clients' choice.
+// A request that comes in pages, each of which is charged to the memory budget until the request is destroyed: how long
+// it becomes, and how many there are, is the clients' choice.
 #ifndef SUPEROFFLOAD_SERVER_RPC_PAGED_REQUEST_H_
 #define SUPEROFFLOAD_SERVER_RPC_PAGED_REQUEST_H_
 
@@ -28,8 +28,8 @@ class PagedRequest {
   // `budget` must outlive the request.
   PagedRequest(memory::MemoryBudget* budget, uid_t uid) : budget_(budget), uid_(uid) {}
 
-  // Takes a page, and leaves nothing of it in `page`. RESOURCE_EXHAUSTED: the budget does not hold it, or the request is
-  // too long.
+  // Takes a page, and leaves nothing of it in `page`. RESOURCE_EXHAUSTED: the budget does not hold it, or the request
+  // is too long.
   absl::Status Add(Request& page) {
     page.DiscardUnknownFields();
     bytes_ += page.ByteSizeLong();
@@ -39,7 +39,10 @@ class PagedRequest {
     }
     absl::StatusOr<memory::MemoryReservation> reserved = budget_->Reserve(
         absl::StrCat("the request for optimizer \"", whole_.name().empty() ? page.name() : whole_.name(), "\""), uid_,
-        {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = kCopies * page.SpaceUsedLong()});
+        {.state_bytes = 0,
+         .gradients_bytes = 0,
+         .parameters_bytes = 0,
+         .metadata_bytes = kCopies * page.SpaceUsedLong()});
     if (!reserved.ok()) return reserved.status();
     gives_back_.Add(reserved->use().metadata_bytes);
     reservations_.push_back(*std::move(reserved));

@@ -38,7 +38,8 @@ absl::StatusOr<Position> FromPageToken(const optimizer::HostedOptimizer& optimiz
       position.buckets <= optimizer.layout().buckets.size()) {
     return position;
   }
-  return absl::InvalidArgumentError(absl::StrCat("page_token is not that of a page of optimizer \"", optimizer.id().name,
+  return absl::InvalidArgumentError(absl::StrCat("page_token is not that of a page of optimizer \"",
+                                                 optimizer.id().name,
                                                  "\"; it may have been deleted and created anew: leave the token out"));
 }
 

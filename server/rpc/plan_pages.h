@@ -12,9 +12,9 @@
 
 namespace superoffload::rpc {
 
-// Adds the page that `page_token` names, the first one where it is empty, and the token of the next one. All pages merged
-// are the whole. A page ends with the entry with which it has `page_bytes`. INVALID_ARGUMENT: the token is none of this
-// optimizer's.
+// Adds the page that `page_token` names, the first one where it is empty, and the token of the next one. All pages
+// merged are the whole. A page ends with the entry with which it has `page_bytes`. INVALID_ARGUMENT: the token is none
+// of this optimizer's.
 absl::Status AddPlanPage(const optimizer::HostedOptimizer& optimizer, const std::string& page_token, size_t page_bytes,
                          v1::Optimizer* page);
 

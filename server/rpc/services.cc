@@ -189,7 +189,9 @@ grpc::Status OptimizerServiceImpl::SettleOptimizer(grpc::ServerContext* context,
                                                    const v1::SettleOptimizerRequest* request, v1::Optimizer* response) {
   absl::StatusOr<optimizer::OptimizerPtr> optimizer = callers_.Find(*context, request->name());
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
-  if (absl::Status status = (*optimizer)->engine().WaitSettled(request->first_bucket()); !status.ok()) return ToGrpc(status);
+  if (absl::Status status = (*optimizer)->engine().WaitSettled(request->first_bucket()); !status.ok()) {
+    return ToGrpc(status);
+  }
   *response = Show(**optimizer);
   return grpc::Status::OK;
 }
@@ -200,8 +202,8 @@ grpc::Status OptimizerServiceImpl::UpdatePolicies(grpc::ServerContext* context,
   if (!optimizer.ok()) return ToGrpc(optimizer.status());
   absl::StatusOr<Policies> policies = ToPolicies(request->policies());
   if (!policies.ok()) return ToGrpc(policies.status());
-  if (absl::Status status = scheduler_->CheckDirectory((*optimizer)->id(), (*optimizer)->spec().member,
-                                                          policies->schedule);
+  if (absl::Status status =
+          scheduler_->CheckDirectory((*optimizer)->id(), (*optimizer)->spec().member, policies->schedule);
       !status.ok()) {
     return ToGrpc(status);
   }
@@ -272,8 +274,8 @@ grpc::Status OptimizerServiceImpl::ExportOptimizer(grpc::ServerContext* context,
   return checkpoints_.Export(*context, *request, response);
 }
 
-grpc::ServerBidiReactor<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse>*
-OptimizerServiceImpl::AttachOptimizer(grpc::CallbackServerContext* context) {
+grpc::ServerBidiReactor<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse>* OptimizerServiceImpl::AttachOptimizer(
+    grpc::CallbackServerContext* context) {
   using Reactor = grpc::ServerBidiReactor<v1::AttachOptimizerRequest, v1::AttachOptimizerResponse>;
   absl::StatusOr<transport::Peer> peer = callers_.AuthenticateTrainer(*context);
   if (!peer.ok()) return new Failed<Reactor>(peer.status());

@@ -37,8 +37,9 @@ class ServerServiceImpl final : public v1::ServerService::Service {
   const absl::StatusOr<v1::Topology> topology_;
 };
 
-// Unary calls are synchronous, since some wait for the kernels. Others are reactors, which hold no thread while they wait
-// for their client: streams, requests that come in pages, and GetOptimizer, which learns that way when a page is sent.
+// Unary calls are synchronous, since some wait for the kernels. Others are reactors, which hold no thread while they
+// wait for their client: streams, requests that come in pages, and GetOptimizer, which learns that way when a page is
+// sent.
 using OptimizerServiceBase = v1::OptimizerService::WithCallbackMethod_AttachOptimizer<
     v1::OptimizerService::WithCallbackMethod_CreateOptimizer<v1::OptimizerService::WithCallbackMethod_GetOptimizer<
         v1::OptimizerService::WithCallbackMethod_WatchSteps<v1::OptimizerService::Service>>>>;

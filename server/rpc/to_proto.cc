@@ -213,8 +213,9 @@ v1::Topology ToProto(const topology::Topology& topology) {
     v1::Superchip* const out = proto.add_superchips();
     out->set_memory_node(superchip.memory_node);
     out->set_memory_bytes(superchip.memory_bytes);
-    for (const std::vector<int>& core : superchip.cores)
+    for (const std::vector<int>& core : superchip.cores) {
       out->add_cores()->mutable_cpus()->Assign(core.begin(), core.end());
+    }
     out->mutable_gpus()->Assign(superchip.gpus.begin(), superchip.gpus.end());
   }
   proto.mutable_nodes_without_cpus()->Assign(topology.nodes_without_cpus.begin(), topology.nodes_without_cpus.end());

@@ -1,9 +1,9 @@
 #include "server/rpc/watch_reactor.h"
 
-#include "server/rpc/to_proto.h"
 #include <optional>
 #include <utility>
 
+#include "server/rpc/to_proto.h"
 
 namespace superoffload::rpc {
 

@@ -16,7 +16,7 @@ constexpr uint64_t kMostLayers = uint64_t{1} << 14;  // each is a dozen paramete
 
 struct Bound {
   const char* name;
-  uint64_t Architecture::*field;
+  uint64_t Architecture::* field;
   uint64_t least;
   uint64_t most = kMost;
 };

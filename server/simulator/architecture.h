@@ -60,8 +60,8 @@ absl::Status Complete(Architecture& architecture);
 // INVALID_ARGUMENT: MakeParameters knows no such model, and its parameters must be listed.
 absl::Status CheckCanBeMade(const Architecture& architecture);
 
-// Those of the model, with the names and shapes that transformers' classes give them. `architecture` is complete and can
-// be made.
+// Those of the model, with the names and shapes that transformers' classes give them. `architecture` is complete and
+// can be made.
 std::vector<engine::ParameterSpec> MakeParameters(const Architecture& architecture, kernels::DType dtype,
                                                   kernels::DType gradient_dtype);
 

@@ -1,6 +1,6 @@
 // One direction of the link: copies one after the other, in the order in which they were submitted. A copy reads or
-// writes the host's memory, so the CPU's passes slow it down and it slows them down. A link of infinite bandwidth stands
-// for memory that both sides map: its copies take no time and touch no memory.
+// writes the host's memory, so the CPU's passes slow it down and it slows them down. A link of infinite bandwidth
+// stands for memory that both sides map: its copies take no time and touch no memory.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_COPY_ENGINE_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_COPY_ENGINE_H_
 

@@ -37,7 +37,7 @@ uint64_t ResidentBytes(const engine::Layout& layout, uint32_t count) {
 }
 
 // Bytes of each unit's parameters or gradients, the most first.
-std::vector<uint64_t> UnitBytes(const Model& model, kernels::DType engine::ParameterSpec::*dtype) {
+std::vector<uint64_t> UnitBytes(const Model& model, kernels::DType engine::ParameterSpec::* dtype) {
   std::vector<uint64_t> units;
   for (const engine::ParameterSpec& parameter : model.parameters) {
     if (parameter.unit >= units.size()) units.resize(parameter.unit + 1);

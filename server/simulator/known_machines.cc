@@ -50,8 +50,8 @@ void SetValue(Machine& machine, std::string_view field, double value) {
 
 std::vector<Source> WithSources(std::vector<Source> sources, const std::vector<Source>& changed) {
   for (const Source& source : changed) {
-    const auto same = std::find_if(sources.begin(), sources.end(),
-                                   [&](const Source& other) { return other.field == source.field; });
+    const auto same =
+        std::find_if(sources.begin(), sources.end(), [&](const Source& other) { return other.field == source.field; });
     same == sources.end() ? sources.push_back(source) : static_cast<void>(*same = source);
   }
   return sources;
@@ -116,8 +116,8 @@ RangeEnd AtEndOfRanges(const Machine& machine, std::string_view name, bool most)
     const double value = most ? source.most : source.least;
     SetValue(end.machine, source.field, value);
     const bool flops = source.field == "gpu.peak_flops";
-    end.changes.push_back(absl::StrFormat("%s %.4g %s", source.field, value / (flops ? kTera : kGiga),
-                                          flops ? "TFLOPS" : "GB/s"));
+    end.changes.push_back(
+        absl::StrFormat("%s %.4g %s", source.field, value / (flops ? kTera : kGiga), flops ? "TFLOPS" : "GB/s"));
   }
   return end;
 }

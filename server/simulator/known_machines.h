@@ -12,11 +12,11 @@ namespace superoffload::simulator {
 
 inline constexpr double kGiga = 1e9, kTera = 1e12, kGiB = 1024.0 * 1024 * 1024, kMB = 1e6;
 
-// Of Grace's cores, Neoverse V2: a pipeline model of the kernels gives 2.45 cycles per element for one update and 4.7 for
-// two.
+// Of Grace's cores, Neoverse V2: a pipeline model of the kernels gives 2.45 cycles per element for one update and 4.7
+// for two.
 inline constexpr double kGraceHertz = 3.1e9;
-inline constexpr PassCosts kGracePasses{.absorb = 2.45 / kGraceHertz, .publish = 2.25 / kGraceHertz,
-                                        .publish_masters = 0.3 / kGraceHertz};
+inline constexpr PassCosts kGracePasses{
+    .absorb = 2.45 / kGraceHertz, .publish = 2.25 / kGraceHertz, .publish_masters = 0.3 / kGraceHertz};
 
 struct KnownMachine {
   Machine machine;

@@ -71,14 +71,12 @@ std::vector<Source> SxmSources() {
 }
 
 std::vector<Source> DesktopSources() {
-  return WithSources(
-      X86Sources(),
-      {{"gpu.matmul_efficiency", Basis::kAssumed, "half: such GPUs are limited by power"},
-       {"gpu.attention_efficiency", Basis::kAssumed, "a little less than on H100"},
-       {"host.core_bandwidth", Basis::kAssumed, "half of what all cores reach"},
-       {"network.node_ranks", Basis::kAssumed, "one GPU"},
-       {"network.node_bandwidth", Basis::kAssumed, "not used: one GPU"},
-       {"network.bandwidth", Basis::kAssumed, "Ethernet of 2.5 Gb/s, at 0.9"}});
+  return WithSources(X86Sources(), {{"gpu.matmul_efficiency", Basis::kAssumed, "half: such GPUs are limited by power"},
+                                    {"gpu.attention_efficiency", Basis::kAssumed, "a little less than on H100"},
+                                    {"host.core_bandwidth", Basis::kAssumed, "half of what all cores reach"},
+                                    {"network.node_ranks", Basis::kAssumed, "one GPU"},
+                                    {"network.node_bandwidth", Basis::kAssumed, "not used: one GPU"},
+                                    {"network.bandwidth", Basis::kAssumed, "Ethernet of 2.5 Gb/s, at 0.9"}});
 }
 
 // Whoever has such a machine has no more of them to connect.
@@ -88,43 +86,42 @@ NetworkModel AtMost(uint32_t ranks, NetworkModel network) {
 }
 
 KnownMachine Laptop() {
-  Machine machine{.name = "laptop",
-                  .gpu = KnownGpu(100 * kTera, 16 * kGiga, 490 * kGiga),
-                  .host = {.memory_bytes = 64 * kGiB, .cores = 8, .bandwidth = 70 * kGiga,
-                           .core_bandwidth = 35 * kGiga},
-                  .passes = {.absorb = 0.86e-9, .publish = 0.86e-9, .publish_masters = 0.1e-9},
-                  .h2d = Link(12 * kGiga, 10e-6),
-                  .d2h = Link(12 * kGiga, 10e-6),
-                  .network = AtMost(1, KnownNetwork(1, 2.5 * kGiga / 8, 2.5)),
-                  .trainer_cores = 1};
+  Machine machine{
+      .name = "laptop",
+      .gpu = KnownGpu(100 * kTera, 16 * kGiga, 490 * kGiga),
+      .host = {.memory_bytes = 64 * kGiB, .cores = 8, .bandwidth = 70 * kGiga, .core_bandwidth = 35 * kGiga},
+      .passes = {.absorb = 0.86e-9, .publish = 0.86e-9, .publish_masters = 0.1e-9},
+      .h2d = Link(12 * kGiga, 10e-6),
+      .d2h = Link(12 * kGiga, 10e-6),
+      .network = AtMost(1, KnownNetwork(1, 2.5 * kGiga / 8, 2.5)),
+      .trainer_cores = 1};
   machine.gpu.matmul_efficiency = 0.5;
   machine.gpu.attention_efficiency = 0.35;
   constexpr std::string_view kLink = "PCIe 4 x8: 12 GB/s for large copies, 10 us for each";
-  return {machine,
-          WithSources(DesktopSources(),
-                      {{"gpu.peak_flops", Basis::kAssumed, "a mobile GPU with 100 TFLOPS of dense bf16"},
-                       {"gpu.memory_bytes", Basis::kAssumed, "16 GB, of which CUDA reports about 15 GiB"},
-                       {"gpu.memory_bandwidth", Basis::kAssumed, "0.85 of 576 GB/s"},
-                       {"host.memory_bytes", Basis::kAssumed, "64 GiB"},
-                       {"host.cores", Basis::kAssumed, "8 cores"},
-                       {"host.bandwidth", Basis::kAssumed, "two channels of DDR5-5600 at 0.8"},
-                       {"passes.absorb", Basis::kAssumed, "AVX2: half the width of AVX-512"},
-                       {"passes.publish", Basis::kAssumed, "as absorb"},
-                       {"h2d", Basis::kAssumed, kLink},
-                       {"d2h", Basis::kAssumed, kLink},
-                       {"trainer_cores", Basis::kAssumed, "one"}})};
+  return {machine, WithSources(DesktopSources(),
+                               {{"gpu.peak_flops", Basis::kAssumed, "a mobile GPU with 100 TFLOPS of dense bf16"},
+                                {"gpu.memory_bytes", Basis::kAssumed, "16 GB, of which CUDA reports about 15 GiB"},
+                                {"gpu.memory_bandwidth", Basis::kAssumed, "0.85 of 576 GB/s"},
+                                {"host.memory_bytes", Basis::kAssumed, "64 GiB"},
+                                {"host.cores", Basis::kAssumed, "8 cores"},
+                                {"host.bandwidth", Basis::kAssumed, "two channels of DDR5-5600 at 0.8"},
+                                {"passes.absorb", Basis::kAssumed, "AVX2: half the width of AVX-512"},
+                                {"passes.publish", Basis::kAssumed, "as absorb"},
+                                {"h2d", Basis::kAssumed, kLink},
+                                {"d2h", Basis::kAssumed, kLink},
+                                {"trainer_cores", Basis::kAssumed, "one"}})};
 }
 
 KnownMachine Rtx5090() {
-  Machine machine{.name = "rtx-5090",
-                  .gpu = KnownGpu(209.5 * kTera, 31.36 * kGiB, 0.85 * 1792 * kGiga),
-                  .host = {.memory_bytes = 128 * kGiB, .cores = 16, .bandwidth = 70 * kGiga,
-                           .core_bandwidth = 35 * kGiga},
-                  .passes = kAvx512Passes,
-                  .h2d = Pcie5(),
-                  .d2h = Pcie5(),
-                  .network = AtMost(1, KnownNetwork(1, 2.5 * kGiga / 8, 2.5)),
-                  .trainer_cores = 1};
+  Machine machine{
+      .name = "rtx-5090",
+      .gpu = KnownGpu(209.5 * kTera, 31.36 * kGiB, 0.85 * 1792 * kGiga),
+      .host = {.memory_bytes = 128 * kGiB, .cores = 16, .bandwidth = 70 * kGiga, .core_bandwidth = 35 * kGiga},
+      .passes = kAvx512Passes,
+      .h2d = Pcie5(),
+      .d2h = Pcie5(),
+      .network = AtMost(1, KnownNetwork(1, 2.5 * kGiga / 8, 2.5)),
+      .trainer_cores = 1};
   return {machine,
           WithSources(DesktopSources(),
                       {{"gpu.peak_flops", Basis::kPublished,
@@ -144,16 +141,16 @@ KnownMachine Rtx5090() {
 // One memory for both: a copy reads and writes it.
 KnownMachine DgxSpark() {
   constexpr double kBandwidth = 0.85 * 273 * kGiga;
-  Machine machine{.name = "dgx-spark",
-                  .one_memory = true,
-                  .gpu = KnownGpu(62.5 * kTera, 119.68 * kGiB, kBandwidth),
-                  .host = {.memory_bytes = 119.68 * kGiB, .cores = 20, .bandwidth = kBandwidth,
-                           .core_bandwidth = 22 * kGiga},
-                  .passes = kGracePasses,
-                  .h2d = Link(kBandwidth / 2, 5e-6),
-                  .d2h = Link(kBandwidth / 2, 5e-6),
-                  .network = AtMost(2, KnownNetwork(1, 100 * kGiga / 8, 100)),
-                  .trainer_cores = 2};
+  Machine machine{
+      .name = "dgx-spark",
+      .one_memory = true,
+      .gpu = KnownGpu(62.5 * kTera, 119.68 * kGiB, kBandwidth),
+      .host = {.memory_bytes = 119.68 * kGiB, .cores = 20, .bandwidth = kBandwidth, .core_bandwidth = 22 * kGiga},
+      .passes = kGracePasses,
+      .h2d = Link(kBandwidth / 2, 5e-6),
+      .d2h = Link(kBandwidth / 2, 5e-6),
+      .network = AtMost(2, KnownNetwork(1, 100 * kGiga / 8, 100)),
+      .trainer_cores = 2};
   constexpr std::string_view kCopies = "memory to memory: half of what it reaches, 5 us for each";
   constexpr std::string_view kPasses = "as Grace's cores at 3.1 GHz; ten of the twenty are smaller";
   return {machine,
@@ -182,15 +179,15 @@ KnownMachine DgxSpark() {
 }  // namespace
 
 std::vector<KnownMachine> KnownServersAndDesktops() {
-  Machine pcie{.name = "h100-pcie",
-               .gpu = KnownGpu(756 * kTera, 79.1 * kGiB, 1.7 * kTera),
-               .host = {.memory_bytes = 512 * kGiB, .cores = 32, .bandwidth = 245 * kGiga,
-                        .core_bandwidth = 28 * kGiga},
-               .passes = kAvx512Passes,
-               .h2d = Pcie5(),
-               .d2h = Pcie5(),
-               .network = KnownNetwork(8, 40 * kGiga, 100),
-               .trainer_cores = 3};
+  Machine pcie{
+      .name = "h100-pcie",
+      .gpu = KnownGpu(756 * kTera, 79.1 * kGiB, 1.7 * kTera),
+      .host = {.memory_bytes = 512 * kGiB, .cores = 32, .bandwidth = 245 * kGiga, .core_bandwidth = 28 * kGiga},
+      .passes = kAvx512Passes,
+      .h2d = Pcie5(),
+      .d2h = Pcie5(),
+      .network = KnownNetwork(8, 40 * kGiga, 100),
+      .trainer_cores = 3};
   return {
       {std::move(pcie), X86Sources()},
       {Sxm("h100-sxm", 79.1 * kGiB, 0.85 * 3.35 * kTera), SxmSources()},

@@ -16,32 +16,42 @@ LinkCurve ScaledCurve(LinkCurve curve, double factor) {
 }
 
 LinkCurve PaperH2D() {
-  return {{{0.25 * kMB, 59 * kGiga}, {1 * kMB, 97 * kGiga}, {4 * kMB, 178 * kGiga}, {16 * kMB, 320 * kGiga},
-           {64 * kMB, 400 * kGiga}, {256 * kMB, 406 * kGiga}}};
+  return {{{0.25 * kMB, 59 * kGiga},
+           {1 * kMB, 97 * kGiga},
+           {4 * kMB, 178 * kGiga},
+           {16 * kMB, 320 * kGiga},
+           {64 * kMB, 400 * kGiga},
+           {256 * kMB, 406 * kGiga}}};
 }
 
 LinkCurve PaperD2H() {
-  return {{{0.25 * kMB, 57 * kGiga}, {1 * kMB, 94 * kGiga}, {4 * kMB, 175 * kGiga}, {16 * kMB, 315 * kGiga},
-           {64 * kMB, 385 * kGiga}, {256 * kMB, 388 * kGiga}}};
+  return {{{0.25 * kMB, 57 * kGiga},
+           {1 * kMB, 94 * kGiga},
+           {4 * kMB, 175 * kGiga},
+           {16 * kMB, 315 * kGiga},
+           {64 * kMB, 385 * kGiga},
+           {256 * kMB, 388 * kGiga}}};
 }
 
 Machine Gh200(std::string name, double hbm_bytes, double hbm_bandwidth, uint32_t node_ranks) {
-  return {.name = std::move(name),
-          .gpu = KnownGpu(990 * kTera, hbm_bytes, hbm_bandwidth),
-          .host = {.memory_bytes = 478.6 * kGiB, .cores = 72, .bandwidth = kGraceBandwidth,
-                   .core_bandwidth = 22 * kGiga},
-          .passes = kGracePasses,
-          .h2d = PaperH2D(),
-          .d2h = ScaledCurve(PaperD2H(), 297.0 / 388),
-          .network = KnownNetwork(node_ranks, 340 * kGiga, 200),
-          .trainer_cores = 7};
+  return {
+      .name = std::move(name),
+      .gpu = KnownGpu(990 * kTera, hbm_bytes, hbm_bandwidth),
+      .host = {.memory_bytes = 478.6 * kGiB, .cores = 72, .bandwidth = kGraceBandwidth, .core_bandwidth = 22 * kGiga},
+      .passes = kGracePasses,
+      .h2d = PaperH2D(),
+      .d2h = ScaledCurve(PaperD2H(), 297.0 / 388),
+      .network = KnownNetwork(node_ranks, 340 * kGiga, 200),
+      .trainer_cores = 7};
 }
 
 // Half a Grace for each of two GPUs.
 Machine Blackwell(std::string name, double hbm_bytes) {
   return {.name = std::move(name),
           .gpu = KnownGpu(2500 * kTera, hbm_bytes, 6.8 * kTera),
-          .host = {.memory_bytes = 478.6 / 2 * kGiB, .cores = 36, .bandwidth = kGraceBandwidth / 2,
+          .host = {.memory_bytes = 478.6 / 2 * kGiB,
+                   .cores = 36,
+                   .bandwidth = kGraceBandwidth / 2,
                    .core_bandwidth = 22 * kGiga},
           .passes = kGracePasses,
           .h2d = ScaledCurve(PaperH2D(), 0.5),
@@ -117,11 +127,11 @@ std::vector<KnownMachine> KnownSuperchips() {
                     {"network.node_ranks", Basis::kPublished, "two Superchips in a node (NVL2)"}})},
       {Blackwell("gb200", 184.3 * kGiB), BlackwellSources()},
       {Blackwell("gb300", 276.5 * kGiB),
-       WithSources(BlackwellSources(),
-                   {{"gpu.memory_bytes", Basis::kMeasured,
-                     "CUDA reports 276.5 GiB for each GPU of NVL72; that of a DGX Station has less"},
-                    {"h2d", Basis::kAssumed, "as GB200, of which 190 to 225 GB/s were measured", 190 * kGiga,
-                     225 * kGiga}})},
+       WithSources(
+           BlackwellSources(),
+           {{"gpu.memory_bytes", Basis::kMeasured,
+             "CUDA reports 276.5 GiB for each GPU of NVL72; that of a DGX Station has less"},
+            {"h2d", Basis::kAssumed, "as GB200, of which 190 to 225 GB/s were measured", 190 * kGiga, 225 * kGiga}})},
   };
 }
 

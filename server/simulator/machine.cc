@@ -85,9 +85,12 @@ GpuModel WithPapersTrainer(GpuModel gpu) {
 
 std::string_view BasisName(Basis basis) {
   switch (basis) {
-    case Basis::kMeasured: return "measured";
-    case Basis::kPublished: return "published";
-    case Basis::kAssumed: return "assumed";
+    case Basis::kMeasured:
+      return "measured";
+    case Basis::kPublished:
+      return "published";
+    case Basis::kAssumed:
+      return "assumed";
   }
   return "unknown";
 }
@@ -101,13 +104,12 @@ double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double byt
 
 absl::Status ValidateNetwork(const Machine& machine) {
   const NetworkModel& network = machine.network;
-  const Field fields[] = {
-      {"network.node_ranks", double(network.node_ranks), 1, 1 << 16},
-      {"network.node_bandwidth", network.node_bandwidth, kLeastBandwidth, kMostBandwidth},
-      {"network.bandwidth", network.bandwidth, kLeastBandwidth, kMostBandwidth},
-      {"network.collective_seconds", network.collective_seconds, kLeast, kMostSeconds},
-      {"network.agreement_seconds", network.agreement_seconds, kLeast, kMostSeconds},
-      {"network.most_ranks", double(network.most_ranks), 1, 1 << 16}};
+  const Field fields[] = {{"network.node_ranks", double(network.node_ranks), 1, 1 << 16},
+                          {"network.node_bandwidth", network.node_bandwidth, kLeastBandwidth, kMostBandwidth},
+                          {"network.bandwidth", network.bandwidth, kLeastBandwidth, kMostBandwidth},
+                          {"network.collective_seconds", network.collective_seconds, kLeast, kMostSeconds},
+                          {"network.agreement_seconds", network.agreement_seconds, kLeast, kMostSeconds},
+                          {"network.most_ranks", double(network.most_ranks), 1, 1 << 16}};
   return CheckFields(machine, fields);
 }
 

@@ -16,13 +16,13 @@
 namespace superoffload::simulator {
 
 struct GpuModel {
-  double peak_flops = 0;          // per second, dense bf16 products
+  double peak_flops = 0;            // per second, dense bf16 products
   double matmul_efficiency = 0;     // part of the peak that large products reach
   double attention_efficiency = 0;  // part of the peak that fused attention reaches
   double memory_bytes = 0;
   double memory_bandwidth = 0;  // bytes per second that kernels reach
-  // Bytes that the small kernels between the products (norms, activations, residuals, transposes) move in a forward pass
-  // of one block, per token and hidden element. A backward pass moves twice as many.
+  // Bytes that the small kernels between the products (norms, activations, residuals, transposes) move in a forward
+  // pass of one block, per token and hidden element. A backward pass moves twice as many.
   double block_traffic = 0;
   // Seconds of one block's forward pass that do not depend on its size: kernels that wait to be launched. Twice that in
   // its backward pass.
@@ -109,12 +109,12 @@ struct RangeEnd {
   std::vector<std::string> changes;  // as "host.bandwidth 288 GB/s"; empty: no number has a range
 };
 
-// `machine` with the least (`most`: the most) of what sources give for each number in which it is still the machine that
-// is called `known`. Empty, too, if none is.
+// `machine` with the least (`most`: the most) of what sources give for each number in which it is still the machine
+// that is called `known`. Empty, too, if none is.
 RangeEnd AtEndOfRanges(const Machine& machine, std::string_view known, bool most);
 
-// INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost out of its range, a curve whose
-// sizes do not grow, no core left for the workers.
+// INVALID_ARGUMENT naming the first field that no machine can have: a size, rate or cost out of its range, a curve
+// whose sizes do not grow, no core left for the workers.
 absl::Status ValidateMachine(const Machine& machine);
 
 // Whether runs of several ranks can be simulated. INVALID_ARGUMENT naming the first field that is missing or cannot be.

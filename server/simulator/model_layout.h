@@ -13,8 +13,9 @@
 
 namespace superoffload::simulator {
 
-// What rank `rank` of `ranks` would create: FSDP2's shards, which are torch.chunk's along the first dimension, the whole
-// when there is one rank; blocks count as units unless they are small. Parameters of which the rank has nothing are missing; rank 0 has something of each.
+// What rank `rank` of `ranks` would create: FSDP2's shards, which are torch.chunk's along the first dimension, the
+// whole when there is one rank; blocks count as units unless they are small. Parameters of which the rank has nothing
+// are missing; rank 0 has something of each.
 engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
 
 // Of rank 0, whose shards are the largest. The model must be valid. `bucket_bytes`: 0

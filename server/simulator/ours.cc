@@ -78,13 +78,14 @@ std::vector<Exposed> PerStep(const std::vector<Span>& parts, size_t steps) {
 
 std::string StepName(const std::vector<StepTimes>& steps, size_t index) {
   const engine::Verdict verdict = steps[index].verdict;
-  const char* const what = engine::IsSkip(verdict)               ? "is skipped"
+  const char* const what = engine::IsSkip(verdict)             ? "is skipped"
                            : verdict == engine::Verdict::kClip ? "is clipped"
                                                                : "commits";
   return absl::StrCat("step ", index + 1, ", which ", what);
 }
 
-// The last two steps. A step lasts from the end of the backward pass before it to the end of its own, as it is measured.
+// The last two steps. A step lasts from the end of the backward pass before it to the end of its own, as it is
+// measured.
 std::vector<Span> LastTwoSteps(const SimulatedTraining& training, const std::vector<Span>& exposed) {
   const std::vector<StepTimes>& steps = training.steps();
   const size_t last = steps.size() - 1;

@@ -2,8 +2,9 @@
 //
 // The trainer is a GPU with four streams, as the client library has them: the model's kernels, packing, copies down and
 // copies up. The hook of a bucket's last gradient packs it into a device slot and copies it to the host, where the
-// machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the verdict
-// the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own buckets.
+// machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the
+// verdict the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own
+// buckets.
 //
 // Of several ranks one is simulated: its shards are hosted, units are gathered and reduced as sharded_units.h says, and
 // each step is prepared and agreed on (server/engine/README.md).
@@ -30,10 +31,10 @@ class Ours {
     // root and a division per element: no less than any other.
     const kernels::Algorithm* algorithm = kernels::Algorithms().front();
     engine::SpeculationPolicy speculation = engine::SpeculationPolicy::kAdaptive;
-    uint64_t bucket_bytes = 0;     // of gradient; 0: the daemon's default
-    uint32_t device_slots = 8;     // at least 1
+    uint64_t bucket_bytes = 0;  // of gradient; 0: the daemon's default
+    uint32_t device_slots = 8;  // at least 1
     size_t uploads_in_flight = kernels::UploadOrder::kInFlight;
-    uint32_t resident_buckets = 0;  // of those that backward reaches last
+    uint32_t resident_buckets = 0;    // of those that backward reaches last
     bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
   };
 

@@ -6,7 +6,8 @@
 
 namespace superoffload::simulator {
 
-Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds, std::vector<Exposed> exposed) {
+Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds,
+                    std::vector<Exposed> exposed) {
   Outcome outcome;
   outcome.step_seconds = step_seconds;
   outcome.compute_seconds = workload.compute_seconds();

@@ -20,11 +20,11 @@ struct Exposed {
 // Of one step, after the first steps have filled what they fill.
 struct Outcome {
   double step_seconds = 0;
-  double compute_seconds = 0;  // of the model's kernels
+  double compute_seconds = 0;    // of the model's kernels
   double tokens_per_second = 0;  // of all ranks
-  double flops_per_second = 0;  // the model's own: Workload::flops_per_step
-  double utilisation = 0;       // of the GPU's peak
-  double exposed_seconds = 0;   // step_seconds - compute_seconds
+  double flops_per_second = 0;   // the model's own: Workload::flops_per_step
+  double utilisation = 0;        // of the GPU's peak
+  double exposed_seconds = 0;    // step_seconds - compute_seconds
   std::vector<Exposed> exposed;  // the sum is exposed_seconds; the largest first
   std::vector<Span> timeline;    // of the last two steps that were simulated, when asked for; cut off at both ends
 };
@@ -34,7 +34,8 @@ struct Outcome {
 inline bool HidesOffloading(const Outcome& outcome) { return outcome.exposed_seconds < 0.05 * outcome.step_seconds; }
 
 // Fills in what follows from a step's duration and from what was exposed by cause; what no cause explains is "other".
-Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds, std::vector<Exposed> exposed);
+Outcome MakeOutcome(const Machine& machine, const Workload& workload, double step_seconds,
+                    std::vector<Exposed> exposed);
 
 struct RunOptions {
   double clip_rate = 0;  // share of steps that are clipped

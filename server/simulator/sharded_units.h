@@ -1,10 +1,10 @@
 // What FSDP2 does around a rank's kernels: the whole of a unit's parameters is gathered before the unit computes, and
-// its gradients are reduced and scattered behind it. All ranks do the same at the same time, so that one stands for all,
-// and collectives run one after the other, as those of one NCCL communicator do.
+// its gradients are reduced and scattered behind it. All ranks do the same at the same time, so that one stands for
+// all, and collectives run one after the other, as those of one NCCL communicator do.
 //
 // Each unit of the model is sharded by itself. One is fetched while the one before it computes, in forward as in
-// backward (FSDP2's own order); a unit's parameters are freed behind it (reshard_after_forward), but for the last one's,
-// which backward needs at once.
+// backward (FSDP2's own order); a unit's parameters are freed behind it (reshard_after_forward), but for the last
+// one's, which backward needs at once.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SHARDED_UNITS_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_SHARDED_UNITS_H_
 

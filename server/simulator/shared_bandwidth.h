@@ -30,8 +30,8 @@ class SharedBandwidth {
   SharedBandwidth(const SharedBandwidth&) = delete;
   SharedBandwidth& operator=(const SharedBandwidth&) = delete;
 
-  // A flow of `bytes` begins; `done` is called when its last byte has moved, never from inside of Start. It moves at most
-  // `limit` bytes per second. All three are above zero, except that a flow may have no bytes.
+  // A flow of `bytes` begins; `done` is called when its last byte has moved, never from inside of Start. It moves at
+  // most `limit` bytes per second. All three are above zero, except that a flow may have no bytes.
   void Start(double bytes, double limit, double weight, std::function<void()> done);
 
   // The weight in proportion to the limit: flows that the capacity does not suffice for slow down by the same factor.
@@ -47,9 +47,9 @@ class SharedBandwidth {
     std::function<void()> done;
   };
   struct Class {
-    double rate = 0;                          // of each flow
-    double moved = 0;                         // by a flow that has been there since the class began
-    std::multimap<double, Flow> ends;         // the value of `moved` at which the flow is done
+    double rate = 0;                   // of each flow
+    double moved = 0;                  // by a flow that has been there since the class began
+    std::multimap<double, Flow> ends;  // the value of `moved` at which the flow is done
   };
   using Key = std::pair<double, double>;  // limit / weight, limit: classes that reach their limit first come first
 

@@ -37,8 +37,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       h2d_(&time_, &host_memory_, machine.h2d, Lane::kH2D, &timeline_),
       d2h_(&time_, &host_memory_, machine.d2h, Lane::kD2H, &timeline_),
       cuda_(
-          &time_,
-          [this](const GpuCopy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
+          &time_, [this](const GpuCopy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
           [this](std::function<void()> event) { time_.After(0, std::move(event)); }),
       compute_(&time_, &timeline_),
       pack_(&time_, nullptr),
@@ -58,7 +57,8 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
   engine::StepObserver* const observer = this;  // a private base: only visible here
   engine_ = std::make_unique<engine::StepMachine>(
       &layout_, std::vector<engine::Scalars>{layout_.algorithm->DefaultScalars()}, memory, settings.speculation,
-      engine::Platform(&pool_, &clock_, &engine::RealDeaths()), observer, [this](uint32_t pass) { engine_->PassDone(pass); });
+      engine::Platform(&pool_, &clock_, &engine::RealDeaths()), observer,
+      [this](uint32_t pass) { engine_->PassDone(pass); });
   engine_->Recover([] {});
   if (sharded_ != nullptr) engine_->RequireTotals();
   engine_->Attach(this);
@@ -87,11 +87,10 @@ void SimulatedTraining::OpenMover() {
   memory.slots.offset = layout_.parameters_bytes;
   memory.slots.sums_offset = memory.slots.slot_offset(memory.slots.count);
   memory.slots.sums_bytes = chunks * sizeof(double);
-  kernels::Mover::Options options{
-      .process = "the trainer",
-      .landed = nullptr,
-      .make_queue = [this](const auto&, const char*) { return cuda_.MakeQueue(); },
-      .uploads_in_flight = settings_.uploads_in_flight};
+  kernels::Mover::Options options{.process = "the trainer",
+                                  .landed = nullptr,
+                                  .make_queue = [this](const auto&, const char*) { return cuda_.MakeQueue(); },
+                                  .uploads_in_flight = settings_.uploads_in_flight};
   const kernels::CurrentDevice current(*cuda_.device());
   Check(kernels::Mover::Open(cuda_.device(), kGpu, std::move(memory), std::move(options), &mover_));
   for (uint32_t i = 0; i < buckets_.size(); ++i) mover_->SetCopiesUp(i, !Resident(i));
@@ -111,8 +110,8 @@ void SimulatedTraining::Run() {
   if (verdicts_.empty()) return;
   BeginStep();
   time_.Run();
-  SUPEROFFLOAD_CHECK(steps_.size() == verdicts_.size() && engine_->BetweenSteps(), "the simulation has got stuck in step ",
-                     steps_.size());
+  SUPEROFFLOAD_CHECK(steps_.size() == verdicts_.size() && engine_->BetweenSteps(),
+                     "the simulation has got stuck in step ", steps_.size());
 }
 
 void SimulatedTraining::BeginStep() {

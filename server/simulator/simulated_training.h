@@ -31,18 +31,18 @@ namespace superoffload::simulator {
 // When things happened in one step, in seconds.
 struct StepTimes {
   engine::Verdict verdict = engine::Verdict::kCommit;
-  double first_kernel = 0;   // of its forward pass
-  double computed = 0;       // the last kernel of its backward pass has ended
-  double reduced = 0;        // the last gradient, over all ranks
-  double arrived = 0;        // the last gradient, in host memory
-  double prepared = 0;       // that this rank is, is known to it; alone: the verdict
-  double decided = 0;        // the verdict
+  double first_kernel = 0;        // of its forward pass
+  double computed = 0;            // the last kernel of its backward pass has ended
+  double reduced = 0;             // the last gradient, over all ranks
+  double arrived = 0;             // the last gradient, in host memory
+  double prepared = 0;            // that this rank is, is known to it; alone: the verdict
+  double decided = 0;             // the verdict
   std::vector<double> published;  // by bucket: final, in host memory
 };
 
 // The compute stream stood still before a kernel.
 struct Stall {
-  size_t step = 0;  // that was being computed
+  size_t step = 0;                                 // that was being computed
   const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not the step's first pass
   double begin = 0;
   double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
@@ -99,7 +99,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   const Workload& workload_;
   const Ours::Settings settings_;
   const std::vector<engine::Verdict> verdicts_;
-  engine::Layout layout_;  // this rank's
+  engine::Layout layout_;              // this rank's
   const std::vector<BucketUse> uses_;  // by bucket
 
   VirtualTime time_;
@@ -118,14 +118,14 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
 
   std::vector<Bucket> buckets_;
   std::vector<std::vector<uint32_t>> buckets_of_unit_;  // in the order in which backward completes them
-  std::vector<GpuEvent> copied_;  // by order of submission within the step, modulo the slots
+  std::vector<GpuEvent> copied_;                        // by order of submission within the step, modulo the slots
   GpuEvent computed_;
-  size_t next_unit_ = 0;  // whose forward pass is to be launched
-  size_t gradients_ = 0;  // of the step, launched on their way
+  size_t next_unit_ = 0;           // whose forward pass is to be launched
+  size_t gradients_ = 0;           // of the step, launched on their way
   std::deque<uint32_t> arrivals_;  // buckets that the machine has not been given; kEnd ends the step
   bool open_ = false;              // a step of the machine's
   bool launched_ = false;          // the step's kernels, all of them
-  double idle_since_ = 0;  // of the compute stream
+  double idle_since_ = 0;          // of the compute stream
 
   std::vector<StepTimes> steps_;
   std::vector<Stall> stalls_;

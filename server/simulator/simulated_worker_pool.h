@@ -1,8 +1,8 @@
 // The daemon's workers in virtual time: chunks take time and compute nothing.
 //
-// A chunk is a flow over the host's memory that moves the bytes its pass reads and writes. It is no faster than one core
-// can read, nor than one core can compute; what all flows together ask for is shared (shared_bandwidth.h). Workers take
-// chunks as the daemon's threads do: of the first job that has one left to start.
+// A chunk is a flow over the host's memory that moves the bytes its pass reads and writes. It is no faster than one
+// core can read, nor than one core can compute; what all flows together ask for is shared (shared_bandwidth.h). Workers
+// take chunks as the daemon's threads do: of the first job that has one left to start.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_WORKER_POOL_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_SIMULATED_WORKER_POOL_H_
 

@@ -9,8 +9,8 @@
 
 namespace superoffload::simulator {
 
-// kStep: a whole step, named after its number and verdict. kExposed: the GPU computes nothing, named after what it waits
-// for.
+// kStep: a whole step, named after its number and verdict. kExposed: the GPU computes nothing, named after what it
+// waits for.
 enum class Lane { kStep, kExposed, kGpu, kH2D, kD2H, kNetwork, kCpu, kVerdict };
 
 inline constexpr std::string_view kLaneNames[] = {"step", "exposed", "gpu", "h2d", "d2h", "network", "cpu", "verdict"};

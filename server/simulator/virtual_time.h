@@ -1,5 +1,5 @@
-// The clock of a simulation, and what is to happen when. Nothing here looks at a wall clock: a run gives the same events
-// in the same order every time.
+// The clock of a simulation, and what is to happen when. Nothing here looks at a wall clock: a run gives the same
+// events in the same order every time.
 //
 // Not thread-safe: a simulation has one thread.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_VIRTUAL_TIME_H_

@@ -1,7 +1,7 @@
 // What the GPU computes in one training step, unit by unit: a model, how it is trained, and the seconds that takes.
 //
-// A unit is a part of the model that runs as a whole (Model in architecture.h): 0 the embeddings, 1 to L the blocks, L+1
-// the last norm and the head. Forward runs them upwards, backward downwards. A parameter belongs to
+// A unit is a part of the model that runs as a whole (Model in architecture.h): 0 the embeddings, 1 to L the blocks,
+// L+1 the last norm and the head. Forward runs them upwards, backward downwards. A parameter belongs to
 // `model.parameters[i].unit`; its gradient is complete when that unit's backward is over. The gradient of a tied
 // embedding is complete at the very end.
 //
@@ -34,7 +34,7 @@ struct UnitSeconds {
 
 struct Workload {
   Model model;
-  Pass pass;  // of one micro-batch
+  Pass pass;                  // of one micro-batch
   uint64_t accumulation = 1;  // micro-batches per step
   uint32_t ranks = 1;         // that share the model's parameters; all else here is of each of them
   std::vector<UnitSeconds> units;
@@ -45,7 +45,9 @@ struct Workload {
   double tokens_per_step() const { return pass.tokens() * static_cast<double>(accumulation); }
   double forward_seconds() const;   // of one micro-batch
   double backward_seconds() const;  // of one micro-batch
-  double compute_seconds() const { return (forward_seconds() + backward_seconds()) * static_cast<double>(accumulation); }
+  double compute_seconds() const {
+    return (forward_seconds() + backward_seconds()) * static_cast<double>(accumulation);
+  }
 };
 
 // `accumulation` is at least 1.

@@ -38,8 +38,8 @@ struct CoreShares {
 // A tenth of the cores, at least one: 7 of Grace's 72 (SuperOffload, section 5: cores 0 to 6).
 size_t DefaultTrainerCores(const Superchip& superchip);
 
-// Workers of a daemon that is not bound to a Superchip, on so many cores: a tenth stays with trainers here, too. Where that
-// is less than a core, trainers and workers take turns on all of them.
+// Workers of a daemon that is not bound to a Superchip, on so many cores: a tenth stays with trainers here, too. Where
+// that is less than a core, trainers and workers take turns on all of them.
 uint32_t DefaultWorkers(uint32_t cores);
 
 // INVALID_ARGUMENT: nothing would be left for the optimizer. With a single core both share it.

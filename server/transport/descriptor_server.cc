@@ -73,8 +73,8 @@ bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescri
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
 }
 
-// A client reads each reply before it asks again. The kernel counts the descriptors in replies that nobody has read, for all
-// of a user's processes together, and lets the daemon send no others at some number.
+// A client reads each reply before it asks again. The kernel counts the descriptors in replies that nobody has read,
+// for all of a user's processes together, and lets the daemon send no others at some number.
 bool HasUnreadReply(int fd) {
   int bytes = 0;
   return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
@@ -245,12 +245,11 @@ void DescriptorServer::Accept() {
     DropOldestRefused();
   }
   const int key = fd.get();
-  memory::FileDescriptor process(
-      refusal.ok() ? static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
-  const bool fresh = connections_
-                         .emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token),
-                                                  std::move(refusal)})
-                         .second;
+  memory::FileDescriptor process(refusal.ok() ? static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
+  const bool fresh =
+      connections_
+          .emplace(key, Connection{std::move(fd), std::move(process), peer, *std::move(token), std::move(refusal)})
+          .second;
   SUPEROFFLOAD_CHECK(fresh, "descriptor ", key, " of a new connection is that of an open one");
 }
 
@@ -267,9 +266,10 @@ absl::Status DescriptorServer::Admit(uid_t uid) const {
     if (connection.peer.uid == uid) ++own;
   }
   if (!limits_.Admits(uid, own, all)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "uid ", uid, " has ", own, " connections (at most ", limits_.per_user, ") and all users have ", all, " (at most ",
-        limits_.total, "); close some, or try again later. One is enough for all optimizers of a process"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", uid, " has ", own, " connections (at most ", limits_.per_user, ") and all users have ",
+                     all, " (at most ", limits_.total,
+                     "); close some, or try again later. One is enough for all optimizers of a process"));
   }
   return absl::OkStatus();
 }
@@ -299,8 +299,8 @@ bool DescriptorServer::Answer(const Connection& connection) {
   const size_t expected = request.kind == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? sizeof(device_request) : sizeof(request);
   if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC) {
     Send(connection.fd.get(),
-         ErrorReply(absl::InvalidArgumentError(absl::StrCat(
-             "not a request of the descriptor socket (", received, " bytes); use the client library"))),
+         ErrorReply(absl::InvalidArgumentError(
+             absl::StrCat("not a request of the descriptor socket (", received, " bytes); use the client library"))),
          nullptr);
     return false;
   }
@@ -356,17 +356,16 @@ bool DescriptorServer::ServeDevice(const Connection& connection, const superoffl
   SUPEROFFLOAD_CHECK_LE(mappings_.size(), kMaxMappings);
   mapping.answer = std::move(answer);
   mapping.descriptors = std::move(descriptors);
-  absl::StatusOr<std::thread> thread =
-      memory::StartThread("so-map-device", [this, &mapping, request, peer = connection.peer] {
-        std::vector<int> numbers;
-        for (const memory::FileDescriptor& descriptor : mapping.descriptors) numbers.push_back(descriptor.get());
-        const absl::Status status = map_device_(peer, request, numbers);
-        Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status),
-             nullptr);
-        mapping.answer = memory::FileDescriptor();
-        mapping.descriptors.clear();
-        mapping.done = true;
-      });
+  absl::StatusOr<std::thread> thread = memory::StartThread("so-map-device", [this, &mapping, request,
+                                                                             peer = connection.peer] {
+    std::vector<int> numbers;
+    for (const memory::FileDescriptor& descriptor : mapping.descriptors) numbers.push_back(descriptor.get());
+    const absl::Status status = map_device_(peer, request, numbers);
+    Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status), nullptr);
+    mapping.answer = memory::FileDescriptor();
+    mapping.descriptors.clear();
+    mapping.done = true;
+  });
   if (!thread.ok()) {
     mappings_.pop_back();
     return Send(connection.fd.get(), ErrorReply(thread.status()), nullptr);

@@ -63,20 +63,18 @@ absl::Status DeviceMover::OpenMover(kernels::CudaPointer gpu, kernels::MakeQueue
   const auto landed = [this](uint64_t step, uint32_t bucket, const CudaStatus& status) {
     status.ok() ? rings_->Landed(step, bucket) : rings_->Fail(ToAbsl(status));
   };
-  if (CudaStatus status = kernels::Mover::Open(device_, gpu,
-                                               {.gradients = memory_.gradients,
-                                                .parameters = memory_.parameters,
-                                                .buckets = memory_.buckets,
-                                                .slots = {.count = request_.slots,
-                                                          .offset = request_.slots_offset,
-                                                          .bytes = request_.slot_bytes,
-                                                          .sums_offset = request_.sums_offset,
-                                                          .sums_bytes = request_.sums_bytes}},
-                                               {.process = "the daemon",
-                                                .upload_thread = true,
-                                                .landed = landed,
-                                                .make_queue = std::move(make_queue)},
-                                               &mover_);
+  if (CudaStatus status = kernels::Mover::Open(
+          device_, gpu,
+          {.gradients = memory_.gradients,
+           .parameters = memory_.parameters,
+           .buckets = memory_.buckets,
+           .slots = {.count = request_.slots,
+                     .offset = request_.slots_offset,
+                     .bytes = request_.slot_bytes,
+                     .sums_offset = request_.sums_offset,
+                     .sums_bytes = request_.sums_bytes}},
+          {.process = "the daemon", .upload_thread = true, .landed = landed, .make_queue = std::move(make_queue)},
+          &mover_);
       !status.ok()) {
     return ToAbsl(status);
   }
@@ -174,9 +172,9 @@ absl::Status DeviceMover::SetWayBack(const superoffload_ring_entry& entry) {
   if (copies) {
     const uint64_t offset = entry.payload.gradient.gpu_offset, bytes = memory_.buckets[entry.index].parameters_bytes;
     if (!Contains(request_.memory_bytes, offset, bytes)) {
-      return absl::InvalidArgumentError(absl::StrCat("the ", bytes, " bytes of parameters of bucket ", entry.index,
-                                                     " do not lie at byte ", offset, " of GPU memory of ",
-                                                     request_.memory_bytes, "; use a client library of this daemon's version"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the ", bytes, " bytes of parameters of bucket ", entry.index, " do not lie at byte ", offset,
+                       " of GPU memory of ", request_.memory_bytes, "; use a client library of this daemon's version"));
     }
     mover_->SetGpuOffset(entry.index, offset);
   }

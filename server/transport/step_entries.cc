@@ -9,8 +9,8 @@ namespace {
 
 absl::Status SetScalars(uint32_t group, const superoffload_group_payload& payload, engine::StepHandler& handler) {
   if (payload.count == 0 || payload.count > SUPEROFFLOAD_GROUP_SCALARS) {
-    return absl::InvalidArgumentError(absl::StrCat("GROUP has ", payload.count, " hyper-parameters but must have 1 to ",
-                                                   SUPEROFFLOAD_GROUP_SCALARS));
+    return absl::InvalidArgumentError(
+        absl::StrCat("GROUP has ", payload.count, " hyper-parameters but must have 1 to ", SUPEROFFLOAD_GROUP_SCALARS));
   }
   return handler.SetScalars(group, payload.first, std::span(payload.values, payload.count));
 }

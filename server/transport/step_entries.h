@@ -14,8 +14,8 @@ namespace superoffload::transport {
 // FAILED_PRECONDITION: the entry is of another attachment.
 absl::Status CheckEpoch(const superoffload_ring_entry& entry, uint64_t attachment_epoch);
 
-// Calls `handler` with what `entry` submits. `sum_of_squares`: of the gradient, where somebody else than the trainer has
-// computed it. An error: the entry is of another attachment, is unknown, or was rejected; it had no effect.
+// Calls `handler` with what `entry` submits. `sum_of_squares`: of the gradient, where somebody else than the trainer
+// has computed it. An error: the entry is of another attachment, is unknown, or was rejected; it had no effect.
 absl::Status DeliverEntry(const superoffload_ring_entry& entry, uint64_t attachment_epoch,
                           std::optional<double> sum_of_squares, engine::StepHandler& handler);
 

@@ -221,7 +221,8 @@ void Measure(const Gpu& gpu, size_t elements) {
   // Of a thousand tensors each, as in a model of many small ones; none ends where a tile does.
   std::vector<PackedTensor> pieces;
   for (uint64_t first = 0; first < elements; first += elements / 1000 + 1) {
-    pieces.push_back({static_cast<std::byte*>(from) + 2 * first, first, std::min(elements / 1000 + 1, elements - first)});
+    pieces.push_back(
+        {static_cast<std::byte*>(from) + 2 * first, first, std::min(elements / 1000 + 1, elements - first)});
   }
   const PinnedTable many(gpu, pieces, elements);
   const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), 3, 1);
@@ -234,7 +235,8 @@ void Measure(const Gpu& gpu, size_t elements) {
     std::printf("%-48s %8.1f GB/s, %.2f of the copy\n", what, bytes / seconds / 1e9, bytes / seconds / copy);
   };
   row("pack bfloat16 to bfloat16, with the norm", 4.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
+    gpu.Check(
+        gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
   }));
   row("the same, of a thousand tensors", 4.0 * elements, gpu.Seconds([&] {
     gpu.Check(gpu.kernels().Pack({many.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));
@@ -251,8 +253,8 @@ void Measure(const Gpu& gpu, size_t elements) {
     gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
   }));
   row("resident AdamW, bfloat16", 28.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().Resident(algorithm, {state, constants, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements},
-                                         gpu.stream()));
+    gpu.Check(gpu.kernels().Resident(
+        algorithm, {state, constants, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements}, gpu.stream()));
   }));
   std::vector<std::byte> host(2 * elements);
   const auto link = [&](const char* what) {

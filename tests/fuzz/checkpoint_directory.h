@@ -1,6 +1,6 @@
-// A directory with a checkpoint, or what somebody passes off as one, made of a fuzzer's bytes: files one after the other,
-// each with its name's number in one byte and its length in the next two. An index gets the sum that it should have, since
-// whoever makes one can sum it up.
+// A directory with a checkpoint, or what somebody passes off as one, made of a fuzzer's bytes: files one after the
+// other, each with its name's number in one byte and its length in the next two. An index gets the sum that it should
+// have, since whoever makes one can sum it up.
 #ifndef SUPEROFFLOAD_TESTS_FUZZ_CHECKPOINT_DIRECTORY_H_
 #define SUPEROFFLOAD_TESTS_FUZZ_CHECKPOINT_DIRECTORY_H_
 
@@ -27,10 +27,14 @@ class CheckpointDirectory {
 
   // Makes it anew.
   void Fill(const uint8_t* data, size_t size) const {
-    static constexpr const char* kNames[] = {
-        "model.safetensors.index.json", "a.safetensors", "b.safetensors", "run.index.json",
-        "rank-00000-of-00002/model.safetensors.index.json", "rank-00001-of-00002/model.safetensors.index.json",
-        "rank-00000-of-00002/a.safetensors", "rank-00001-of-00002/a.safetensors"};
+    static constexpr const char* kNames[] = {"model.safetensors.index.json",
+                                             "a.safetensors",
+                                             "b.safetensors",
+                                             "run.index.json",
+                                             "rank-00000-of-00002/model.safetensors.index.json",
+                                             "rank-00001-of-00002/model.safetensors.index.json",
+                                             "rank-00000-of-00002/a.safetensors",
+                                             "rank-00001-of-00002/a.safetensors"};
     for (const char* const kept : {"checkpoint", "model", ".model.partial", ".checkpoint.ranks"}) {
       std::filesystem::remove_all(root_ / kept);
     }

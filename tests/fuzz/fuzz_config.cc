@@ -12,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (config.status().message().find("fuzz:") == std::string::npos) std::abort();
     return 0;
   }
-  const absl::StatusOr<superoffload::v1::DaemonConfig> complete = superoffload::host::CompleteConfig(*config, uint64_t{1} << 34);
+  const absl::StatusOr<superoffload::v1::DaemonConfig> complete =
+      superoffload::host::CompleteConfig(*config, uint64_t{1} << 34);
   if (!complete.ok()) return 0;
   if (complete->worker_threads() == 0 || complete->memory_budget_bytes() == 0 ||
       complete->runtime_directory().front() != '/') {

@@ -1,5 +1,5 @@
-// The whole of export over a directory that anybody may have made: it writes a model directory that inspects as tensors of
-// the dtype that was asked for, or says why not and leaves nothing.
+// The whole of export over a directory that anybody may have made: it writes a model directory that inspects as tensors
+// of the dtype that was asked for, or says why not and leaves nothing.
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -19,7 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.dtype = (data[0] & 1) != 0 ? "F32" : "BF16";
   options.shard_bytes = (data[0] & 2) != 0 ? 1 : options.shard_bytes;
   // As its own source: tensors of any dtype, some of them tied.
-  if ((data[0] & 4) != 0) options.source = (data[0] & 8) != 0 ? directory.checkpoint() : directory.checkpoint() + "/rank-00000-of-00002";
+  if ((data[0] & 4) != 0) {
+    options.source = (data[0] & 8) != 0 ? directory.checkpoint() : directory.checkpoint() + "/rank-00000-of-00002";
+  }
   const absl::StatusOr<checkpoint::ExportReport> report = checkpoint::ExportModel(options);
   if (!report.ok()) {
     if (report.status().message().empty() || std::filesystem::exists(directory.model())) std::abort();

@@ -1,5 +1,5 @@
-// What a connection to the control socket sends before anybody knows who it is: the frames are the same, and the same bytes
-// pass, however these are cut.
+// What a connection to the control socket sends before anybody knows who it is: the frames are the same, and the same
+// bytes pass, however these are cut.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

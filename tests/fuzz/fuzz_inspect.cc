@@ -1,5 +1,5 @@
-// The whole of inspect over a directory that anybody may have made: it says what is there, in lines that a terminal takes
-// and JSON that is JSON, or why it cannot; what it calls whole can be put together.
+// The whole of inspect over a directory that anybody may have made: it says what is there, in lines that a terminal
+// takes and JSON that is JSON, or why it cannot; what it calls whole can be put together.
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   directory.Fill(data, size);
   bool whole = false;
   for (const bool checksums : {false, true}) {
-    const absl::StatusOr<checkpoint::Inspection> found = checkpoint::InspectCheckpoint(directory.checkpoint(), checksums);
+    const absl::StatusOr<checkpoint::Inspection> found =
+        checkpoint::InspectCheckpoint(directory.checkpoint(), checksums);
     if (!found.ok()) {
       if (found.status().message().empty()) std::abort();
       return 0;

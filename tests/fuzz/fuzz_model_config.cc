@@ -1,4 +1,5 @@
-// A config.json: anything is either refused with a sentence about it or a model of parameters that the planner can take.
+// A config.json: anything is either refused with a sentence about it or a model of parameters that the planner can
+// take.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -11,7 +12,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::StatusOr<superoffload::v1::ModelDescription> model = superoffload::ctl::ParseModelConfig(
       std::string(reinterpret_cast<const char*>(data), size), "fuzz", "", superoffload::v1::DATA_TYPE_UNSPECIFIED);
   if (!model.ok()) {
-    if (!absl::IsInvalidArgument(model.status()) || model.status().message().find("fuzz") == std::string::npos) std::abort();
+    if (!absl::IsInvalidArgument(model.status()) || model.status().message().find("fuzz") == std::string::npos) {
+      std::abort();
+    }
     return 0;
   }
   const superoffload::v1::Architecture& a = model->architecture();

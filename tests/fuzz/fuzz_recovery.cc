@@ -53,8 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const engine::OptimizerSpec spec = *rpc::ToSpec(request);
   static const engine::Layout layout = *engine::PlanLayout(spec);
   if (size == 0) return 0;
-  optimizer::HostedMemory memory =
-      *optimizer::HostedMemory::Create(layout, rpc::Describe(1000, request), {});
+  optimizer::HostedMemory memory = *optimizer::HostedMemory::Create(layout, rpc::Describe(1000, request), {});
   engine::Record(memory.record.data(), layout);
   if (data[0] % 4 == 3) {
     memory.Describe(std::string(reinterpret_cast<const char*>(data) + 1, size - 1)).IgnoreError();

@@ -85,8 +85,9 @@ engine::OptimizerSpec Spec() {
   engine::OptimizerSpec spec;
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 1e-3}, {"weight_decay", 0.1}})};
-  for (uint32_t i = 0; i < 4; ++i)
+  for (uint32_t i = 0; i < 4; ++i) {
     spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {700}, .group = i % 2});
+  }
   spec.bucket_bytes = engine::kMinBucketBytes;
   return spec;
 }
@@ -173,7 +174,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const uint32_t slot = engine.statistics().next_slot();
         Expect(engine.EndStep(named, scale, max_norm).ok() == good, "EndStep");
         if (!good) break;
-        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm, absent), "verdict");
+        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm, absent),
+               "verdict");
         open = false;
         break;
       }

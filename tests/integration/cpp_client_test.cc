@@ -1,7 +1,6 @@
 // The C++ client against a real daemon: what it refuses by itself, what the daemon refuses, and what a step returns.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <signal.h>
 
 #include <algorithm>

@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-
 namespace superoffload::transport {
 namespace {
 
@@ -116,15 +115,13 @@ class DeviceMoverTest : public ::testing::Test {
   void Write(uint64_t offset, uint64_t bytes) {
     const kernels::CurrentDevice current(*device_);
     const kernels::CudaDriver& driver = device_->driver();
-    EXPECT_EQ(
-        driver.MemcpyHtoDAsync(trainers_->data() + offset, staging_.data() + offset, bytes, stream_.get()), 0);
+    EXPECT_EQ(driver.MemcpyHtoDAsync(trainers_->data() + offset, staging_.data() + offset, bytes, stream_.get()), 0);
     EXPECT_EQ(driver.StreamSynchronize(stream_.get()), 0);
   }
   std::byte* Read(uint64_t offset, uint64_t bytes) {
     const kernels::CurrentDevice current(*device_);
     const kernels::CudaDriver& driver = device_->driver();
-    EXPECT_EQ(
-        driver.MemcpyDtoHAsync(staging_.data() + offset, trainers_->data() + offset, bytes, stream_.get()), 0);
+    EXPECT_EQ(driver.MemcpyDtoHAsync(staging_.data() + offset, trainers_->data() + offset, bytes, stream_.get()), 0);
     EXPECT_EQ(driver.StreamSynchronize(stream_.get()), 0);
     return staging_.data() + offset;
   }
@@ -315,8 +312,8 @@ TEST_F(DeviceMoverTest, ParametersComeWhenTheStepHasCommittedTheLastBucketFirst)
 
 // The engine tells while it holds its lock.
 TEST_F(DeviceMoverTest, WhoTellsOfParametersDoesNotWaitForTheDriver) {
-  auto* const stall = reinterpret_cast<void (*)(const char*)>(
-      ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), "fakeCudaStall"));
+  auto* const stall =
+      reinterpret_cast<void (*)(const char*)>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), "fakeCudaStall"));
   if (stall == nullptr) GTEST_SKIP() << "a real driver cannot be told to wait";
   absl::StatusOr<std::unique_ptr<DeviceMover>> mover = Open(good_);
   ASSERT_TRUE(mover.ok()) << mover.status();

@@ -28,7 +28,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kSteps = 40;  // random; of 24 now and then too few were clipped
+constexpr int kSteps = 40;                       // random; of 24 now and then too few were clipped
 constexpr std::chrono::milliseconds kPause{10};  // between control calls, of which users may not make too many
 
 struct GpuCase {
@@ -40,7 +40,7 @@ struct GpuCase {
   const char* fail_daemon = nullptr;   // calls that fail there
   const char* fail_trainer = nullptr;  // and here
   const char* machine = nullptr;
-  const char* slow = nullptr;  // a direction
+  const char* slow = nullptr;   // a direction
   uint32_t expected_mover = 0;  // 0: the one asked for
   uint32_t expected_shared = 0;
 };
@@ -339,8 +339,9 @@ TEST_F(GpuTest, RanksWithoutCollectivesOfTheirOwnTrainTogether) {
     Tensor whole(device, ranks * kShare * sizeof(float)), reduced(device, kShare * sizeof(float));
     // The mean over ranks is positive in every second element, and negative in the others.
     auto* const gradient = reinterpret_cast<float*>(whole.host());
-    for (uint64_t i = 0; i < ranks * kShare; ++i)
+    for (uint64_t i = 0; i < ranks * kShare; ++i) {
       gradient[i] = (i % 2 == 0 ? 1.0f : -1.0f) * static_cast<float>(rank + 1);
+    }
     Tensor::Require(driver.MemcpyHtoDAsync(whole.device(), whole.host(), whole.bytes(), owned.get()));
     ASSERT_EQ(superoffload_reduce_scatter(collective, whole.device(), reduced.device(), kShare, v1::DATA_TYPE_FLOAT32,
                                           /*average=*/1, stream),

@@ -1,5 +1,5 @@
-// What machines with GPUs do to a trainer, each of which the fake driver can be: memory that cannot be registered, copies
-// that wait, graphs that are being captured, allocations that fail.
+// What machines with GPUs do to a trainer, each of which the fake driver can be: memory that cannot be registered,
+// copies that wait, graphs that are being captured, allocations that fail.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What XLA calls on a GPU is exact, whoever copies and however late the GPU's streams are, and though XLA uses its memory
-// for something else after each call. With the fake driver, or on a real GPU.
+// What XLA calls on a GPU is exact, whoever copies and however late the GPU's streams are, and though XLA uses its
+// memory for something else after each call. With the fake driver, or on a real GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,8 +102,8 @@ class GpuXlaStepTest : public GpuXlaTest {
     issue_(trainer_->stream(), [](void* held) { static_cast<std::promise<void>*>(held)->get_future().wait(); }, gate);
   }
 
-  int (*const issue_)(void*, void (*)(void*), void*) =
-      OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");  // null: of a real driver
+  int (*const issue_)(void*, void (*)(void*),
+                      void*) = OfDriver<int(void*, void (*)(void*), void*)>("fakeCudaIssue");  // null: of a real driver
   std::unique_ptr<XlaGpuTrainer> trainer_;
   std::unique_ptr<Tensor> some_;
 };

@@ -34,9 +34,14 @@ constexpr Shape kShapes[] = {{"10 M", 256, 12}, {"30 M", 512, 10}, {"100 M", 768
 
 // Backward takes `seconds_per_element` for the elements of a unit, forward half of it.
 Workload MakeSynthetic(const Shape& shape, double seconds_per_element) {
-  simulator::Architecture architecture{.layers = shape.layers, .hidden = shape.hidden, .query_heads = 8,
-                                       .feed_forward = 4 * shape.hidden, .vocabulary = 1024, .learned_positions = 128,
-                                       .tied_embeddings = true, .biases = true};
+  simulator::Architecture architecture{.layers = shape.layers,
+                                       .hidden = shape.hidden,
+                                       .query_heads = 8,
+                                       .feed_forward = 4 * shape.hidden,
+                                       .vocabulary = 1024,
+                                       .learned_positions = 128,
+                                       .tied_embeddings = true,
+                                       .biases = true};
   if (!simulator::Complete(architecture).ok()) std::abort();
   Workload workload;
   workload.model = {shape.name, architecture,

@@ -157,7 +157,9 @@ std::string OurTables() {
   double sum = 0;
   const std::vector<Exposed> causes = RankCauses(rows);
   for (const Exposed& part : causes) sum += part.seconds;
-  for (const Exposed& part : causes) absl::StrAppendFormat(&text, "| %s | %.0f %% |\n", part.cause, 100 * part.seconds / sum);
+  for (const Exposed& part : causes) {
+    absl::StrAppendFormat(&text, "| %s | %.0f %% |\n", part.cause, 100 * part.seconds / sum);
+  }
   absl::StrAppend(&text, "\nWith the GPU numbers of the paper's own trainer, steps that commit:\n\n");
   Machine papers = Gh200();
   papers.gpu = WithPapersTrainer(papers.gpu);

@@ -24,19 +24,26 @@ struct PublishedRow {
   double tflops[4];
 };
 constexpr PublishedRow kPublished[] = {
-    {"gpt2-2b", {174, 47, 123, 203}},  {"gpt2-3b", {107, 49, 107, 178}}, {"gpt2-5b", {0, 49, 129, 238}},
-    {"gpt2-10b", {0, 43, 118, 253}},   {"gpt2-15b", {0, 34, 102, 256}},  {"gpt2-20b", {0, 30, 0, 286}},
+    {"gpt2-2b", {174, 47, 123, 203}}, {"gpt2-3b", {107, 49, 107, 178}}, {"gpt2-5b", {0, 49, 129, 238}},
+    {"gpt2-10b", {0, 43, 118, 253}},  {"gpt2-15b", {0, 34, 102, 256}},  {"gpt2-20b", {0, 30, 0, 286}},
     {"gpt2-25b", {0, 23, 0, 299}},
 };
-constexpr std::pair<const char*, double> kAblation[] = {
-    {"none", 116}, {"+ CPU kernel", 128}, {"+ casting on the GPU", 144}, {"+ speculation", 209}, {"+ repartitioning", 239}};
+constexpr std::pair<const char*, double> kAblation[] = {{"none", 116},
+                                                        {"+ CPU kernel", 128},
+                                                        {"+ casting on the GPU", 144},
+                                                        {"+ speculation", 209},
+                                                        {"+ repartitioning", 239}};
 
 std::unique_ptr<Schedule> MakePeer(Peer peer) {
   switch (peer) {
-    case Peer::kDdp: return MakeDdp();
-    case Peer::kZeroInfinity: return MakeZeroInfinity();
-    case Peer::kZeroOffload: return MakeZeroOffload();
-    case Peer::kSuperOffload: return MakePublishedSuperOffload();
+    case Peer::kDdp:
+      return MakeDdp();
+    case Peer::kZeroInfinity:
+      return MakeZeroInfinity();
+    case Peer::kZeroOffload:
+      return MakeZeroOffload();
+    case Peer::kSuperOffload:
+      return MakePublishedSuperOffload();
   }
   return nullptr;
 }
@@ -62,10 +69,13 @@ Simulated Simulate(const char* name, Peer peer, const Schedule& schedule) {
 // SuperOffload's row at 5 billion parameters is the last one of the ablation.
 bool Calibrated(Peer peer, std::string_view model) {
   switch (peer) {
-    case Peer::kDdp: return model == "gpt2-2b";
+    case Peer::kDdp:
+      return model == "gpt2-2b";
     case Peer::kZeroInfinity:
-    case Peer::kZeroOffload: return true;
-    case Peer::kSuperOffload: return model == "gpt2-5b";
+    case Peer::kZeroOffload:
+      return true;
+    case Peer::kSuperOffload:
+      return model == "gpt2-5b";
   }
   return false;
 }
@@ -83,14 +93,19 @@ std::string NameOf(Peer peer) { return kPeerNames[std::find(std::begin(kPeers), 
 std::string Size(std::string_view model) { return absl::StrCat(std::string(model.substr(5, model.size() - 6)), " B"); }
 
 std::string ThroughputTable() {
-  std::string table = "| model | system | micro-batch | paper | simulated | deviation | exposed | |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  std::string table =
+      "| model | system | micro-batch | paper | simulated | deviation | exposed | |\n| --- | --- | --- | --- | --- | "
+      "--- | --- | --- |\n";
   for (const PaperRow& row : SimulateThroughput()) {
     if (row.measured == 0 && row.simulated == 0) continue;  // neither fits
     absl::StrAppend(&table, "| ", Size(row.model), " | ", NameOf(row.peer), " | ",
                     row.micro_batch == 0 ? "" : absl::StrCat(row.micro_batch), " | ", Tflops(row.measured), " | ",
                     Tflops(row.simulated), " | ", Deviation(row.simulated, row.measured), " | ",
                     row.simulated == 0 ? "" : absl::StrFormat("%.0f %%", 100 * row.exposed), " | ",
-                    row.calibrated ? "calibrated" : row.tests_offloading() ? "predicted" : "predicted *", " |\n");
+                    row.calibrated           ? "calibrated"
+                    : row.tests_offloading() ? "predicted"
+                                             : "predicted *",
+                    " |\n");
   }
   return table;
 }
@@ -118,15 +133,17 @@ Machine PaperMachine() {
   Machine machine = *FindMachine("gh200-96-480");
   machine.name = "gh200-96-480 with the paper's software";
   machine.gpu = WithPapersTrainer(machine.gpu);
-  machine.gpu.memory_bytes = 96e9;  // with all of the 95 GiB, DDP would fit at 5 billion parameters; the paper's did not
-  machine.host.bandwidth = 368e9;   // which its kernel reached
-  machine.d2h = machine.h2d;  // the paper's picture has both curves, within 5 % of each other
+  machine.gpu.memory_bytes =
+      96e9;                        // with all of the 95 GiB, DDP would fit at 5 billion parameters; the paper's did not
+  machine.host.bandwidth = 368e9;  // which its kernel reached
+  machine.d2h = machine.h2d;       // the paper's picture has both curves, within 5 % of each other
   for (LinkPoint& point : machine.d2h.points) point.bytes_per_second *= 0.95;
   return machine;
 }
 
 double ReportedFlops(const Model& model, double tokens, double sequence) {
-  const double h = static_cast<double>(model.architecture.hidden), layers = static_cast<double>(model.architecture.layers);
+  const double h = static_cast<double>(model.architecture.hidden),
+               layers = static_cast<double>(model.architecture.layers);
   const double vocabulary = static_cast<double>(model.architecture.vocabulary);
   return 72 * tokens * layers * h * h * (1 + sequence / (6 * h) + vocabulary / (12 * layers * h));
 }
@@ -138,9 +155,13 @@ std::vector<PaperRow> SimulateThroughput() {
     for (const PublishedRow& published : kPublished) {
       const Simulated simulated = Simulate(published.model, kPeers[i], *schedule);
       const bool calibrated = Calibrated(kPeers[i], published.model);
-      rows.push_back({.model = published.model, .peer = kPeers[i], .measured = published.tflops[i],
-                      .simulated = simulated.tflops, .micro_batch = simulated.micro_batch,
-                      .calibrated = calibrated && simulated.tflops > 0, .exposed = simulated.exposed});
+      rows.push_back({.model = published.model,
+                      .peer = kPeers[i],
+                      .measured = published.tflops[i],
+                      .simulated = simulated.tflops,
+                      .micro_batch = simulated.micro_batch,
+                      .calibrated = calibrated && simulated.tflops > 0,
+                      .exposed = simulated.exposed});
     }
   }
   return rows;
@@ -149,8 +170,8 @@ std::vector<PaperRow> SimulateThroughput() {
 std::vector<AblationRow> SimulateAblation() {
   std::vector<AblationRow> rows;
   for (size_t on = 0; on < std::size(kAblation); ++on) {
-    const PublishedFeatures features{.vector_step = on >= 1, .gpu_cast = on >= 2, .speculation = on >= 3,
-                                     .repartition = on >= 4};
+    const PublishedFeatures features{
+        .vector_step = on >= 1, .gpu_cast = on >= 2, .speculation = on >= 3, .repartition = on >= 4};
     const Simulated simulated = Simulate("gpt2-5b", Peer::kSuperOffload, *MakePublishedSuperOffload(features));
     rows.push_back({kAblation[on].first, kAblation[on].second, simulated.tflops});
   }
@@ -163,8 +184,8 @@ std::vector<LargestRow> FindLargest() {
   std::vector<LargestRow> rows;
   for (size_t i = 0; i < std::size(kPeers); ++i) {
     rows.push_back({kPeers[i], kMeasured[i], ""});
-    for (const char* name : {"gpt2-1b", "gpt2-2b", "gpt2-3b", "gpt2-5b", "gpt2-10b", "gpt2-15b", "gpt2-20b", "gpt2-25b",
-                             "gpt2-50b"}) {
+    for (const char* name :
+         {"gpt2-1b", "gpt2-2b", "gpt2-3b", "gpt2-5b", "gpt2-10b", "gpt2-15b", "gpt2-20b", "gpt2-25b", "gpt2-50b"}) {
       if (LargestMicroBatch(kPeers[i], PaperMachine(), *FindModel(name), kPaperBatch, kPaperSequence)) {
         rows.back().simulated = name;
       }

@@ -21,9 +21,9 @@ struct PeerCosts {
   double streamed_bandwidth = 2.7e9;
 
   // Bytes that the CPU reads and writes per element.
-  static constexpr double kStepBytes = 28;      // three fp32 arrays read and written, an fp32 gradient
-  static constexpr double kCastBytes = 6;       // 4 on one side, 2 on the other
-  static constexpr double kValidateBytes = 4;   // an fp32 gradient read
+  static constexpr double kStepBytes = 28;        // three fp32 arrays read and written, an fp32 gradient
+  static constexpr double kCastBytes = 6;         // 4 on one side, 2 on the other
+  static constexpr double kValidateBytes = 4;     // an fp32 gradient read
   static constexpr double kAccumulateBytes = 10;  // fp32 sum read and written, a 2-byte gradient read
 };
 

@@ -14,10 +14,14 @@ double States(Peer peer, const Model& model) {
   const double elements = static_cast<double>(ParameterCount(model));
   const std::vector<uint64_t> units = UnitElements(model);
   switch (peer) {
-    case Peer::kDdp: return 16 * elements;
-    case Peer::kZeroOffload: return 4 * elements;
-    case Peer::kZeroInfinity: return 6 * static_cast<double>(*std::max_element(units.begin(), units.end()));
-    case Peer::kSuperOffload: return 2 * elements + 2 * 4 * static_cast<double>(kSubGroupElements);
+    case Peer::kDdp:
+      return 16 * elements;
+    case Peer::kZeroOffload:
+      return 4 * elements;
+    case Peer::kZeroInfinity:
+      return 6 * static_cast<double>(*std::max_element(units.begin(), units.end()));
+    case Peer::kSuperOffload:
+      return 2 * elements + 2 * 4 * static_cast<double>(kSubGroupElements);
   }
   return 0;
 }
@@ -32,10 +36,14 @@ double PeerGpuMemory(Peer peer, const Machine& machine, const Model& model, cons
 double PeerHostMemory(Peer peer, const Model& model) {
   const double elements = static_cast<double>(ParameterCount(model));
   switch (peer) {
-    case Peer::kDdp: return 0;
-    case Peer::kZeroOffload: return 16 * elements;
-    case Peer::kZeroInfinity: return 18 * elements;
-    case Peer::kSuperOffload: return 16 * elements;
+    case Peer::kDdp:
+      return 0;
+    case Peer::kZeroOffload:
+      return 16 * elements;
+    case Peer::kZeroInfinity:
+      return 18 * elements;
+    case Peer::kSuperOffload:
+      return 16 * elements;
   }
   return 0;
 }
@@ -45,8 +53,8 @@ std::optional<MicroBatch> LargestMicroBatch(Peer peer, const Machine& machine, c
   if (PeerHostMemory(peer, model) > (1 - kReserve) * machine.host.memory_bytes) return std::nullopt;
   for (uint64_t size = batch; size > 0; --size) {
     if (batch % size != 0) continue;
-    const Pass pass{.batch = size, .sequence = sequence, .checkpointing = Checkpointing::kNone,
-                    .attention = Attention::kFlash};
+    const Pass pass{
+        .batch = size, .sequence = sequence, .checkpointing = Checkpointing::kNone, .attention = Attention::kFlash};
     if (PeerGpuMemory(peer, machine, model, pass) <= machine.gpu.memory_bytes) return MicroBatch{pass, batch / size};
   }
   return std::nullopt;

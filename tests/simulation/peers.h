@@ -36,7 +36,8 @@ std::unique_ptr<Schedule> MakeZeroOffload(const PeerCosts& costs = {});
 // Parameters are streamed from the host for forward and for backward, gradients to it.
 std::unique_ptr<Schedule> MakeZeroInfinity(const PeerCosts& costs = {});
 
-std::unique_ptr<Schedule> MakePublishedSuperOffload(const PublishedFeatures& features = {}, const PeerCosts& costs = {});
+std::unique_ptr<Schedule> MakePublishedSuperOffload(const PublishedFeatures& features = {},
+                                                    const PeerCosts& costs = {});
 
 }  // namespace superoffload::simulator
 

@@ -55,11 +55,16 @@ class Run {
   // The last `residents` buckets stay on the GPU.
   Run(const Machine& machine, const Workload& workload, const PublishedFeatures& features, const PeerCosts& costs,
       bool gradients_stay, size_t residents)
-      : machine_(machine), workload_(workload), features_(features), costs_(costs), gradients_stay_(gradients_stay),
+      : machine_(machine),
+        workload_(workload),
+        features_(features),
+        costs_(costs),
+        gradients_stay_(gradients_stay),
         elements_(static_cast<double>(ParameterCount(workload.model))),
         buckets_(CutBuckets(workload.model,
                             features.repartition ? kSmallBucketElements : static_cast<double>(kSubGroupElements))),
-        offloaded_(buckets_.size() - std::min(residents, buckets_.size())), rig_(machine) {}
+        offloaded_(buckets_.size() - std::min(residents, buckets_.size())),
+        rig_(machine) {}
 
   Times Simulate() {
     // Validation of the step before, beside this one's forward.
@@ -248,8 +253,8 @@ class Published : public Schedule {
     return causes;
   }
 
-  // A step that is clipped or skipped is found in the next forward. That forward is thrown away, the step is undone, and
-  // after a clip done again; then all parameters go up.
+  // A step that is clipped or skipped is found in the next forward. That forward is thrown away, the step is undone,
+  // and after a clip done again; then all parameters go up.
   double ClipSeconds(const Machine& machine, const Workload& workload, const RunOptions& options) const {
     if (!features_.speculation) return 0;
     const double elements = static_cast<double>(ParameterCount(workload.model));

@@ -15,8 +15,8 @@
 
 namespace superoffload {
 
-// Forward waits for each unit's buckets; backward hands each parameter's gradient over when its share of the unit's time
-// has passed, by elements. The simulator's trainer does the same (server/simulator/simulated_training.h).
+// Forward waits for each unit's buckets; backward hands each parameter's gradient over when its share of the unit's
+// time has passed, by elements. The simulator's trainer does the same (server/simulator/simulated_training.h).
 class SyntheticTrainer {
  public:
   // Creates an optimizer `name` in the daemon, and deletes it in the end. Aborts where the daemon refuses.

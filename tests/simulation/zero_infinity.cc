@@ -1,5 +1,6 @@
 // Parameters live on the host. Each unit's are copied up before its forward and again before its backward, one unit
-// ahead of the GPU; its gradients are copied down after its backward and added up on the CPU. The step is ZeRO-Offload's.
+// ahead of the GPU; its gradients are copied down after its backward and added up on the CPU. The step is
+// ZeRO-Offload's.
 #include <string>
 #include <vector>
 

@@ -143,7 +143,8 @@ class ExactTraining {
           ElementCount(spec_.parameters[i]), {ParameterBytes(i), dtypes_.parameters},
           reinterpret_cast<float*>(mirror_.state.data() + layout_.state_arrays[0].offset) + place.state_offset);
     }
-    reference_ = std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, spec_.algorithm->scalar());
+    reference_ =
+        std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, spec_.algorithm->scalar());
   }
 
   // Two accumulated micro-batches per step, in the gradient's dtype, as a trainer adds them.

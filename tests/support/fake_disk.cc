@@ -1,6 +1,6 @@
 // Preloaded into a daemon: a disk that fails or is slow, for files whose path contains ".partial". What it does is read
-// from the file $FAKE_DISK at each call: "ok", "slow", "hang", or the errno that writes ("write 28") or syncs ("sync 5") end
-// with.
+// from the file $FAKE_DISK at each call: "ok", "slow", "hang", or the errno that writes ("write 28") or syncs ("sync
+// 5") end with.
 #include <dlfcn.h>
 #include <sys/types.h>
 #include <unistd.h>

@@ -109,15 +109,11 @@ int ncclCommDestroy(Communicator* communicator) { return delete communicator, 0;
 
 int ncclReduceScatter(const void* from, void* to, size_t elements, int dtype, int operation, Communicator* communicator,
                       void* stream) {
-  return Issue({*communicator, OnGpu(from), OnGpu(to), elements,
-                ToDType(dtype), true, operation == 4},
-               stream);
+  return Issue({*communicator, OnGpu(from), OnGpu(to), elements, ToDType(dtype), true, operation == 4}, stream);
 }
 
 int ncclAllGather(const void* from, void* to, size_t elements, int dtype, Communicator* communicator, void* stream) {
-  return Issue({*communicator, OnGpu(from), OnGpu(to), elements,
-                ToDType(dtype), false, false},
-               stream);
+  return Issue({*communicator, OnGpu(from), OnGpu(to), elements, ToDType(dtype), false, false}, stream);
 }
 
 const char* ncclGetErrorString(int) { return "an error"; }

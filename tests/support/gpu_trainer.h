@@ -197,8 +197,9 @@ inline uint32_t NoResidents(int) { return 0; }
 class GpuTest : public ::testing::Test {
  protected:
   ~GpuTest() override {
-    for (const char* name : {"FAKE_CUDA_FAIL", "FAKE_CUDA_DELAY", "FAKE_CUDA_MACHINE", "FAKE_CUDA_UUID", "FAKE_CUDA_OOM",
-                             "FAKE_CUDA_SLOW", "FAKE_CUDA_REFUSE_PAGEABLE", "SUPEROFFLOAD_RECONNECT_SECONDS"}) {
+    for (const char* name :
+         {"FAKE_CUDA_FAIL", "FAKE_CUDA_DELAY", "FAKE_CUDA_MACHINE", "FAKE_CUDA_UUID", "FAKE_CUDA_OOM", "FAKE_CUDA_SLOW",
+          "FAKE_CUDA_REFUSE_PAGEABLE", "SUPEROFFLOAD_RECONNECT_SECONDS"}) {
       ::unsetenv(name);
     }
   }

@@ -71,10 +71,9 @@ class SequentialOptimizer {
       ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
         if (is_absent(parameter)) return;
         const engine::ChunkView view = engine::ViewChunk(layout_, memory_.view(), bucket, chunk);
-        kernels_.plain(
-            first, end, view.state,
-            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
-            Gradient(bucket, gradients, slot, chunk), view.parameters);
+        kernels_.plain(first, end, view.state,
+                       layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
+                       Gradient(bucket, gradients, slot, chunk), view.parameters);
       });
     }
     return clip < 1 ? engine::Verdict::kClip : engine::Verdict::kCommit;

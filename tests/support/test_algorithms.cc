@@ -1,5 +1,6 @@
-// Algorithms that no release has, linked into tests: whoever assumes that a state array is fp32, has an entry per element,
-// or that elements are updated one by one, fails on them. All are SGD with momentum (no dampening), of one element:
+// Algorithms that no release has, linked into tests: whoever assumes that a state array is fp32, has an entry per
+// element, or that elements are updated one by one, fails on them. All are SGD with momentum (no dampening), of one
+// element:
 //
 //   m = fma(momentum, m, widen(gradient) * gradient_scale);   m = |m| < 2^-100 ? 0 : m;   p = fma(-lr, m, p)
 //
@@ -26,8 +27,8 @@ struct MomentumStep {
 };
 
 StepConstants MakeConstants(const double* scalars, uint64_t, double gradient_scale) {
-  return StepConstants::Of(MomentumStep{static_cast<float>(gradient_scale), static_cast<float>(scalars[0]),
-                                        static_cast<float>(scalars[1])});
+  return StepConstants::Of(
+      MomentumStep{static_cast<float>(gradient_scale), static_cast<float>(scalars[0]), static_cast<float>(scalars[1])});
 }
 
 void Update(const MomentumStep& step, float gradient, float* p, float* m) {
@@ -61,19 +62,21 @@ float ScaleOf(const float* values, size_t n) {
   return largest / 127;
 }
 
-constexpr BlockCodec kCodec = {
-    .scales = 2,
-    .decode =
-        [](size_t n, const void* codes, const void* scale, float* values) {
-          for (size_t i = 0; i < n; ++i) {
-            values[i] = Decode(static_cast<const uint8_t*>(codes)[i], *static_cast<const float*>(scale));
-          }
-        },
-    .encode =
-        [](size_t n, const float* values, void* codes, void* scale) {
-          const float chosen = *static_cast<float*>(scale) = ScaleOf(values, n);
-          for (size_t i = 0; i < n; ++i) static_cast<uint8_t*>(codes)[i] = Encode(values[i], chosen);
-        }};
+constexpr BlockCodec kCodec = {.scales = 2,
+                               .decode =
+                                   [](size_t n, const void* codes, const void* scale, float* values) {
+                                     for (size_t i = 0; i < n; ++i) {
+                                       values[i] = Decode(static_cast<const uint8_t*>(codes)[i],
+                                                          *static_cast<const float*>(scale));
+                                     }
+                                   },
+                               .encode =
+                                   [](size_t n, const float* values, void* codes, void* scale) {
+                                     const float chosen = *static_cast<float*>(scale) = ScaleOf(values, n);
+                                     for (size_t i = 0; i < n; ++i) {
+                                       static_cast<uint8_t*>(codes)[i] = Encode(values[i], chosen);
+                                     }
+                                   }};
 
 // The state of one block after a step, as far as it is known before it is rounded.
 struct Block {
@@ -215,18 +218,17 @@ const std::vector<const AlgorithmKernels*>& Supported() {
 }
 
 constexpr StateArray kArrays16[] = {{"model"}, {"momentum_buffer", DType::kBFloat16}};
-constexpr StateArray kArrays8[] = {{"model"},
-                                   {"momentum_buffer", DType::kUInt8, 1, &kCodec},
-                                   {"momentum_buffer_scale", DType::kFloat32, kBlock}};
+constexpr StateArray kArrays8[] = {
+    {"model"}, {"momentum_buffer", DType::kUInt8, 1, &kCodec}, {"momentum_buffer_scale", DType::kFloat32, kBlock}};
 
 constexpr StateArray kArraysMatrix[] = {{"model"}, {"momentum_buffer"}};
 
-constexpr Algorithm kMomentum16{"test_momentum_bf16",   kArrays16, kScalars, MakeConstants, Supported<kKernels16>,
-                                nullptr};
-constexpr Algorithm kMomentum8{"test_momentum_8bit",   kArrays8, kScalars, MakeConstants, Supported<kKernels8>,
-                               nullptr, kBlock};
-constexpr Algorithm kMomentumMatrix{"test_momentum_matrix", kArraysMatrix, kScalars, MakeConstants,
-                                    Supported<kKernelsMatrix>, nullptr, 1, &kStages};
+constexpr Algorithm kMomentum16{"test_momentum_bf16",  kArrays16, kScalars, MakeConstants,
+                                Supported<kKernels16>, nullptr};
+constexpr Algorithm kMomentum8{"test_momentum_8bit", kArrays8, kScalars, MakeConstants,
+                               Supported<kKernels8>, nullptr,  kBlock};
+constexpr Algorithm kMomentumMatrix{"test_momentum_matrix",    kArraysMatrix, kScalars, MakeConstants,
+                                    Supported<kKernelsMatrix>, nullptr,       1,        &kStages};
 
 [[maybe_unused]] const bool added = [] {
   AddAlgorithm(kMomentum16);

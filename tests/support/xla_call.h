@@ -77,7 +77,11 @@ class XlaCall {
                   operands_.data()};
     frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(results_.size()), result_types.data(),
                   results_.data()};
-    frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, static_cast<int64_t>(values.size()), types.data(), names.data(),
+    frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE,
+                   nullptr,
+                   static_cast<int64_t>(values.size()),
+                   types.data(),
+                   names.data(),
                    values.data()};
     return Call(handler, &frame);
   }
@@ -125,8 +129,8 @@ class XlaCall {
 
   XLA_FFI_Buffer* Buffer(XLA_FFI_DataType dtype, uint64_t elements, uint64_t pointer) {
     numbers_.push_back({static_cast<int64_t>(elements)});
-    buffers_.push_back({XLA_FFI_Buffer_STRUCT_SIZE, nullptr, dtype, reinterpret_cast<void*>(pointer), 1,
-                        numbers_.back().data()});
+    buffers_.push_back(
+        {XLA_FFI_Buffer_STRUCT_SIZE, nullptr, dtype, reinterpret_cast<void*>(pointer), 1, numbers_.back().data()});
     return &buffers_.back();
   }
 

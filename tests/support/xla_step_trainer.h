@@ -18,8 +18,10 @@ class StepInsideTrainer final : public XlaGpuTrainer {
  public:
   explicit StepInsideTrainer(Attachment* attachment) : XlaGpuTrainer(attachment), present_(elements_.size()) {
     const size_t most = scalars_.size() * scalars_.front().size();
-    for (auto [tensor, bytes] : {std::pair{&count_, sizeof(int32_t)}, {&scale_, sizeof(float)},
-                                 {&values_, most * sizeof(float)}, {&numbers_, 6 * sizeof(int32_t)},
+    for (auto [tensor, bytes] : {std::pair{&count_, sizeof(int32_t)},
+                                 {&scale_, sizeof(float)},
+                                 {&values_, most * sizeof(float)},
+                                 {&numbers_, 6 * sizeof(int32_t)},
                                  {&reals_, 2 * sizeof(float)}}) {
       *tensor = std::make_unique<Tensor>(device_, bytes);
     }

@@ -45,9 +45,10 @@ std::vector<std::string> MachineEndpoints();
 // Gives a hyper-parameter of a group a value, by the algorithm's name for it ("lr").
 void SetScalar(v1::ParameterGroup* group, const std::string& name, double value);
 
-// An agreement: what `rank` does with its prepared step, by the reports of all ranks of a run, in rank order, all of the
-// same gathering. Before any of them attaches. `attempt` is 0 where there is nothing to do; else the answer, with the
-// optimizer's name, is for Client::ResolveStep. DATA_LOSS: the ranks cannot go on together; the sentence names the rank.
+// An agreement: what `rank` does with its prepared step, by the reports of all ranks of a run, in rank order, all of
+// the same gathering. Before any of them attaches. `attempt` is 0 where there is nothing to do; else the answer, with
+// the optimizer's name, is for Client::ResolveStep. DATA_LOSS: the ranks cannot go on together; the sentence names the
+// rank.
 absl::StatusOr<v1::ResolveStepRequest> Agree(std::span<const v1::RunReport> reports, uint32_t rank);
 
 class AttachmentStream;
@@ -59,8 +60,8 @@ class Session;
 //
 // When the daemon dies inside a call and its successor recovers the optimizer, the call attaches anew and what the open
 // step had submitted is submitted again, so that the trainer goes on as if nothing had happened. It waits for the
-// successor as $SUPEROFFLOAD_RECONNECT_SECONDS and $SUPEROFFLOAD_SOCKET_SECONDS say. DATA_LOSS: there is one, and it does
-// not know the optimizer. ABORTED: gradients were lost on their way from a GPU; compute those of the step again.
+// successor as $SUPEROFFLOAD_RECONNECT_SECONDS and $SUPEROFFLOAD_SOCKET_SECONDS say. DATA_LOSS: there is one, and it
+// does not know the optimizer. ABORTED: gradients were lost on their way from a GPU; compute those of the step again.
 class Attachment {
  public:
   ~Attachment();
@@ -127,8 +128,8 @@ class Attachment {
   // Drops the open step.
   absl::Status AbandonStep();
 
-  // Waits until the parameters of the step ended last are final. DEADLINE_EXCEEDED: not yet. Of a step that a daemon had
-  // committed before it died nobody knows the norm: it is NaN.
+  // Waits until the parameters of the step ended last are final. DEADLINE_EXCEEDED: not yet. Of a step that a daemon
+  // had committed before it died nobody knows the norm: it is NaN.
   absl::StatusOr<superoffload_verdict> WaitStep(absl::Duration timeout = absl::InfiniteDuration());
 
   // Waits until Parameter<T>(index) of the step ended last is final.
@@ -197,8 +198,8 @@ struct TlsFiles {
   std::string key;
 };
 
-// Calls of one daemon, and of its successor once an attachment has come back from its death. Thread-safe. Must outlive its
-// attachments.
+// Calls of one daemon, and of its successor once an attachment has come back from its death. Thread-safe. Must outlive
+// its attachments.
 class Client {
  public:
   // See ResolveEndpoint. Waits $SUPEROFFLOAD_CONNECT_SECONDS (30). UNAVAILABLE: nobody listens there.

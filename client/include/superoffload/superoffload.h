@@ -46,8 +46,8 @@ SUPEROFFLOAD_API const char* superoffload_last_error(void);
 SUPEROFFLOAD_API int superoffload_connect(const char* descriptor_socket, superoffload_connection** connection,
                                           char token[65]);
 
-/* Ends the connection, and with it every attachment made through it: their calls return UNAVAILABLE from then on. NULL is
- * allowed. */
+/* Ends the connection, and with it every attachment made through it: their calls return UNAVAILABLE from then on. NULL
+ * is allowed. */
 SUPEROFFLOAD_API void superoffload_disconnect(superoffload_connection* connection);
 
 /* Fetches and maps the memory of an attachment whose AttachOptimizer stream is open. `last_step` is Optimizer.step and
@@ -93,9 +93,9 @@ typedef struct superoffload_run_decision {
   superoffload_run_terms commit;
 } superoffload_run_decision;
 
-/* What `rank` does with its prepared step, by the reports of all ranks, in rank order: if some rank has committed the step,
- * the others commit it; if none has, all abandon it. Every rank must have the reports of the same gathering. DATA_LOSS:
- * the ranks cannot go on together; the sentence names the rank and the remedy. */
+/* What `rank` does with its prepared step, by the reports of all ranks, in rank order: if some rank has committed the
+ * step, the others commit it; if none has, all abandon it. Every rank must have the reports of the same gathering.
+ * DATA_LOSS: the ranks cannot go on together; the sentence names the rank and the remedy. */
 SUPEROFFLOAD_API int superoffload_agree(const superoffload_run_report* reports, uint32_t ranks, uint32_t rank,
                                         superoffload_run_decision* decision);
 
@@ -115,7 +115,8 @@ typedef struct superoffload_verdict {
 typedef struct superoffload_bucket {
   uint64_t elements;
   uint64_t parameters_offset;
-  uint64_t gpu_offset; /* of the parameters in GPU memory, where there is some; as parameters_offset if nothing asks for more */
+  uint64_t gpu_offset; /* of the parameters in GPU memory, where there is some; as parameters_offset if nothing asks for
+                          more */
   uint64_t gradient_offsets[2];
   uint64_t state_offset;
   uint32_t dtype; /* DataType of optimizer.proto */
@@ -140,8 +141,8 @@ typedef struct superoffload_parameter {
 
 /* The trainer's side of steps, in terms of parameters. It outlives attachments, and so the daemon: whatever a call is
  * for is noted before it is submitted. Where one returns UNAVAILABLE the daemon is gone: attach to its successor, and
- * superoffload_use_attachment submits the open step again, to the end that it was given. Any thread may call any of these
- * at any time; a trainer is a number, which is never used again, and is FAILED_PRECONDITION once it is closed. */
+ * superoffload_use_attachment submits the open step again, to the end that it was given. Any thread may call any of
+ * these at any time; a trainer is a number, which is never used again, and is FAILED_PRECONDITION once it is closed. */
 typedef struct superoffload_trainer_options {
   const superoffload_parameter* parameters;
   const superoffload_bucket* buckets;
@@ -203,9 +204,9 @@ typedef struct superoffload_gradients {
   /* Not 0: the call opens a step that expects this scale, and is FAILED_PRECONDITION where one is open. 0: it opens one
    * where none is, which expects the scale of the last one, at first 1. */
   double gradient_scale;
-  uint64_t stream;  /* where `on_gpu`: pieces are there once it has done what was launched on it so far */
-  uint32_t on_gpu;  /* 1: in GPU memory */
-  uint32_t stays;   /* enum superoffload_stays; in the host's memory NOT is best */
+  uint64_t stream; /* where `on_gpu`: pieces are there once it has done what was launched on it so far */
+  uint32_t on_gpu; /* 1: in GPU memory */
+  uint32_t stays;  /* enum superoffload_stays; in the host's memory NOT is best */
   /* Filled in, where not NULL: digests of the pieces, in the host's memory (superoffload_copy_and_digest). */
   uint64_t* digests;
   /* Filled in, where not NULL: parameters whose gradients have left altogether with this call; room for all. */
@@ -289,8 +290,8 @@ typedef struct superoffload_open_step_state {
   uint32_t lost;     /* a whole step of XLA's was cut off by the daemon's death, and nothing was attached since */
   uint32_t next_slot;
   uint64_t committed_steps;
-  uint64_t steps;    /* that calls of XLA have made by themselves */
-  uint64_t skips[6]; /* of them, by verdict.kind */
+  uint64_t steps;               /* that calls of XLA have made by themselves */
+  uint64_t skips[6];            /* of them, by verdict.kind */
   superoffload_verdict verdict; /* on the last of them */
   double stall_seconds;         /* that AWAIT_BUCKET_ON_GPU has waited for the daemon since the step was ended last */
 } superoffload_open_step_state;
@@ -308,9 +309,9 @@ typedef struct superoffload_range {
   uint64_t bytes;
 } superoffload_range;
 
-/* superoffload_copy_and_digest of a range per parameter, each as soon as the parameter of the step that was ended last is
- * final; others may still be published. `received` has a 0 for each before the first call, and a 1 for those that are
- * there: after DEADLINE_EXCEEDED the next call goes on with the rest. */
+/* superoffload_copy_and_digest of a range per parameter, each as soon as the parameter of the step that was ended last
+ * is final; others may still be published. `received` has a 0 for each before the first call, and a 1 for those that
+ * are there: after DEADLINE_EXCEEDED the next call goes on with the rest. */
 SUPEROFFLOAD_API int superoffload_receive(int64_t trainer, const superoffload_range* ranges,
                                           int64_t timeout_milliseconds, uint64_t* digests, uint8_t* received);
 
@@ -319,11 +320,11 @@ SUPEROFFLOAD_API int superoffload_receive(int64_t trainer, const superoffload_ra
 SUPEROFFLOAD_API int superoffload_copy_and_digest(const superoffload_range* ranges, uint32_t count, uint32_t threads,
                                                   uint64_t* digests);
 
-/* XLA calls foreign functions (FFI handlers) while a compiled program runs, from threads of its own: those of this library
- * hand a layer's gradients over as backward computes them, or make a whole step. Which trainer they mean is its number,
- * an attribute of the call. A handler for a platform: "hand_over", "step" and "count" for "cpu" and "cuda", "compare" for
- * "cpu", and "publish" for "cuda"; superoffload/jax/ffi.py has their operands. UNIMPLEMENTED: this library was built
- * without XLA's headers, or there is none for the platform. */
+/* XLA calls foreign functions (FFI handlers) while a compiled program runs, from threads of its own: those of this
+ * library hand a layer's gradients over as backward computes them, or make a whole step. Which trainer they mean is its
+ * number, an attribute of the call. A handler for a platform: "hand_over", "step" and "count" for "cpu" and "cuda",
+ * "compare" for "cpu", and "publish" for "cuda"; superoffload/jax/ffi.py has their operands. UNIMPLEMENTED: this
+ * library was built without XLA's headers, or there is none for the platform. */
 SUPEROFFLOAD_API int superoffload_xla_handler(const char* name, const char* platform, void** handler);
 
 #ifdef __cplusplus

@@ -39,11 +39,11 @@ enum superoffload_mover {
 typedef struct superoffload_gpu_memory superoffload_gpu_memory;
 
 typedef struct superoffload_gpu_options {
-  int32_t ordinal;             /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
-  uint32_t mover;              /* enum superoffload_mover */
-  uint32_t share;              /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
-  uint32_t device_slots;       /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
-  uint32_t next_slot;          /* AttachOptimizerResponse.next_slot */
+  int32_t ordinal;       /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
+  uint32_t mover;        /* enum superoffload_mover */
+  uint32_t share;        /* 1: the daemon must map the GPU memory, whoever copies; 0: where it may have to copy */
+  uint32_t device_slots; /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
+  uint32_t next_slot;    /* AttachOptimizerResponse.next_slot */
   /* What resident buckets are updated with: Optimizer.algorithm; the scalars of all groups as of the attach, which
    * superoffload_set_scalars changes; Layout.arrays; Optimizer.parameter_steps, NULL where it is empty. */
   uint32_t array_count;
@@ -76,8 +76,8 @@ typedef struct superoffload_gpu_report {
   uint64_t gpu_bytes;
   uint64_t parameters;  /* device pointer; offsets from it are those of the host's */
   uint64_t pack_stream; /* the side stream on which gradients are packed */
-  char gpu[64];    /* its name */
-  char notes[512]; /* why something that was asked for, or would be better, was not done; NUL-ended */
+  char gpu[64];         /* its name */
+  char notes[512];      /* why something that was asked for, or would be better, was not done; NUL-ended */
 } superoffload_gpu_report;
 
 /* Gives an attachment GPU memory, before the trainer uses it. UNAVAILABLE: no driver, or no GPU. RESOURCE_EXHAUSTED:
@@ -124,8 +124,8 @@ SUPEROFFLOAD_API int superoffload_gpu_copy(superoffload_attachment* attachment, 
 
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
- * open, and SettleOptimizer must have been called since the last one, for those that become resident. RESOURCE_EXHAUSTED:
- * out of GPU memory; fewer stay resident. */
+ * open, and SettleOptimizer must have been called since the last one, for those that become resident.
+ * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 
 /* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every

@@ -45,8 +45,8 @@ class GradientMover {
   // FAILED_PRECONDITION: this mover takes none from there.
   virtual Status Check(const GradientSource& source) const = 0;
 
-  // Takes pieces of the step that fills `slot`, from a source that was checked. `digests`: of each piece, where it is not
-  // empty; 0 on a GPU.
+  // Takes pieces of the step that fills `slot`, from a source that was checked. `digests`: of each piece, where it is
+  // not empty; 0 on a GPU.
   virtual Status Take(std::span<const GradientPiece> pieces, const GradientSource& source, uint32_t slot,
                       std::span<uint64_t> digests) = 0;
 

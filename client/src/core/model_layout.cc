@@ -19,7 +19,9 @@ const char* DTypeName(kernels::DType dtype) {
 }
 
 Status ModelLayout::Create(const superoffload_trainer_options& options, ModelLayout* layout) {
-  if (options.parameters == nullptr || options.buckets == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+  if (options.parameters == nullptr || options.buckets == nullptr) {
+    return Error(Code::kInvalidArgument, "NULL argument");
+  }
   if (options.parameter_count == 0 || options.bucket_count == 0) {
     return Error(Code::kInvalidArgument, "there must be a parameter and a bucket");
   }
@@ -65,9 +67,8 @@ Status ModelLayout::Add(const superoffload_parameter& given) {
     buckets_[bucket].parts.push_back(part);
     buckets_[bucket].elements += part.elements;
     placed += part.elements;
-    most_gradient_bytes_ = std::max(most_gradient_bytes_,
-                                    (buckets_[bucket].end - buckets_[bucket].begin) *
-                                        kernels::DTypeBytes(parameters_.back().gradient_dtype));
+    most_gradient_bytes_ = std::max(most_gradient_bytes_, (buckets_[bucket].end - buckets_[bucket].begin) *
+                                                              kernels::DTypeBytes(parameters_.back().gradient_dtype));
   });
   if (placed == given.elements) return {};
   return Error(Code::kInvalidArgument, given.name, " has ", given.elements, " elements, but its buckets hold ", placed,

@@ -31,9 +31,10 @@ Status OpenStep::Check(const GradientPiece& piece) const {
   const bool overlaps = (after != pieces.end() && after->first < piece.first + piece.elements) ||
                         (after != pieces.begin() && std::prev(after)->second > piece.first);
   if (!overlaps) return {};
-  return Error(Code::kFailedPrecondition, "the gradient of ", place.name,
-               " came twice in one step: end the step after each backward pass, and add up what several passes, or several "
-               "uses of a parameter, bring before it is handed over");
+  return Error(
+      Code::kFailedPrecondition, "the gradient of ", place.name,
+      " came twice in one step: end the step after each backward pass, and add up what several passes, or several "
+      "uses of a parameter, bring before it is handed over");
 }
 
 Status OpenStep::CheckAbsent(uint32_t parameter) const {

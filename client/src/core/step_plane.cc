@@ -156,8 +156,8 @@ Status StepPlane::EndPreparedStep(double gradient_scale, double max_grad_norm, d
     return Error(Code::kFailedPrecondition, "step ", step_,
                  " is not prepared; prepare it, wait for its sum, and gather those of all ranks first");
   }
-  if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP,
-                                {gradient_scale, max_grad_norm, total_sum_of_squares, attempt});
+  if (Status status =
+          SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, total_sum_of_squares, attempt});
       !status.ok()) {
     return status;
   }
@@ -269,8 +269,8 @@ Status StepPlane::WaitLatest(uint32_t bucket, bool with_verdict, const Deadline&
 
 Status StepPlane::WaitUntil(uint64_t step, const Deadline& deadline, const MemoryPlane::Condition& done) {
   if (step <= last_step_) return Error(Code::kFailedPrecondition, "nothing was asked for that could be waited for");
-  return plane_->WaitUntil(
-      deadline, [&](const StepProgress& progress) { return progress.step() >= step && done(progress); });
+  return plane_->WaitUntil(deadline,
+                           [&](const StepProgress& progress) { return progress.step() >= step && done(progress); });
 }
 
 }  // namespace superoffload::client

@@ -12,11 +12,11 @@
 #include <memory>
 #include <span>
 
-#include "client/src/descriptor_connection.h"
-#include "client/src/mapping.h"
 #include "client/src/core/memory_plane.h"
 #include "client/src/core/step_progress.h"
 #include "client/src/core/step_rings.h"
+#include "client/src/descriptor_connection.h"
+#include "client/src/mapping.h"
 #include "superoffload/superoffload.h"
 
 namespace superoffload::client {

@@ -21,8 +21,7 @@ Status ToPieces(std::span<const superoffload_piece> given, std::vector<GradientP
     kernels::DType dtype{};
     if (!ToDType(piece.dtype, &dtype)) return Error(Code::kInvalidArgument, "unknown dtype ", piece.dtype);
     if (piece.data == 0 && piece.elements > 0) return NullArgument();
-    pieces->push_back(
-        {piece.parameter, piece.first, piece.elements, reinterpret_cast<const void*>(piece.data), dtype});
+    pieces->push_back({piece.parameter, piece.first, piece.elements, reinterpret_cast<const void*>(piece.data), dtype});
   }
   return {};
 }

@@ -1,6 +1,6 @@
-// The mutex is held while pieces are taken and submitted: the attachment takes submissions from one thread at a time, and
-// a step is not ended or begun in the middle of a piece. Nobody waits for the daemon with it, but for the tail of a step
-// that runs ahead, and in Step().
+// The mutex is held while pieces are taken and submitted: the attachment takes submissions from one thread at a time,
+// and a step is not ended or begun in the middle of a piece. Nobody waits for the daemon with it, but for the tail of a
+// step that runs ahead, and in Step().
 //
 // What is submitted is noted first, so that a daemon may die at any moment: what it has not taken, its successor gets.
 #include "client/src/core/trainer.h"
@@ -393,7 +393,8 @@ Status Trainer::FindEdited(std::span<const GradientPiece> pieces, size_t* index)
   if (Status status = CheckUsed(); !status.ok()) return status;
   std::vector<superoffload_range> ranges;
   for (const GradientPiece& piece : pieces) {
-    const bool came = piece.parameter < layout_.parameter_count() && piece.elements <= step_.arrived()[piece.parameter] &&
+    const bool came = piece.parameter < layout_.parameter_count() &&
+                      piece.elements <= step_.arrived()[piece.parameter] &&
                       piece.dtype == layout_.parameter(piece.parameter).gradient_dtype;
     const void* const there = came ? mover_->Where(piece, {}, slot_) : nullptr;
     if (there == nullptr) return Error(Code::kInvalidArgument, "a gradient that was not handed over is compared");

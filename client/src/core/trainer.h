@@ -6,8 +6,8 @@
 //   StepPlane                one attachment: its memory, its rings
 //
 // It outlives attachments. When the daemon dies, the call at hand is UNAVAILABLE, and what it was for is noted: the
-// adapter attaches to the successor, in its own way, and Use() submits the open step again, to the end that it was given.
-// Gradients may go on coming meanwhile.
+// adapter attaches to the successor, in its own way, and Use() submits the open step again, to the end that it was
+// given. Gradients may go on coming meanwhile.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_CORE_TRAINER_H_
 #define SUPEROFFLOAD_CLIENT_SRC_CORE_TRAINER_H_
 
@@ -93,14 +93,14 @@ class Trainer {
   Status WaitBucket(uint32_t bucket, const Deadline& deadline);
   Status WaitBucketOnGpu(uint32_t bucket, StreamNumber stream, const Deadline& deadline);
 
-  // Copies what `ranges` say, one per parameter, each once the parameter of the step that was ended last is final, and takes
-  // digests of them as CopyAndDigest does. `received` becomes 1 for those it has: a call that its deadline has cut off goes
-  // on with the rest.
+  // Copies what `ranges` say, one per parameter, each once the parameter of the step that was ended last is final, and
+  // takes digests of them as CopyAndDigest does. `received` becomes 1 for those it has: a call that its deadline has
+  // cut off goes on with the rest.
   Status Receive(std::span<const superoffload_range> ranges, std::span<uint64_t> digests, std::span<uint8_t> received,
                  const Deadline& deadline);
 
-  // Begins a step, ends it and waits until it is over. After an error no step is open. Nothing that `step` names is used
-  // afterwards, but by its stream.
+  // Begins a step, ends it and waits until it is over. After an error no step is open. Nothing that `step` names is
+  // used afterwards, but by its stream.
   Status Step(const WholeStep& step, superoffload_verdict* verdict);
 
   // A parameter, on the host, of which a piece of `values` has other bytes than the step that was ended last has left,
@@ -109,8 +109,8 @@ class Trainer {
   // The same, by samples, other ones in every step.
   std::optional<uint32_t> FindChangedInSamples(std::span<const GradientPiece> values) const;
 
-  // Of gradients in the host's memory that were handed over in the open step: the index of one that has other bytes by now,
-  // or `pieces.size()`. INVALID_ARGUMENT: it was not handed over.
+  // Of gradients in the host's memory that were handed over in the open step: the index of one that has other bytes by
+  // now, or `pieces.size()`. INVALID_ARGUMENT: it was not handed over.
   Status FindEdited(std::span<const GradientPiece> pieces, size_t* index) const;
 
   // Elements of each parameter that have come in the open step; the error is the first that Fail() has noted in it.
@@ -159,8 +159,8 @@ class Trainer {
 
   mutable std::mutex mutex_;  // protects what follows, and is held while submitting
   StepPlane* plane_ = nullptr;
-  std::unique_ptr<GradientMover> mover_;  // of the attachment
-  Status gone_;                           // why the attachment's daemon is; OK: it is there
+  std::unique_ptr<GradientMover> mover_;      // of the attachment
+  Status gone_;                               // why the attachment's daemon is; OK: it is there
   std::vector<std::vector<double>> scalars_;  // of each group; empty: those of the creation
   std::vector<std::vector<double>> sent_;     // of these, to the attachment
   uint32_t slot_ = 0;                         // of the host, that the open step fills, or the next one

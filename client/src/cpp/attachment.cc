@@ -65,8 +65,7 @@ void SetScalar(v1::ParameterGroup* group, const std::string& name, double value)
   scalar->set_value(value);
 }
 
-Attachment::Attachment(Client* client, v1::Optimizer optimizer)
-    : client_(*client), optimizer_(std::move(optimizer)) {
+Attachment::Attachment(Client* client, v1::Optimizer optimizer) : client_(*client), optimizer_(std::move(optimizer)) {
   for (const v1::Parameter& parameter : optimizer_.parameters()) {
     size_t elements = 1;
     for (const uint64_t extent : parameter.shape()) elements *= extent;
@@ -166,16 +165,17 @@ absl::Status Attachment::Recover(const absl::Status& status, v1::Sync sync, bool
     if (attached.ok()) attached = Attach(*std::move(stream), response, &resumed);
     if (attached.ok()) break;
     if (absl::IsNotFound(attached)) {
-      return absl::DataLossError(absl::StrCat("the masters and moments of optimizer \"", optimizer_.name(),
-                                              "\" are lost with the daemon that had them: ", attached.message(),
-                                              "; begin anew from a checkpoint, or from the parameters of this process"));
+      return absl::DataLossError(absl::StrCat(
+          "the masters and moments of optimizer \"", optimizer_.name(), "\" are lost with the daemon that had them: ",
+          attached.message(), "; begin anew from a checkpoint, or from the parameters of this process"));
     }
     if (!IsGone(attached)) return attached;  // else it died again
   }
   if (committed != nullptr) *committed = resumed == SUPEROFFLOAD_RESUMED_COMMITTED;
   if (resumed != SUPEROFFLOAD_RESUMED_LOST) return absl::OkStatus();
   return absl::AbortedError(
-      "the daemon died in the middle of a step, with gradients that were on their way; its successor has the optimizer, "
+      "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
+      "optimizer, "
       "and the parameters are those of the step before: compute the gradients of this step again");
 }
 
@@ -221,9 +221,8 @@ absl::Status Attachment::SetGroup(uint32_t group, const v1::ParameterGroup& hype
   }
   std::vector<double> scalars;
   for (const v1::Scalar& scalar : known.scalars()) scalars.push_back(scalar.value());
-  return Submit([&] {
-    return superoffload_set_scalars(trainer_, group, scalars.data(), static_cast<uint32_t>(scalars.size()));
-  });
+  return Submit(
+      [&] { return superoffload_set_scalars(trainer_, group, scalars.data(), static_cast<uint32_t>(scalars.size())); });
 }
 
 absl::Status Attachment::BeginStep(double gradient_scale) {
@@ -305,9 +304,14 @@ absl::StatusOr<superoffload_verdict> Attachment::WaitOver(superoffload_await_kin
   if (committed) {
     superoffload_open_step_state step;
     if (int code = superoffload_look(trainer_, &step, nullptr); code != 0) return FromC(code);
-    verdict = {.kind = SUPEROFFLOAD_VERDICT_COMMIT, .speculated_buckets = 0, .republished_buckets = 0,
-               .next_slot = step.next_slot, .consecutive_skips = 0, .step = 0,
-               .committed_steps = step.committed_steps, .global_norm = std::numeric_limits<double>::quiet_NaN(),
+    verdict = {.kind = SUPEROFFLOAD_VERDICT_COMMIT,
+               .speculated_buckets = 0,
+               .republished_buckets = 0,
+               .next_slot = step.next_slot,
+               .consecutive_skips = 0,
+               .step = 0,
+               .committed_steps = step.committed_steps,
+               .global_norm = std::numeric_limits<double>::quiet_NaN(),
                .clip_coefficient = std::numeric_limits<double>::quiet_NaN()};
   }
   slot_ = verdict.next_slot;

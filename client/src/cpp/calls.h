@@ -48,7 +48,8 @@ Request Named(const std::string& name) {
 
 // For a wait of superoffload.h.
 inline int64_t Milliseconds(absl::Duration timeout) {
-  return timeout == absl::InfiniteDuration() ? -1 : absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
+  return timeout == absl::InfiniteDuration() ? -1
+                                             : absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
 }
 
 // `code` was returned by the last call of superoffload.h in this thread.

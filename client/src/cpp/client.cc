@@ -82,10 +82,10 @@ absl::StatusOr<std::shared_ptr<Session>> Client::WaitSuccessor(const Session* de
     std::error_code unknown;
     if (std::filesystem::exists(socket, unknown)) socket_deadline = now + client::SocketPatience();
     if (now > std::min(begin + client::ReconnectPatience(), socket_deadline)) {
-      return absl::UnavailableError(absl::StrCat("superoffloadd at ", endpoint_, " has stopped, and no other has come (",
-                                                 opened.status().message(),
-                                                 "); start it again, and then this trainer, which finds its optimizer by "
-                                                 "name where the daemon or its keeper has kept it"));
+      return absl::UnavailableError(absl::StrCat(
+          "superoffloadd at ", endpoint_, " has stopped, and no other has come (", opened.status().message(),
+          "); start it again, and then this trainer, which finds its optimizer by "
+          "name where the daemon or its keeper has kept it"));
     }
     std::this_thread::sleep_for(kRetryPause);
   }

@@ -28,7 +28,7 @@ constexpr char kRootsDirectory[] = "/run";
 // Who, beside this user and root, could receive a trainer's weights at a socket that was not named.
 std::optional<uid_t> Stranger(const std::string& directory, const std::string& path) {
   const auto trusted = [](uid_t uid) { return uid == ::geteuid() || uid == 0; };
-  struct stat file {};
+  struct stat file{};
   if (::lstat(directory.c_str(), &file) == 0 && !trusted(file.st_uid) &&
       std::filesystem::path(directory).parent_path() != kRootsDirectory) {
     return file.st_uid;
@@ -89,8 +89,7 @@ absl::StatusOr<std::string> ResolveEndpoint(const std::string& endpoint) {
     const std::vector<std::string> found = TrustedEndpoints(place, &passed_over);
     if (!found.empty()) return found.size() == 1 ? found.front() : ChooseEndpoint(found);
   }
-  return absl::UnavailableError(absl::StrCat("no superoffloadd listens in ", absl::StrJoin(places, ", "),
-                                             passed_over,
+  return absl::UnavailableError(absl::StrCat("no superoffloadd listens in ", absl::StrJoin(places, ", "), passed_over,
                                              "; start one, or name its endpoint (unix:/path/control.sock)"));
 }
 

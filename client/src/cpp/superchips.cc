@@ -66,8 +66,7 @@ std::set<uint32_t> OwnCpus() {
 }
 
 v1::Topology TopologyAt(const std::string& endpoint) {
-  const auto stub =
-      v1::ServerService::NewStub(grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()));
+  const auto stub = v1::ServerService::NewStub(grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kTopologyPatience);
   v1::Topology topology;
@@ -94,7 +93,9 @@ std::vector<std::string> SiblingSockets(const std::string& directory) {
   std::vector<std::string> sockets;
   for (const fs::directory_entry& entry : fs::directory_iterator(base.parent_path(), error)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind(prefix, 0) != 0 || name.find_first_not_of("0123456789", prefix.size()) != std::string::npos) continue;
+    if (name.rfind(prefix, 0) != 0 || name.find_first_not_of("0123456789", prefix.size()) != std::string::npos) {
+      continue;
+    }
     const fs::path socket = entry.path() / kControlSocket;
     if (fs::is_socket(socket, error) && fs::weakly_canonical(socket, error) != own) sockets.push_back(socket.string());
   }
@@ -119,7 +120,8 @@ std::string ChooseEndpoint(const std::vector<std::pair<std::string, v1::Topology
   const std::optional<LocalRank> local = FindLocalRank();
   size_t place = 0;
   if (local && local->ranks && local->rank < *local->ranks) {
-    place = local->rank * bound.size() / *local->ranks;  // the first ranks to the first Superchip, as launchers bind them
+    place =
+        local->rank * bound.size() / *local->ranks;  // the first ranks to the first Superchip, as launchers bind them
   } else if (local) {
     place = local->rank % bound.size();
   }

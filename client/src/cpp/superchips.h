@@ -19,8 +19,10 @@ absl::StatusOr<std::string> FillLocalRank(const std::string& endpoint);
 // Control sockets of other Superchips' daemons beside that in `directory`: in DIRECTORY-0, DIRECTORY-1, ...
 std::vector<std::string> SiblingSockets(const std::string& directory);
 
-// One of the endpoints, of which there is one at least. Topologies: as their daemons see the machine. `cpus`: on which the process may run.
-std::string ChooseEndpoint(const std::vector<std::pair<std::string, v1::Topology>>& daemons, const std::set<uint32_t>& cpus);
+// One of the endpoints, of which there is one at least. Topologies: as their daemons see the machine. `cpus`: on which
+// the process may run.
+std::string ChooseEndpoint(const std::vector<std::pair<std::string, v1::Topology>>& daemons,
+                           const std::set<uint32_t>& cpus);
 
 // The same for this process; asks the daemons.
 std::string ChooseEndpoint(const std::vector<std::string>& endpoints);

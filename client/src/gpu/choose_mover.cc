@@ -92,9 +92,8 @@ Status MeasureAlone(Kernels* kernels, double* seconds) {
 // Rounds of copies for as long as the kernels run; `alone` is their time without.
 Status Measure(const MoverTrial& trial, Kernels* kernels, double alone, MoverTiming* timing, int* rounds) {
   const auto largest =
-      std::max_element(trial.buckets.begin(), trial.buckets.end(), [](const GpuBucket& a, const GpuBucket& b) {
-        return a.gradient_bytes() < b.gradient_bytes();
-      });
+      std::max_element(trial.buckets.begin(), trial.buckets.end(),
+                       [](const GpuBucket& a, const GpuBucket& b) { return a.gradient_bytes() < b.gradient_bytes(); });
   const auto bucket = static_cast<uint32_t>(largest - trial.buckets.begin());
   if (Status status = ProbeRound(trial, timing->mover, bucket); !status.ok()) return status;  // to warm up
   if (Status status = kernels->Begin(); !status.ok()) return status;

@@ -21,16 +21,16 @@ struct MoverTrial {
   const std::vector<GpuBucket>& buckets;
   GradientPacker& packer;
   kernels::Mover& mover;
-  kernels::CudaPointer gpu;                     // base of the GPU memory
-  uint32_t host_slot;                           // which no step fills yet
+  kernels::CudaPointer gpu;                      // base of the GPU memory
+  uint32_t host_slot;                            // which no step fills yet
   std::function<Status(uint32_t bucket)> probe;  // has the daemon copy the bucket both ways, from device slot 0; waits
 };
 
 // What copies by one mover did to kernels beside them.
 struct MoverTiming {
-  uint32_t mover;         // enum superoffload_mover
-  double lost_seconds;    // of the kernels, per round: one gradient out and its parameters back
-  double round_seconds;   // of the copies
+  uint32_t mover;        // enum superoffload_mover
+  double lost_seconds;   // of the kernels, per round: one gradient out and its parameters back
+  double round_seconds;  // of the copies
 };
 
 // One gradient packed and taken out, one bucket of parameters back, as the mover has it done; of no consequence.

@@ -45,9 +45,10 @@ const void* GpuGradients::Where(const GradientPiece& piece, const GradientSource
 
 Status GpuGradients::Check(const GradientSource& source) const {
   if (source.stream) return plane_.CheckStream(ToStream(*source.stream));
-  return Error(Code::kFailedPrecondition,
-               "the optimizer's parameters are on a GPU, but a gradient is in the host's memory: compute it on the GPU, "
-               "or move it there");
+  return Error(
+      Code::kFailedPrecondition,
+      "the optimizer's parameters are on a GPU, but a gradient is in the host's memory: compute it on the GPU, "
+      "or move it there");
 }
 
 Status GpuGradients::Take(std::span<const GradientPiece> pieces, const GradientSource& source, uint32_t,
@@ -73,7 +74,9 @@ Status GpuGradients::TakePart(uint32_t bucket, const BucketPart& part, const Gra
       return Error(Code::kFailedPrecondition, "the gradient of ", layout_.parameter(piece.parameter).name, " is ",
                    DTypeName(piece.dtype), ", which is wider than the optimizer was built for");
     }
-    if (Status status = CopyToStage(bucket, part, bytes, data, ToStream(*source.stream), &data); !status.ok()) return status;
+    if (Status status = CopyToStage(bucket, part, bytes, data, ToStream(*source.stream), &data); !status.ok()) {
+      return status;
+    }
   }
   tensors_[bucket].push_back({{data, part.place, part.elements}, piece.dtype, ToStream(*source.stream)});
   return {};
@@ -162,8 +165,8 @@ Status GpuGradients::ReleaseStage(uint32_t bucket) {
   const auto stage = open_.find(bucket);
   if (stage == open_.end()) return {};
   const CurrentDevice current(*device_);
-  const Status status = FromCuda(driver().Status(
-      driver().EventRecord(stage->second.packed.get(), plane_.pack_stream()), "recording an event"));
+  const Status status = FromCuda(
+      driver().Status(driver().EventRecord(stage->second.packed.get(), plane_.pack_stream()), "recording an event"));
   free_.push_back(std::move(stage->second));
   open_.erase(stage);
   return status;

@@ -8,8 +8,8 @@
 
 #include "client/src/core/model_layout.h"
 #include "client/src/status.h"
-#include "kernels/elements/elements.h"
 #include "kernels/cuda/kernels.cuh"
+#include "kernels/elements/elements.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload.h"
 

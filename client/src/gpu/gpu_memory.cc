@@ -32,9 +32,7 @@ Status Share(const GpuMemoryRequest& request, const DaemonPeer& daemon, const Sh
   return exported.ok() ? daemon.connection.ShareDevice(daemon.epoch, &message, descriptors) : exported;
 }
 
-bool CopiesItself(uint32_t mover) {
-  return mover == SUPEROFFLOAD_MOVER_TRAINER || mover == SUPEROFFLOAD_MOVER_DIRECT;
-}
+bool CopiesItself(uint32_t mover) { return mover == SUPEROFFLOAD_MOVER_TRAINER || mover == SUPEROFFLOAD_MOVER_DIRECT; }
 
 // Whether the daemon may have to map the memory.
 bool Shares(const GpuMemoryRequest& request) { return request.share || !CopiesItself(request.mover); }

@@ -22,11 +22,11 @@
 #include <span>
 #include <vector>
 
+#include "client/src/core/step_progress.h"
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/status.h"
-#include "client/src/core/step_progress.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload_gpu.h"
 
@@ -35,7 +35,7 @@ namespace superoffload::client {
 class GpuMoves {
  public:
   struct Memory {
-    kernels::CudaPointer gpu = 0;               // what `layout` describes
+    kernels::CudaPointer gpu = 0;                // what `layout` describes
     std::span<std::byte> gradients, parameters;  // the host's
   };
   // From the queue of arrivals.
@@ -89,11 +89,7 @@ class GpuMoves {
  private:
   GpuMoves(std::shared_ptr<const kernels::GpuDevice> device, const std::vector<GpuBucket>* buckets,
            const GpuLayout& layout, const Memory& memory, Events events)
-      : device_(std::move(device)),
-        buckets_(*buckets),
-        layout_(layout),
-        memory_(memory),
-        events_(std::move(events)) {}
+      : device_(std::move(device)), buckets_(*buckets), layout_(layout), memory_(memory), events_(std::move(events)) {}
 
   Status OpenMover(kernels::MakeQueue make_queue);
   Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,

@@ -19,13 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include "client/src/core/memory_plane.h"
+#include "client/src/core/step_plane.h"
 #include "client/src/gpu/device_slot_pool.h"
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gpu_moves.h"
 #include "client/src/gpu/pack_stream.h"
-#include "client/src/core/memory_plane.h"
 #include "client/src/status.h"
-#include "client/src/core/step_plane.h"
 #include "kernels/gpu/mover.h"
 #include "kernels/gpu/shared_gpu_memory.h"
 #include "superoffload/superoffload_gpu.h"
@@ -61,8 +61,8 @@ class GpuPlane final : public MemoryPlane {
   Status PackAfter(kernels::CudaStream stream);
 
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
-  Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
-                        kernels::DType dtype, kernels::CudaStream stream);
+  Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors, kernels::DType dtype,
+                        kernels::CudaStream stream);
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
   Status CheckStream(kernels::CudaStream stream) const;
@@ -131,8 +131,8 @@ class GpuPlane final : public MemoryPlane {
 
   std::mutex mu_;  // guards the attachment's progress, too
   std::condition_variable changed_;
-  Status failure_;                // for the next wait to report
-  bool failed_ = false;           // it is the last thing that happened
+  Status failure_;       // for the next wait to report
+  bool failed_ = false;  // it is the last thing that happened
   uint32_t probes_under_way_ = 0;
 
   std::atomic<bool> stop_ = false;

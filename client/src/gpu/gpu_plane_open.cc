@@ -54,9 +54,7 @@ Status Plan(const ModelLayout& model, const superoffload_gpu_options& options, c
   for (uint32_t bucket = 0; bucket < model.bucket_count(); ++bucket) {
     most_tensors = std::max(most_tensors, model.parts(bucket).size());
   }
-  const auto plan = [&](uint64_t slots) {
-    return PlanGpu(*buckets, parameters_bytes, slots, most_tensors);
-  };
+  const auto plan = [&](uint64_t slots) { return PlanGpu(*buckets, parameters_bytes, slots, most_tensors); };
   if (options.device_slots == 0) return ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout);
   *layout = plan(options.device_slots);
   return {};
@@ -113,9 +111,9 @@ Status GpuPlane::Open(const ModelLayout& model, const superoffload_gpu_options& 
   CopyText(device_->name(), report_.gpu);
   report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
   memory_ = std::move(memory);
-  if (Status status = OpenGpuMemory(
-          {.device = device_, .layout = layout_, .mover = options.mover, .share = options.share != 0},
-          {.connection = steps_.connection(), .epoch = steps_.epoch()}, &memory_, &report_);
+  if (Status status =
+          OpenGpuMemory({.device = device_, .layout = layout_, .mover = options.mover, .share = options.share != 0},
+                        {.connection = steps_.connection(), .epoch = steps_.epoch()}, &memory_, &report_);
       !status.ok()) {
     return status;
   }
@@ -199,9 +197,10 @@ Status GpuPlane::Pull() {
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
   const CudaStream stream = moves_->mover().up_stream();
-  return CopyEach(stream, "copying parameters to the GPU", [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
-    return driver.MemcpyHtoDAsync(OnGpu(bucket), OnHost(bucket), bucket.parameters_bytes(), stream);
-  });
+  return CopyEach(stream, "copying parameters to the GPU",
+                  [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
+                    return driver.MemcpyHtoDAsync(OnGpu(bucket), OnHost(bucket), bucket.parameters_bytes(), stream);
+                  });
 }
 
 Status GpuPlane::Push(CudaStream stream) {
@@ -210,9 +209,10 @@ Status GpuPlane::Push(CudaStream stream) {
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
   const CudaStream down = moves_->mover().down_stream();
   if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
-  return CopyEach(down, "copying parameters from the GPU", [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
-    return driver.MemcpyDtoHAsync(OnHost(bucket), OnGpu(bucket), bucket.parameters_bytes(), down);
-  });
+  return CopyEach(down, "copying parameters from the GPU",
+                  [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
+                    return driver.MemcpyDtoHAsync(OnHost(bucket), OnGpu(bucket), bucket.parameters_bytes(), down);
+                  });
 }
 
 // Waits until `copy` of each bucket's parameters, which it gives to the stream, is done.

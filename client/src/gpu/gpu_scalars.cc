@@ -40,8 +40,8 @@ Status GpuScalars::Read(std::span<const SmallCopy> copies, CudaStream stream) {
   std::byte* to = read_.memory.data();
   for (const SmallCopy& copy : copies) {
     if (copy.bytes > 0 && status.ok()) {
-      status = driver.Status(
-          driver.MemcpyDtoHAsync(to, reinterpret_cast<CudaPointer>(copy.device), copy.bytes, stream), what);
+      status = driver.Status(driver.MemcpyDtoHAsync(to, reinterpret_cast<CudaPointer>(copy.device), copy.bytes, stream),
+                             what);
     }
     to += copy.bytes;
   }

@@ -22,8 +22,8 @@ T* DeviceData(CudaPointer pointer) {
 
 }  // namespace
 
-Status GradientPacker::Open(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout,
-                            CudaPointer gpu, CudaStream stream) {
+Status GradientPacker::Open(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout, CudaPointer gpu,
+                            CudaStream stream) {
   device_ = std::move(device);
   layout_ = layout;
   gpu_ = gpu;
@@ -50,8 +50,8 @@ GradientPacker::~GradientPacker() {
 
 Status GradientPacker::Check(uint32_t bucket, uint64_t elements, std::span<const BucketTensor> tensors) const {
   if (tensors.size() > layout_.most_tensors) {
-    return Error(Code::kInvalidArgument, tensors.size(), " tensors for bucket ", bucket,
-                 ", but parts of at most ", layout_.most_tensors, " parameters lie in one");
+    return Error(Code::kInvalidArgument, tensors.size(), " tensors for bucket ", bucket, ", but parts of at most ",
+                 layout_.most_tensors, " parameters lie in one");
   }
   uint64_t end = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -45,8 +45,8 @@ class GradientPacker {
   Status WaitFor(kernels::CudaStream stream, kernels::CudaStream side_stream);
 
   // `to` is a slot's place, or the host's. The table and the sums are the slot's.
-  Status Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors,
-              kernels::DType dtype, void* to);
+  Status Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors, kernels::DType dtype,
+              void* to);
 
   // `stream` waits for what has been packed so far.
   Status WaitPacked(kernels::CudaStream stream);

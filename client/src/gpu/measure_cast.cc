@@ -94,7 +94,7 @@ class Rehearsal {
 
  private:
   uint64_t elements_ = 0;
-  uint64_t slot_offset_ = 0, sums_offset_ = 0;         // on the GPU, where the gradient is first
+  uint64_t slot_offset_ = 0, sums_offset_ = 0;        // on the GPU, where the gradient is first
   uint64_t begins_offset_ = 0, gradient_offset_ = 0;  // on the host, where the table is
   kernels::PackTable table_{};
   std::shared_ptr<const kernels::GpuDevice> device_;

@@ -1,6 +1,6 @@
 // The stream on which an attachment's gradients are packed, which outlives the attachment: who has kept memory for it
-// (PyTorch's record_stream) may record an event on it whenever that memory is given back. So none is ever destroyed; the
-// next attachment takes it.
+// (PyTorch's record_stream) may record an event on it whenever that memory is given back. So none is ever destroyed;
+// the next attachment takes it.
 #ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_PACK_STREAM_H_
 #define SUPEROFFLOAD_CLIENT_SRC_GPU_PACK_STREAM_H_
 

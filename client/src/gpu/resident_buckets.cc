@@ -71,8 +71,8 @@ Status ResidentBuckets::Update(const superoffload_verdict_payload& verdict, cons
   // Their gradients are complete: the daemon would not know the verdict otherwise.
   for (auto entry = residents_.rbegin(); entry != residents_.rend(); ++entry) {
     const auto& [index, resident] = *entry;
-    if (Status status = UpdateOne(resident, kernels, steps_->RunsOf(index), gpu + resident.bucket.gpu_offset,
-                                  mover->up_stream());
+    if (Status status =
+            UpdateOne(resident, kernels, steps_->RunsOf(index), gpu + resident.bucket.gpu_offset, mover->up_stream());
         !status.ok()) {
       return status;
     }

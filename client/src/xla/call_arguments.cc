@@ -31,10 +31,10 @@ Status PieceOf(const Trainer& trainer, int64_t parameter, int32_t index, const f
     return Error(Code::kInvalidArgument, "the gradient of ", whole.name, " has another dtype than it");
   }
   const uint64_t elements = buffer.element_count();
-  if (index < 0 ? elements != whole.elements : elements == 0 || static_cast<uint64_t>(index) >= whole.elements / elements) {
+  if (index < 0 ? elements != whole.elements
+                : elements == 0 || static_cast<uint64_t>(index) >= whole.elements / elements) {
     return Error(Code::kInvalidArgument, "a gradient of ", elements, " elements is not slice ", index, " of ",
-                 whole.name, ", which has ", whole.elements,
-                 "; pass index= the number of the layer in the stack");
+                 whole.name, ", which has ", whole.elements, "; pass index= the number of the layer in the stack");
   }
   *piece = {static_cast<uint32_t>(parameter), index < 0 ? 0 : index * elements, elements, buffer.untyped_data(),
             whole.dtype};

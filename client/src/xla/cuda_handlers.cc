@@ -119,11 +119,9 @@ XLA_FFI_DEFINE_HANDLER(kHandOverOnGpu, HandOverOnGpu,
                            .Attr<int64_t>("whole")
                            .RemainingArgs()
                            .RemainingRets());
-XLA_FFI_DEFINE_HANDLER(kPublishOnGpu, PublishOnGpu,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<CudaStream>>()
-                           .Attr<int64_t>("submitter")
-                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(
+    kPublishOnGpu, PublishOnGpu,
+    ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>().Attr<int64_t>("submitter").RemainingRets());
 XLA_FFI_DEFINE_HANDLER(kStepOnGpu, StepOnGpu, BindStep(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>()));
 XLA_FFI_DEFINE_HANDLER(kCountOnGpu, CountOnGpu, BindCount(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>()));
 

@@ -1,6 +1,6 @@
 // What XLA calls on the CPU, through its foreign function interface. Operands and results are those that
-// superoffload/jax/ffi.py gives. A handler returns when the daemon's memory has what it brought, so that XLA may use its
-// buffers for something else.
+// superoffload/jax/ffi.py gives. A handler returns when the daemon's memory has what it brought, so that XLA may use
+// its buffers for something else.
 #include <algorithm>
 #include <cstring>
 #include <iterator>

@@ -49,8 +49,7 @@ struct StepCall {
   Status Check() const;
 
   // `given`: operands 0 to 2. FAILED_PRECONDITION: this is not the step after `given.count` others.
-  Status Run(Trainer& trainer, const StepNumbers& given, std::optional<StreamNumber> stream,
-             StepReport* report) const;
+  Status Run(Trainer& trainer, const StepNumbers& given, std::optional<StreamNumber> stream, StepReport* report) const;
 };
 
 template <typename Binding>

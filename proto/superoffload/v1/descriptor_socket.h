@@ -70,10 +70,10 @@ typedef struct superoffload_socket_reply {
 #define SUPEROFFLOAD_MAX_DEVICE_PIECES 128u /* one SCM_RIGHTS message carries at most 253 descriptors */
 
 /* GPU memory that the trainer allocated, in pieces of `piece_bytes`, of which the last may be shorter. A descriptor of
- * each (of the virtual memory API) comes in SCM_RIGHTS, in the order of their addresses. One behind the other they hold,
- * at these byte offsets, device slots, each of which holds the gradient of one bucket in the bucket's gradient dtype; and
- * per slot one double per chunk of 65536 elements, its sum of squares. Each gradient says where in it the bucket's
- * parameters lie (superoffload_gradient_payload). */
+ * each (of the virtual memory API) comes in SCM_RIGHTS, in the order of their addresses. One behind the other they
+ * hold, at these byte offsets, device slots, each of which holds the gradient of one bucket in the bucket's gradient
+ * dtype; and per slot one double per chunk of 65536 elements, its sum of squares. Each gradient says where in it the
+ * bucket's parameters lie (superoffload_gradient_payload). */
 typedef struct superoffload_device_request {
   superoffload_socket_request header;
   uint8_t device_uuid[16];

@@ -1,5 +1,5 @@
-// What daemon and client show of text that others chose: names and paths may hold newlines that forge a line of a log, or
-// escape sequences that a terminal obeys.
+// What daemon and client show of text that others chose: names and paths may hold newlines that forge a line of a log,
+// or escape sequences that a terminal obeys.
 #ifndef SUPEROFFLOAD_V1_PRINTABLE_H_
 #define SUPEROFFLOAD_V1_PRINTABLE_H_
 

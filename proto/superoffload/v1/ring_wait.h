@@ -18,8 +18,8 @@ inline std::atomic_ref<uint32_t> Shared(uint32_t& word) { return std::atomic_ref
 
 inline void FutexWakeAll(uint32_t& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
 
-// A producer has written the entry before `tail`. It leaves the waiting word alone: the consumer may have taken the entry
-// meanwhile and announced its next sleep, of which the next producer has to know.
+// A producer has written the entry before `tail`. It leaves the waiting word alone: the consumer may have taken the
+// entry meanwhile and announced its next sleep, of which the next producer has to know.
 inline void PublishTail(uint32_t& tail_word, uint32_t& waiting_word, uint32_t tail) {
   // Sequentially consistent with the consumer's "store waiting, load tail": one of the two sees the other.
   Shared(tail_word).store(tail, std::memory_order_seq_cst);

@@ -11,7 +11,8 @@
  * loads tail with acquire order, copies the entry, then stores head + 1 with release order. Indices run
  * freely modulo 2^32. A consumer that finds its ring empty sets its `..._waiting` word, re-reads tail (both
  * sequentially consistent) and sleeps in FUTEX_WAIT on the tail word (shared futex, not private); a producer
- * that sees the word set after publishing calls FUTEX_WAKE on the tail word. Only the consumer clears it, when it is awake.
+ * that sees the word set after publishing calls FUTEX_WAKE on the tail word. Only the consumer clears it, when it is
+ * awake.
  *
  * One step, in submission order:
  *
@@ -36,21 +37,22 @@
  *
  * A rank of a run of several submits PREPARE when every bucket has been submitted. PREPARED answers that the gradients
  * and all else of the step outlive trainer and daemon; only the sum of squares that it carries may be gathered so as to
- * end a step. END_STEP then carries the total of all ranks, the attempt that PREPARED named, and the same gradient scale
- * and threshold. Between them neither GROUP nor ABANDON_STEP is accepted: other ranks may have committed.
+ * end a step. END_STEP then carries the total of all ranks, the attempt that PREPARED named, and the same gradient
+ * scale and threshold. Between them neither GROUP nor ABANDON_STEP is accepted: other ranks may have committed.
  *
  * The parameters of a step are final for a bucket when PARAMETERS_READY without SPECULATIVE arrived, or when
  * it arrived with SPECULATIVE and a VERDICT followed (or preceded it) that carries SPECULATION_STANDS.
  *
  * A trainer on a GPU whose memory the daemon has mapped (superoffload_device_request of descriptor_socket.h) submits
  * gradients that lie in device slots, with DEVICE_SLOT. GRADIENT_TAKEN(slot) tells that the slot may be filled again.
- * A bucket's parameters go to where its gradient said that they lie (`gpu_offset`), and only once the VERDICT is to commit or clip, and only those that are final then: a
- * LANDED(bucket) follows for each bucket, the highest first among those that are published; a step that is skipped has
- * none. END_STEP says that nothing of the trainer's reads the parameters of the step before any more. Either side
- * submits only what its own GPU work has finished: neither's streams ever wait for the other's, which may have died.
- * PROBE has a device slot copied as GRADIENT_READY does and the bucket's parameters copied back, changes nothing, and
- * is for measuring between steps. UNMAP_DEVICE, between steps, says that the trainer copies by itself from now on: the
- * daemon lets go of the GPU and its memory, for the rest of the attachment.
+ * A bucket's parameters go to where its gradient said that they lie (`gpu_offset`), and only once the VERDICT is to
+ * commit or clip, and only those that are final then: a LANDED(bucket) follows for each bucket, the highest first among
+ * those that are published; a step that is skipped has none. END_STEP says that nothing of the trainer's reads the
+ * parameters of the step before any more. Either side submits only what its own GPU work has finished: neither's
+ * streams ever wait for the other's, which may have died. PROBE has a device slot copied as GRADIENT_READY does and the
+ * bucket's parameters copied back, changes nothing, and is for measuring between steps. UNMAP_DEVICE, between steps,
+ * says that the trainer copies by itself from now on: the daemon lets go of the GPU and its memory, for the rest of the
+ * attachment.
  *
  * A trainer that copies by itself may state the sum of squares (SUM_KNOWN). NO_COPY_BACK asks that the bucket's
  * parameters of this step be published in host memory only, because the trainer copies, or updates its own.
@@ -87,7 +89,7 @@ enum superoffload_submission {
   SUPEROFFLOAD_SUBMIT_GROUP = 1,          /* superoffload_group_payload */
   SUPEROFFLOAD_SUBMIT_BEGIN_STEP = 2,     /* f64: expected gradient scale */
   SUPEROFFLOAD_SUBMIT_GRADIENT_READY = 3, /* the bucket's gradient is complete in the step's slot */
-  SUPEROFFLOAD_SUBMIT_END_STEP = 4, /* superoffload_end_payload */
+  SUPEROFFLOAD_SUBMIT_END_STEP = 4,       /* superoffload_end_payload */
   SUPEROFFLOAD_SUBMIT_ABANDON_STEP = 5,
   SUPEROFFLOAD_SUBMIT_MEASURE_NORM = 6, /* f64: gradient scale */
   SUPEROFFLOAD_SUBMIT_PROBE = 7,        /* gradient: slot */
@@ -111,7 +113,8 @@ enum superoffload_completion {
 /* Submission flags of GRADIENT_READY. */
 enum {
   SUPEROFFLOAD_FLAG_DEVICE_SLOT = 4, /* the gradient lies in device slot `slot` */
-  SUPEROFFLOAD_FLAG_SUM_KNOWN = 8,   /* `sum_of_squares` is that of the gradient, as NormLanes of kernels/elements defines it */
+  SUPEROFFLOAD_FLAG_SUM_KNOWN =
+      8, /* `sum_of_squares` is that of the gradient, as NormLanes of kernels/elements defines it */
   SUPEROFFLOAD_FLAG_NO_COPY_BACK = 16
 };
 
@@ -141,9 +144,9 @@ typedef struct superoffload_verdict_payload {
 
 typedef struct superoffload_end_payload {
   double gradient_scale;
-  double max_grad_norm;         /* 0 = no clipping */
-  double total_sum_of_squares;  /* of a run of several ranks, over all of them; else 0 */
-  uint64_t attempt;             /* likewise: of this rank, as PREPARED named it; 0 where it trains alone */
+  double max_grad_norm;        /* 0 = no clipping */
+  double total_sum_of_squares; /* of a run of several ranks, over all of them; else 0 */
+  uint64_t attempt;            /* likewise: of this rank, as PREPARED named it; 0 where it trains alone */
 } superoffload_end_payload;
 
 typedef struct superoffload_prepared_payload {

@@ -1,6 +1,6 @@
 // What a step exposes: the time from END_STEP, right behind the last gradient, to the last final parameters, on the CPU
-// path, for steps that commit, are clipped or are skipped. README.md beside this file has the three ways that are compared
-// and a run. Never a test: times are the machine's business.
+// path, for steps that commit, are clipped or are skipped. README.md beside this file has the three ways that are
+// compared and a run. Never a test: times are the machine's business.
 //
 //   exposed_passes_bench [--elements=151000000] [--threads=2] [--rounds=3] [--steps=5] [--compute_seconds=0.6]
 #include <sched.h>
@@ -155,7 +155,9 @@ class Bench {
   // The first gradients are those of the last layers: one of the last ones is infinite.
   void MakeFinite(bool finite) {
     const BucketLayout& last = layout_.buckets.back();
-    for (const uint64_t offset : last.gradient_offsets) gradients_[offset / sizeof(uint16_t)] = finite ? 0x3a83 : 0x7f80;
+    for (const uint64_t offset : last.gradient_offsets) {
+      gradients_[offset / sizeof(uint16_t)] = finite ? 0x3a83 : 0x7f80;
+    }
   }
 
   void Train(const Kind& kind, const Way& way, std::vector<double>& exposed) {

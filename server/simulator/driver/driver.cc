@@ -59,7 +59,8 @@ std::shared_ptr<Stream> FindStream(CudaStream handle) {
 
 std::shared_ptr<void> Lend(Stream* stream, CudaStream* handle) {
   const auto nobody = [](Stream*) {};
-  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(OwnedStream{std::shared_ptr<Stream>(stream, nobody), nullptr}));
+  *handle = Streams().Add<CudaStream>(
+      std::make_shared<OwnedStream>(OwnedStream{std::shared_ptr<Stream>(stream, nobody), nullptr}));
   return {*handle, [](CudaStream lent) { Streams().Take(lent); }};
 }
 
@@ -111,7 +112,8 @@ namespace {
 
 int CreateStream(Process& process, CudaStream* handle, unsigned) {
   process.CountObject(1);
-  *handle = Streams().Add<CudaStream>(std::make_shared<OwnedStream>(OwnedStream{process.clock().MakeStream(), &process}));
+  *handle =
+      Streams().Add<CudaStream>(std::make_shared<OwnedStream>(OwnedStream{process.clock().MakeStream(), &process}));
   return kOk;
 }
 int DestroyStream(CudaStream handle) {

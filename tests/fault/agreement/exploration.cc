@@ -44,7 +44,8 @@ class KeyWriter {
     Add(total.sum_of_squares);
   }
   void Add(const superoffload_run_report& report) {
-    for (const uint64_t word : {report.lineage, report.committed_steps, report.prepared_step, report.prepared_attempt}) {
+    for (const uint64_t word :
+         {report.lineage, report.committed_steps, report.prepared_step, report.prepared_attempt}) {
       Add(word);
     }
     Add(report.last.sum_of_squares);
@@ -235,14 +236,16 @@ void Exploration::DaemonEvents(const State& state, uint32_t rank) {
                });
   }
   if (own.late.there) {
-    const MachineCall end{.kind = MachineCall::kEnd, .attempt = own.late.total.attempt, .value = own.late.total.sum_of_squares};
+    const MachineCall end{
+        .kind = MachineCall::kEnd, .attempt = own.late.total.attempt, .value = own.late.total.sum_of_squares};
     BranchCall(state, rank, "a late END_STEP", end, [rank](State& next, const MachineOutcome&) {
       next.ranks[rank].late = {};
       return true;
     });
   }
   if (own.end.there) {
-    const MachineCall end{.kind = MachineCall::kEnd, .attempt = own.end.total.attempt, .value = own.end.total.sum_of_squares};
+    const MachineCall end{
+        .kind = MachineCall::kEnd, .attempt = own.end.total.attempt, .value = own.end.total.sum_of_squares};
     BranchCall(state, rank, "END_STEP", end, [this, rank](State& next, const MachineOutcome& outcome) {
       Rank& own = next.ranks[rank];
       own.end = {};
@@ -259,7 +262,8 @@ void Exploration::DaemonEvents(const State& state, uint32_t rank) {
 }
 
 MachineOutcome Exploration::Quietly(State& state, uint32_t rank, MachineCall::Kind kind, double value) {
-  const MachineOutcome outcome = machines_.Call(state.ranks[rank].node, {.kind = kind, .attempt = 0, .value = value}, 0);
+  const MachineOutcome outcome =
+      machines_.Call(state.ranks[rank].node, {.kind = kind, .attempt = 0, .value = value}, 0);
   state.ranks[rank].node = outcome.node;
   return outcome;
 }
@@ -352,7 +356,8 @@ void Exploration::StepEvents(const State& state, uint32_t rank) {
     });
   }
   if (own.submitted && own.daemon) {
-    const MachineCall calls[] = {{.kind = MachineCall::kBegin}, {.kind = MachineCall::kReady}, {.kind = MachineCall::kPrepare}};
+    const MachineCall calls[] = {
+        {.kind = MachineCall::kBegin}, {.kind = MachineCall::kReady}, {.kind = MachineCall::kPrepare}};
     State before = state;
     for (const MachineCall& call : calls) {
       const bool last = call.kind == MachineCall::kPrepare;

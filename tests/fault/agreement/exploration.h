@@ -1,6 +1,6 @@
 // Every interleaving of a run of two ranks with a few deaths. The daemons are real (rank_machine.h), and so is what the
-// trainers make of each other's reports (client/src/agreement.h); trainers, process groups and what is on its way between
-// them are modelled here.
+// trainers make of each other's reports (client/src/agreement.h); trainers, process groups and what is on its way
+// between them are modelled here.
 //
 // A trainer reports, waits for all reports, resolves what it has prepared, attaches, and trains: it fills the slot and
 // submits the step; once that is prepared it contributes its sum to the group's gathering, and ends the step with the
@@ -32,12 +32,12 @@ struct ExplorationOptions {
   bool other_lineage = false;  // rank 1 begins from another checkpoint, of the same step
 
   // Rules of trainers and groups that are broken.
-  bool planted = false;             // some rule is, here or in the engine
-  size_t shallow = 0;               // and so many events are enough to find it; 0: any number
-  bool decide_early = false;        // without the reports of all
-  bool mix_generations = false;     // what an older group has gathered counts
+  bool planted = false;          // some rule is, here or in the engine
+  size_t shallow = 0;            // and so many events are enough to find it; 0: any number
+  bool decide_early = false;     // without the reports of all
+  bool mix_generations = false;  // what an older group has gathered counts
   bool fill_before_agreement = false;
-  bool report_attached = false;     // while the dead trainer's attachment is not over
+  bool report_attached = false;  // while the dead trainer's attachment is not over
 };
 
 class Exploration {
@@ -94,7 +94,8 @@ class Exploration {
   void Branch(const State& from, const std::string& event, const std::function<bool(State&)>& act);
   // Calls the daemon of `rank`, once for each way in which that may end, and goes on with `then`.
   using Then = std::function<bool(State&, const MachineOutcome&)>;
-  void BranchCall(const State& from, uint32_t rank, const std::string& event, const MachineCall& call, const Then& then);
+  void BranchCall(const State& from, uint32_t rank, const std::string& event, const MachineCall& call,
+                  const Then& then);
   bool TakeOutcome(State& state, uint32_t rank, const MachineCall* call, const MachineOutcome& outcome);
   void NoteCommit(State& state, uint32_t rank, uint64_t step, double total);
   MachineOutcome Quietly(State& state, uint32_t rank, MachineCall::Kind kind, double value = 0);

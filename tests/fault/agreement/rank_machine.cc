@@ -144,7 +144,8 @@ RankMachines::RankMachines()
     : spec_(Spec()),
       layout_(*engine::PlanLayout(spec_)),
       memory_(layout_),
-      record_bytes_(engine::Record::Bytes(layout_) - (engine::kMaxWorkers - 1) * kernels::UndoSlotBytes(*layout_.algorithm)) {}
+      record_bytes_(engine::Record::Bytes(layout_) -
+                    (engine::kMaxWorkers - 1) * kernels::UndoSlotBytes(*layout_.algorithm)) {}
 
 std::string RankMachines::Save() const {
   std::string image;
@@ -240,7 +241,8 @@ uint32_t RankMachines::Image(const std::vector<PlainStep>& steps, uint64_t linea
   alone.Recover([] {});
   alone.SetLineage(lineage);
   for (const auto& [gradient, coefficient] : steps) {
-    std::byte* const slot = memory_.gradients.data() + layout_.buckets[0].gradient_offsets[alone.statistics().next_slot()];
+    std::byte* const slot =
+        memory_.gradients.data() + layout_.buckets[0].gradient_offsets[alone.statistics().next_slot()];
     for (size_t i = 0; i < 8; ++i) test::StoreElement(slot, i, kernels::DType::kFloat32, static_cast<float>(gradient));
     const uint64_t step = alone.statistics().step + 1;
     absl::Status status = alone.BeginStep(step, coefficient);
@@ -260,7 +262,8 @@ uint64_t RankMachines::Committed(uint32_t image) {
 double RankMachines::Gradient(uint32_t image, uint64_t step) {
   Load(image);
   float value;
-  std::memcpy(&value, memory_.gradients.data() + layout_.buckets[0].gradient_offsets[engine::SlotOf(step)], sizeof(value));
+  std::memcpy(&value, memory_.gradients.data() + layout_.buckets[0].gradient_offsets[engine::SlotOf(step)],
+              sizeof(value));
   return value;
 }
 

@@ -29,10 +29,10 @@ struct MachineCall {
 };
 
 struct MachineOutcome {
-  uint32_t node = 0;     // of the daemon that lives on; after a death, an image
+  uint32_t node = 0;  // of the daemon that lives on; after a death, an image
   bool accepted = false;
   bool died = false;
-  uint32_t stores = 0;   // places where it might have died
+  uint32_t stores = 0;  // places where it might have died
   // What was told before the end or the death.
   std::optional<engine::RunTotal> prepared;
   std::optional<engine::Verdict> verdict;

@@ -1,6 +1,6 @@
-// Trains a run of two ranks with a real daemon under its keeper for each, kills any of the four processes, or several at
-// once, at random instants, and demands the weights of an undisturbed run, bit for bit. A rank whose trainer or daemon dies
-// goes on with what memory holds: nothing is ever created anew or restored.
+// Trains a run of two ranks with a real daemon under its keeper for each, kills any of the four processes, or several
+// at once, at random instants, and demands the weights of an undisturbed run, bit for bit. A rank whose trainer or
+// daemon dies goes on with what memory holds: nothing is ever created anew or restored.
 //
 //   rank_kill_driver --kills=N --seed=S    ends with "kills=N mismatches=M"; exit status 1 when M > 0
 #include <signal.h>
@@ -56,9 +56,9 @@ class Machine {
   ~Machine() { std::filesystem::remove_all(directory_); }
 
   pid_t StartTrainer(uint32_t rank, uint64_t steps, uint64_t seed) const {
-    return test::Spawn({"/proc/self/exe", "--rank=" + std::to_string(rank),
-                        "--endpoint=" + daemons_[rank]->endpoint(), "--directory=" + directory_,
-                        "--steps=" + std::to_string(steps), "--seed=" + std::to_string(seed)});
+    return test::Spawn({"/proc/self/exe", "--rank=" + std::to_string(rank), "--endpoint=" + daemons_[rank]->endpoint(),
+                        "--directory=" + directory_, "--steps=" + std::to_string(steps),
+                        "--seed=" + std::to_string(seed)});
   }
 
   // Both ranks, undisturbed, until `steps` are committed.

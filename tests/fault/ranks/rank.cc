@@ -92,7 +92,9 @@ class Generation {
     Pause();
     if (decision->attempt() == 0) return absl::OkStatus();
     decision->set_name(NameOf(options_.rank));
-    if (absl::StatusOr<v1::Optimizer> resolved = client_.ResolveStep(*decision); !resolved.ok()) return resolved.status();
+    if (absl::StatusOr<v1::Optimizer> resolved = client_.ResolveStep(*decision); !resolved.ok()) {
+      return resolved.status();
+    }
     ++(decision->has_commit() ? tally_.rolled_forward : tally_.abandoned);
     Pause();
     return absl::OkStatus();
@@ -135,7 +137,9 @@ class Generation {
 
   // Holds the narrow places of the protocol open for a while, now and then.
   void Pause() const {
-    if (options_.seed != 0 && random_() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 4000));
+    if (options_.seed != 0 && random_() % 4 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 4000));
+    }
   }
 
   const RankOptions& options_;

@@ -1,5 +1,5 @@
-// One rank of a run of two, as a C++ trainer: it comes to an agreement, trains, and comes to another one whenever the other
-// rank or a daemon dies. It knows no checkpoint.
+// One rank of a run of two, as a C++ trainer: it comes to an agreement, trains, and comes to another one whenever the
+// other rank or a daemon dies. It knows no checkpoint.
 #ifndef SUPEROFFLOAD_TESTS_FAULT_RANKS_RANK_H_
 #define SUPEROFFLOAD_TESTS_FAULT_RANKS_RANK_H_
 

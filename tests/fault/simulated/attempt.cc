@@ -54,9 +54,8 @@ double SumOfSquares(const Ground& ground, const Attempt& attempt, const BucketLa
   std::vector<double> chunks(bucket.chunks());
   for (size_t i = 0; i < chunks.size(); ++i) {
     const size_t first = i * kernels::kChunkElements;
-    chunks[i] = kernels::SumOfSquares(
-        std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-        {packed.data() + first * width, bucket.gradient_dtype});
+    chunks[i] = kernels::SumOfSquares(std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
+                                      {packed.data() + first * width, bucket.gradient_dtype});
   }
   return kernels::SumOfChunks(chunks);
 }

@@ -12,14 +12,14 @@
 namespace superoffload::faults {
 
 struct Attempt {
-  std::vector<std::byte> gradients;  // as the layout has slot 0
-  std::vector<bool> absent;          // by parameter
-  std::vector<std::optional<double>> sums;  // that the trainer states, by bucket
+  std::vector<std::byte> gradients;                   // as the layout has slot 0
+  std::vector<bool> absent;                           // by parameter
+  std::vector<std::optional<double>> sums;            // that the trainer states, by bucket
   std::vector<engine::Scalars> early_groups, groups;  // those of BEGIN_STEP and of END_STEP
   double early_scale = 1, scale = 1;
   double max_grad_norm = 0;
   bool measure = false;
-  bool bad_elsewhere = false;  // a gradient of another rank
+  bool bad_elsewhere = false;             // a gradient of another rank
   std::optional<uint32_t> abandon_after;  // so many buckets
 
   // Where the gradient of `bucket` lies.

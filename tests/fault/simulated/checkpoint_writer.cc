@@ -24,8 +24,8 @@ void CheckpointWriter::Request() {
   const uint64_t due = daemon_.machine()->statistics().committed_steps + ground_.random.Below(3);
   ground_.log.Add("checkpoint", "is asked for", due);
   request_ = 0;
-  const uint64_t number =
-      daemon_.machine()->RequestSnapshot({.committed_steps = due}, [this](absl::StatusOr<engine::StepMachine::Moment> moment) {
+  const uint64_t number = daemon_.machine()->RequestSnapshot(
+      {.committed_steps = due}, [this](absl::StatusOr<engine::StepMachine::Moment> moment) {
         request_.reset();
         if (moment.ok()) Taken(*std::move(moment));
       });

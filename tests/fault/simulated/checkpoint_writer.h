@@ -47,9 +47,9 @@ class CheckpointWriter {
   bool stopped_ = false;
   std::optional<uint64_t> request_;  // that waits for its moment
   std::optional<Checkpoint> writing_;
-  uint64_t number_ = 0;      // of `writing_`
-  uint32_t saved_ = 0;       // buckets
-  uint32_t claimed_ = 0;     // buckets that are being saved
+  uint64_t number_ = 0;   // of `writing_`
+  uint32_t saved_ = 0;    // buckets
+  uint32_t claimed_ = 0;  // buckets that are being saved
   bool given_up_ = false;
   std::vector<Checkpoint> whole_;
 };

@@ -51,8 +51,8 @@ void LeaveTorn(const Algorithm& algorithm, size_t at, size_t n, const StateView&
                const MutableElements* theta) {
   RandomSource& random = deaths->random();
   const bool named = random.Chance(0.7);
-  const size_t most = algorithm.block_elements > 1 ? algorithm.block_elements
-                                                   : random.Between(1, named ? kUndoElements : kMostLanes);
+  const size_t most =
+      algorithm.block_elements > 1 ? algorithm.block_elements : random.Between(1, named ? kUndoElements : kMostLanes);
   const size_t count = std::min<size_t>(n - at, most), kept = kernels::UndoElements(algorithm.block_elements);
   for (size_t a = 0; a < algorithm.arrays.size(); ++a) {
     const kernels::StateArray& array = algorithm.arrays[a];
@@ -81,8 +81,8 @@ struct Mortal {
   }
   static bool Dies(size_t first, size_t n) { return first < n && deaths->plan().InKernel(); }
 
-  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                     ConstElements pending, UndoSlot* undo) {
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                     UndoSlot* undo) {
     if (!Dies(first, n)) return kernels().absorb(first, n, state, absorb, pending, undo);
     const size_t cut = CutIn(real(), first, n);
     if (cut > first) kernels().absorb(first, cut, state, absorb, pending, undo);

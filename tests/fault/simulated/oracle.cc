@@ -70,9 +70,7 @@ engine::Verdict Oracle::Resolve(const Attempt& attempt) {
   return verdict;
 }
 
-void Oracle::Keep() {
-  history_[committed_steps_].push_back({optimizer_->memory().state, optimizer_->steps()});
-}
+void Oracle::Keep() { history_[committed_steps_].push_back({optimizer_->memory().state, optimizer_->steps()}); }
 
 bool Oracle::HasParameters(const std::vector<std::byte>& parameters) const {
   try {
@@ -98,8 +96,7 @@ const char* Oracle::Compare(const Moment& moment, const std::vector<std::byte>& 
                             const std::vector<uint64_t>& parameter_steps) const {
   for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
     const uint64_t at = ground_.layout.StateByte(array, 0);
-    const uint64_t bytes =
-        ground_.layout.state_arrays[array].array.Bytes(ground_.layout.state_elements);
+    const uint64_t bytes = ground_.layout.state_arrays[array].array.Bytes(ground_.layout.state_elements);
     if (std::memcmp(state.data() + at, moment.state.data() + at, bytes) != 0) return array == 0 ? "masters" : "moments";
   }
   return parameter_steps == moment.parameter_steps ? nullptr : "the parameters' steps";

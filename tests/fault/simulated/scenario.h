@@ -23,15 +23,15 @@ struct Scenario {
   bool run = false;    // of several ranks, of which this is one: each step is prepared, and others may commit it
   bool snapshots = false;
   uint32_t restores = 0;  // of checkpoints, at most
-  double clip = 0;     // chances per step
-  double leave = 0;    // the trainer detaches, and attaches again
-  double edit = 0;     // of parameters that are pushed
-  double bad = 0;      // a gradient that is not finite; of a run, of another rank's as well
+  double clip = 0;        // chances per step
+  double leave = 0;       // the trainer detaches, and attaches again
+  double edit = 0;        // of parameters that are pushed
+  double bad = 0;         // a gradient that is not finite; of a run, of another rank's as well
   double abandon = 0;
-  double revise = 0;   // hyper-parameters or scale change inside the step
+  double revise = 0;  // hyper-parameters or scale change inside the step
   double measure = 0;
-  double state_sum = 0;  // per bucket
-  double absent = 0;     // per parameter
+  double state_sum = 0;         // per bucket
+  double absent = 0;            // per parameter
   double residents = 0;         // on the GPU, per attachment
   double change_residents = 0;  // how many there are
   DeathChances deaths;

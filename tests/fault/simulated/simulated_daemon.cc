@@ -8,10 +8,7 @@
 namespace superoffload::faults {
 
 SimulatedDaemon::SimulatedDaemon(Ground* ground, std::function<void()> on_death)
-    : ground_(*ground),
-      on_death_(std::move(on_death)),
-      memory_(ground->memory.view()),
-      checkpoints_(ground, this) {}
+    : ground_(*ground), on_death_(std::move(on_death)), memory_(ground->memory.view()), checkpoints_(ground, this) {}
 
 SimulatedDaemon::~SimulatedDaemon() = default;
 

@@ -60,8 +60,8 @@ class SimulatedDaemon final : public engine::StepObserver {
   // An entry was added to the rings' submissions.
   void Submitted(const std::shared_ptr<SimulatedRings>& rings);
 
-  // SettleOptimizer of the trainer of these rings, between its steps: `settled` is called when nothing is left to absorb
-  // of the buckets from `first_bucket` on.
+  // SettleOptimizer of the trainer of these rings, between its steps: `settled` is called when nothing is left to
+  // absorb of the buckets from `first_bucket` on.
   void Settle(const std::shared_ptr<SimulatedRings>& rings, uint32_t first_bucket, std::function<void()> settled);
 
   // Once nobody is attached: no checkpoint is begun from here, and `settled` is called when the state is that of the
@@ -103,9 +103,9 @@ class SimulatedDaemon final : public engine::StepObserver {
   std::unique_ptr<SimulatedWorkers> workers_;
   std::unique_ptr<engine::StepMachine> machine_;
   CheckpointWriter checkpoints_;
-  std::shared_ptr<SimulatedRings> wanted_;    // of the trainer that waits for its turn
-  std::shared_ptr<SimulatedRings> attached_;  // of the trainer that is attached
-  std::unique_ptr<SimulatedDevice> device_;   // its GPU, where this process copies
+  std::shared_ptr<SimulatedRings> wanted_;                         // of the trainer that waits for its turn
+  std::shared_ptr<SimulatedRings> attached_;                       // of the trainer that is attached
+  std::unique_ptr<SimulatedDevice> device_;                        // its GPU, where this process copies
   std::vector<std::unique_ptr<SimulatedDevice>> retired_devices_;  // killed; events may still be on their way
 };
 

@@ -1,5 +1,5 @@
-// What a daemon has of a trainer's GPU when it copies: the real server/transport/device_mover.h over a simulated driver,
-// between the rings and the step machine, as server/transport/transport.h puts it there.
+// What a daemon has of a trainer's GPU when it copies: the real server/transport/device_mover.h over a simulated
+// driver, between the rings and the step machine, as server/transport/transport.h puts it there.
 #ifndef SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_DEVICE_H_
 #define SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_DEVICE_H_
 

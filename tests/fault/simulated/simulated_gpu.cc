@@ -137,7 +137,8 @@ SimulatedGpu::~SimulatedGpu() { Kill(); }
 void SimulatedGpu::Pull() {
   for (uint32_t bucket = 0; bucket < ground_.buckets(); ++bucket) {
     const std::span<std::byte> to = memory_->parameters(bucket);
-    std::copy_n(ground_.memory.parameters.data() + ground_.layout.buckets[bucket].parameters_offset, to.size(), to.begin());
+    std::copy_n(ground_.memory.parameters.data() + ground_.layout.buckets[bucket].parameters_offset, to.size(),
+                to.begin());
   }
 }
 

@@ -75,7 +75,7 @@ class SimulatedGpu {
   const std::function<void(const superoffload_ring_entry&)> submit_;
   std::vector<uint32_t> free_slots_;
   bool compute_is_named_ = false;  // with a gradient of the open step: its end waits for the stream
-  bool waits_ = false;  // the process does until its copies are done: nothing else happens
+  bool waits_ = false;             // the process does until its copies are done: nothing else happens
   simulator::SimulatedCuda cuda_;
   simulator::GpuStream compute_, beside_;  // the trainer's; the model is read on the first
   kernels::OwnedStream pack_stream_;

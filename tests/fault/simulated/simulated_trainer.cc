@@ -109,11 +109,12 @@ void SimulatedTrainer::Connect() {
                   .rings = rings_,
                   .gpu = ground_.scenario.daemon_copies() ? gpu_memory_ : nullptr,
                   .committed_elsewhere = [this](uint64_t attempt) { return CommittedElsewhere(attempt); },
-                  .attached = [this, rings = rings_](const Welcome& welcome) {
-                    After([this, rings, welcome] {
-                      if (rings == rings_) Attached(welcome);
-                    });
-                  }});
+                  .attached =
+                      [this, rings = rings_](const Welcome& welcome) {
+                        After([this, rings, welcome] {
+                          if (rings == rings_) Attached(welcome);
+                        });
+                      }});
 }
 
 bool SimulatedTrainer::ChooseRestore() {
@@ -257,7 +258,9 @@ void SimulatedTrainer::TakeVerdict() {
   }
   if (!IsSkip(expected)) {
     if (verdict.global_norm != oracle_.norm()) Fail("the norm is ", verdict.global_norm, ", not ", oracle_.norm());
-    if (measure_asked_ && progress_->norm()->norm != oracle_.norm()) Fail("the norm was measured as ", progress_->norm()->norm);
+    if (measure_asked_ && progress_->norm()->norm != oracle_.norm()) {
+      Fail("the norm was measured as ", progress_->norm()->norm);
+    }
     free_[slot_].assign(ground_.buckets(), false);
   }
   slot_ = verdict.next_slot;
@@ -305,10 +308,13 @@ void SimulatedTrainer::FinishStep() {
 std::string SimulatedTrainer::Describe() const {
   if (finished_) return "the trainer has finished";
   const auto count = [](const std::vector<bool>& of) { return std::count(of.begin(), of.end(), true); };
-  return absl::StrCat("the trainer is ", attached_ ? "attached" : rings_ ? "about to attach" : "gone", ", in step ",
-                      step_, over_ ? " (over)" : "", ", stage ", static_cast<int>(stage_), ", ", count(written_),
-                      " of ", ground_.buckets(), " gradients written and ", count(submitted_), " submitted, ",
-                      count(free_[slot_]), " buckets of its slot free");
+  return absl::StrCat("the trainer is ",
+                      attached_ ? "attached"
+                      : rings_  ? "about to attach"
+                                : "gone",
+                      ", in step ", step_, over_ ? " (over)" : "", ", stage ", static_cast<int>(stage_), ", ",
+                      count(written_), " of ", ground_.buckets(), " gradients written and ", count(submitted_),
+                      " submitted, ", count(free_[slot_]), " buckets of its slot free");
 }
 
 }  // namespace superoffload::faults

@@ -98,7 +98,7 @@ class SimulatedTrainer {
     double total = 0;               // of all ranks
     std::optional<bool> committed;  // by another rank
   };
-  std::optional<Contribution> contribution_;  // to the attempt in question
+  std::optional<Contribution> contribution_;     // to the attempt in question
   std::shared_ptr<const Checkpoint> restoring_;  // asked for; null: none
   uint32_t restores_left_;
   std::optional<std::vector<std::byte>> edited_;  // parameters that were to be pushed, in place of those of the step
@@ -111,15 +111,15 @@ class SimulatedTrainer {
   std::shared_ptr<SimulatedGpuMemory> gpu_memory_;
   std::unique_ptr<SimulatedGpu> gpu_;
   std::vector<std::unique_ptr<SimulatedGpu>> retired_gpus_;
-  std::optional<uint64_t> left_;       // the daemon's life in which the trainer has left between steps
-  uint64_t reading_ = 0;               // counts verdicts: whose parameters are read
-  bool may_read_all_ = false;          // the step that the verdict was on is over
-  std::vector<bool> asked_, read_;     // by bucket
+  std::optional<uint64_t> left_;    // the daemon's life in which the trainer has left between steps
+  uint64_t reading_ = 0;            // counts verdicts: whose parameters are read
+  bool may_read_all_ = false;       // the step that the verdict was on is over
+  std::vector<bool> asked_, read_;  // by bucket
 
   // Of this attachment.
   std::shared_ptr<SimulatedRings> rings_;
   bool attached_ = false;
-  uint64_t waking_ = 0;  // the epoch of which an Act is on its way; 0: none
+  uint64_t waking_ = 0;                           // the epoch of which an Act is on its way; 0: none
   std::optional<client::StepProgress> progress_;  // of the step that was begun last
   uint64_t step_ = 0;                             // its number
   bool over_ = true;                              // all of it has come
@@ -127,9 +127,9 @@ class SimulatedTrainer {
   Stage stage_ = Stage::kEarlyGroups;
   size_t absent_done_ = 0;
   bool measure_asked_ = false;
-  bool may_change_residents_ = false;  // once before each attempt
-  bool changing_residents_ = false;    // the daemon settles what is to become resident
-  std::vector<engine::Scalars> sent_groups_;  // each empty: nothing yet
+  bool may_change_residents_ = false;                           // once before each attempt
+  bool changing_residents_ = false;                             // the daemon settles what is to become resident
+  std::vector<engine::Scalars> sent_groups_;                    // each empty: nothing yet
   std::array<std::vector<bool>, engine::kGradientSlots> free_;  // by bucket: what the slot held is absorbed
   std::vector<bool> written_, submitted_, copied_;              // of the attempt, by bucket
   std::vector<bool> speculative_, final_;                       // PARAMETERS_READY of the step has come

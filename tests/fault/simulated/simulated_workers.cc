@@ -24,8 +24,11 @@ void SimulatedWorkers::Submit(engine::ChunkJob* job, size_t chunks) {
 void SimulatedWorkers::StartChunks() {
   for (size_t worker = 0; worker < workers_.size(); ++worker) {
     if (workers_[worker]) continue;
-    auto job = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.waiting.empty() && !j.job->when_idle(); });
-    if (job == jobs_.end()) job = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.waiting.empty(); });
+    auto job = std::find_if(jobs_.begin(), jobs_.end(),
+                            [](const Job& j) { return !j.waiting.empty() && !j.job->when_idle(); });
+    if (job == jobs_.end()) {
+      job = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.waiting.empty(); });
+    }
     if (job == jobs_.end()) return;
     std::swap(job->waiting[ground_.random.Below(job->waiting.size())], job->waiting.back());
     workers_[worker] = Chunk{job->job, job->waiting.back()};

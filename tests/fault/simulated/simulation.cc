@@ -78,7 +78,9 @@ class Run {
     const std::byte* const first = reinterpret_cast<const std::byte*>(record.data()) + slots;
     const size_t bytes = kernels::UndoSlotBytes(*ground_.layout.algorithm);
     for (size_t worker = 0; worker < ground_.scenario.workers; ++worker) {
-      if (reinterpret_cast<const kernels::UndoSlot*>(first + worker * bytes)->claim != 0) Fail("the undo slot of worker ", worker, " is still claimed");
+      if (reinterpret_cast<const kernels::UndoSlot*>(first + worker * bytes)->claim != 0) {
+        Fail("the undo slot of worker ", worker, " is still claimed");
+      }
     }
   }
 

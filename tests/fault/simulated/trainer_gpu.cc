@@ -107,9 +107,11 @@ bool SimulatedTrainer::ReadSomeBucket() {
   const engine::BucketLayout& bucket = ground_.layout.buckets[b];
   const size_t bytes = bucket.parameters_bytes();
   const auto now = oracle_.parameters().begin() + static_cast<ptrdiff_t>(bucket.parameters_offset);
-  gpu_->Read(b, [this, b, reading = reading_, expected = std::vector(now, now + static_cast<ptrdiff_t>(bytes))](
-                    const std::byte* parameters) {
-    if (std::memcmp(parameters, expected.data(), expected.size()) != 0) Fail("the model reads other bits of bucket ", b);
+  gpu_->Read(b, [this, b, reading = reading_,
+                 expected = std::vector(now, now + static_cast<ptrdiff_t>(bytes))](const std::byte* parameters) {
+    if (std::memcmp(parameters, expected.data(), expected.size()) != 0) {
+      Fail("the model reads other bits of bucket ", b);
+    }
     std::memcpy(model_.data() + ground_.layout.buckets[b].parameters_offset, parameters, expected.size());
     After([this, b, reading] {
       if (reading == reading_ && attached_) HasRead(b);

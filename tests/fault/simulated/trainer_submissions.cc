@@ -43,8 +43,7 @@ bool SimulatedTrainer::Act() {
       stage_ = Stage::kGradients;
       [[fallthrough]];
     case Stage::kGradients:
-      if (attempt_.abandon_after &&
-          std::count(submitted_.begin(), submitted_.end(), true) >= *attempt_.abandon_after) {
+      if (attempt_.abandon_after && std::count(submitted_.begin(), submitted_.end(), true) >= *attempt_.abandon_after) {
         Submit(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0u);
         stage_ = Stage::kEnded;
         return true;

@@ -97,15 +97,17 @@ void Pack(Process& process, PackCode code, kernels::DType from, kernels::DType t
 // The host takes too long for what nobody looks at: the time is a GPU's.
 void Product(Process& process, kernels::ProductArguments p, unsigned, unsigned) {
   const size_t bytes = size_t{p.n} * p.n * sizeof(float);
-  if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes))
+  if (!Find(process, &p.a, bytes) || !Find(process, &p.b, bytes) || !Find(process, &p.c, bytes)) {
     return process.SetFault();
+  }
   std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
   bool found = true;
-  for (void*& array : a.state.arrays)
+  for (void*& array : a.state.arrays) {
     found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
+  }
   if (!found || !Find(process, &a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
       !Find(process, &a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
     return process.SetFault();

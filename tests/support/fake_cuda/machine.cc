@@ -35,10 +35,12 @@ const Machine& FindMachine(std::string_view name) {
 
 Machine ThisMachine() {
   Machine machine = FindMachine(TextOf("FAKE_CUDA_MACHINE", "h100-pcie"));
-  if (const int mib = Setting("FAKE_CUDA_CONTEXT_MIB", -1); mib >= 0)
+  if (const int mib = Setting("FAKE_CUDA_CONTEXT_MIB", -1); mib >= 0) {
     machine.context_bytes = kMiB * static_cast<size_t>(mib);
-  if (const int cost = Setting("FAKE_CUDA_REGISTER_COST", -1); cost >= 0)
+  }
+  if (const int cost = Setting("FAKE_CUDA_REGISTER_COST", -1); cost >= 0) {
     machine.register_cost = static_cast<size_t>(cost);
+  }
   machine.peers = Setting("FAKE_CUDA_NO_PEERS") == 0;
   machine.refuses_pageable = Setting("FAKE_CUDA_REFUSE_PAGEABLE") != 0;
   machine.host_is_gpu = Setting("FAKE_CUDA_HOST_IS_GPU") != 0;

@@ -1,6 +1,5 @@
 // The C library against a daemon that errs, lies and dies.
 #include "superoffload/superoffload.h"
-#include "superoffload/superoffload_gpu.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "superoffload/superoffload_gpu.h"
 #include "tests/unit/client/fake_daemon.h"
 
 namespace superoffload::client {
@@ -127,8 +127,9 @@ TEST_F(ConnectTest, NobodyListening) {
 
 TEST_F(ConnectTest, AnotherVersionIsNamed) {
   daemon_.welcome.version = SUPEROFFLOAD_WIRE_VERSION - 1;
-  ExpectError(Connect(), kFailedPrecondition,
-              "the daemon version " + std::to_string(SUPEROFFLOAD_WIRE_VERSION - 1) + "; install the same release of both");
+  ExpectError(
+      Connect(), kFailedPrecondition,
+      "the daemon version " + std::to_string(SUPEROFFLOAD_WIRE_VERSION - 1) + "; install the same release of both");
 }
 
 TEST_F(ConnectTest, AShortReplyIsNotRead) {
@@ -228,7 +229,8 @@ TEST_F(ConnectTest, ItsMemoryIsThatOfTheDaemon) {
 
 TEST_F(ConnectTest, StepsThatCannotBeCountedAreRefused) {
   ASSERT_EQ(Connect(), kOk);
-  ASSERT_EQ(superoffload_attach(connection_, kEpoch, ~uint64_t{0}, kBuckets, &attachment_), kOk) << superoffload_last_error();
+  ASSERT_EQ(superoffload_attach(connection_, kEpoch, ~uint64_t{0}, kBuckets, &attachment_), kOk)
+      << superoffload_last_error();
   OpenTrainer();
   ExpectError(OpenStep(), kFailedPrecondition, "the last that can be counted");
 }

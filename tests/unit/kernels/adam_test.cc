@@ -44,8 +44,8 @@ TEST(AdamTest, IsCloseToAdamInDoublePrecision) {
   }
 }
 
-// Gradients so small that the limits of adam.h would take them for zero, which is zero as in torch.optim: where there was
-// none, 0 / 0.
+// Gradients so small that the limits of adam.h would take them for zero, which is zero as in torch.optim: where there
+// was none, 0 / 0.
 TEST(AdamTest, FlushesNothingWithATinyEps) {
   const size_t n = 512;
   for (const double eps : {0.0, 1e-16}) {

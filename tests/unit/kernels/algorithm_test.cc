@@ -79,23 +79,22 @@ TEST_P(EveryTargetTest, SavingOldStateChangesNothing) {
 
 TEST_P(EveryTargetTest, Publish) {
   Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants&,
-             const StepConstants& publish, NormLanes& norm) {
-    k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), &norm);
-  });
+             const StepConstants& publish,
+             NormLanes& norm) { k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), &norm); });
 }
 
 TEST_P(EveryTargetTest, PublishWithoutNorm) {
   Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants&,
-             const StepConstants& publish, NormLanes&) {
-    k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), nullptr);
-  });
+             const StepConstants& publish,
+             NormLanes&) { k.publish(first, a.n, a.state(), publish, a.Gradient(), a.Theta(), nullptr); });
 }
 
 TEST_P(EveryTargetTest, AbsorbAndPublishWithoutNorm) {
   OwnedUndoSlot slot(algorithm());
   Compare([&](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
               const StepConstants& publish, NormLanes&) {
-    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr, nullptr);
+    k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr,
+                         nullptr);
     BeginUndo(*slot, 1);
     k.absorb_and_publish(first, a.n, a.state(), absorb, a.Pending(), publish, a.Gradient(), a.Theta(), nullptr,
                          slot.get());
@@ -104,16 +103,12 @@ TEST_P(EveryTargetTest, AbsorbAndPublishWithoutNorm) {
 
 TEST_P(EveryTargetTest, Absorb) {
   Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
-             const StepConstants&, NormLanes&) {
-    k.absorb(first, a.n, a.state(), absorb, a.Pending(), nullptr);
-  });
+             const StepConstants&, NormLanes&) { k.absorb(first, a.n, a.state(), absorb, a.Pending(), nullptr); });
 }
 
 TEST_P(EveryTargetTest, Plain) {
   Compare([](const AlgorithmKernels& k, const Arrays& a, size_t first, const StepConstants& absorb,
-             const StepConstants&, NormLanes&) {
-    k.plain(first, a.n, a.state(), absorb, a.Pending(), a.Theta());
-  });
+             const StepConstants&, NormLanes&) { k.plain(first, a.n, a.state(), absorb, a.Pending(), a.Theta()); });
 }
 
 // A chunk in runs has the bits, and the norm, of the chunk in one.

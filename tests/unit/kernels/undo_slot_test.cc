@@ -26,7 +26,7 @@ template <size_t kElements>
 struct Memory {
   UndoSlot slot;
   std::byte old[kMaxStateArrays * UndoElements(256) * sizeof(float)];  // of any algorithm
-  uint64_t completed;  // ranges that the owner recorded as complete
+  uint64_t completed;                                                  // ranges that the owner recorded as complete
   alignas(64) float p[kElements], m[kElements], v[kElements], pending[kElements], gradient[kElements];
   alignas(64) uint16_t theta[kElements];
 

@@ -19,8 +19,9 @@ struct Cpu {
   std::vector<double> ends;
 
   void Run(double bytes, double seconds, double delay = 0) {
-    queue.Run({.name = "step", .bytes = bytes, .seconds = seconds, .delay = delay,
-               .done = [this] { ends.push_back(time.now()); }});
+    queue.Run({.name = "step", .bytes = bytes, .seconds = seconds, .delay = delay, .done = [this] {
+                 ends.push_back(time.now());
+               }});
   }
 };
 

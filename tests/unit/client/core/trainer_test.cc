@@ -419,7 +419,7 @@ TEST(TrainerOptionsTest, BucketsThatDoNotHoldAParameterAreRefused) {
   int64_t number = 0;
   for (const auto& [first_bucket, bucket_count, elements] :
        {std::tuple<uint32_t, uint32_t, uint64_t>{1, 2, 3}, {0, 1, 4}, {~0u, 2, 3}}) {
-    const superoffload_parameter parameter{"wide",       elements,     0, 0, {0, 0},  0,
+    const superoffload_parameter parameter{"wide",       elements,     0,        0,       {0, 0}, 0,
                                            first_bucket, bucket_count, kFloat32, kFloat32};
     const superoffload_trainer_options options{&parameter, buckets, 1, 2, 1, 1, 1, 0};
     EXPECT_EQ(superoffload_open_trainer(&options, &number), kInvalidArgument) << first_bucket;

@@ -74,8 +74,10 @@ TEST(ModelConfigTest, NumbersOutOfRangeAreNamedWithTheirRange) {
 }
 
 TEST(ModelConfigTest, SizesMustBeStated) {
-  for (const char* name : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
-    EXPECT_THAT(Refusal(With(absl::StrCat("\"", name, "\""), "\"other\"")), HasSubstr(absl::StrCat(name, " is not stated")));
+  for (const char* name :
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
+    EXPECT_THAT(Refusal(With(absl::StrCat("\"", name, "\""), "\"other\"")),
+                HasSubstr(absl::StrCat(name, " is not stated")));
   }
   EXPECT_THAT(Refusal(With("model_type", "other")), HasSubstr("does not say model_type"));
 }
@@ -89,7 +91,8 @@ TEST(ModelConfigTest, AnArchitectureThatIsNotKnownNamesThePlannerThatMayKnowIt) 
 
 TEST(ModelConfigTest, ListsMustFitTheirLayers) {
   const std::string qwen = absl::StrReplaceAll(
-      kLlama, {{"\"llama\"", "\"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 8, \"layer_types\": [LIST]"}});
+      kLlama,
+      {{"\"llama\"", "\"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 8, \"layer_types\": [LIST]"}});
   const auto with = [&](const std::string& list) { return absl::StrReplaceAll(qwen, {{"LIST", list}}); };
   EXPECT_EQ(Parse(with("\"full_attention\", \"sliding_attention\""))->architecture().windowed_layers(), 1u);
   EXPECT_THAT(Refusal(with("\"full_attention\"")), HasSubstr("layer_types has 1 entries for 2 layers"));
@@ -97,7 +100,8 @@ TEST(ModelConfigTest, ListsMustFitTheirLayers) {
 }
 
 TEST(ModelConfigTest, WhatIsNoJsonObjectIsRefused) {
-  for (const char* json : {"", "{", "[]", "null", "7", "{\"model_type\": }", "{\"model_type\": 7}", "\xff\xfe", "{{{{"}) {
+  for (const char* json :
+       {"", "{", "[]", "null", "7", "{\"model_type\": }", "{\"model_type\": 7}", "\xff\xfe", "{{{{"}) {
     Refusal(json);
   }
   for (const size_t depth : {60, 101, 100000}) {
@@ -113,7 +117,8 @@ TEST(ModelConfigTest, WhatIsNoJsonObjectIsRefused) {
 TEST(ModelConfigTest, HugeFilesAreRefusedAndFilesWithoutEndNotRead) {
   EXPECT_THAT(Refusal(std::string(kMostConfigBytes + 1, ' ')), HasSubstr("more than 1048576 bytes"));
   for (const char* path : {"/dev/zero", "/dev", "/nowhere/at/all"}) {
-    EXPECT_THAT(std::string(ReadModelConfig(path, v1::DATA_TYPE_UNSPECIFIED).status().message()), HasSubstr("there is no file"));
+    EXPECT_THAT(std::string(ReadModelConfig(path, v1::DATA_TYPE_UNSPECIFIED).status().message()),
+                HasSubstr("there is no file"));
   }
 }
 

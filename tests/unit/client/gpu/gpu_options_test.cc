@@ -28,8 +28,9 @@ class GpuOptionsTest : public ::testing::Test {
     parameter.bucket_count = 1;
     parameter.dtype = parameter.gradient_dtype = kBFloat16;
     ModelLayout model;
-    if (Status status = ModelLayout::Create({&parameter, &bucket_, 1, 1, 1, 1, 1, 0}, &model); !status.ok())
+    if (Status status = ModelLayout::Create({&parameter, &bucket_, 1, 1, 1, 1, 1, 0}, &model); !status.ok()) {
       return status;
+    }
     return ParseBuckets(model, /*parameters_bytes=*/200, /*gradients_bytes=*/400, buckets);
   }
   Code Parse() const {

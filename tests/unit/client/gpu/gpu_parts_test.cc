@@ -284,12 +284,13 @@ TEST_F(GpuPartsTest, ALargeBucketIsPackedByAsFewBlocksAsOutrunTheLink) {
   ASSERT_TRUE(kernels.Load(device_->driver(), device_->handle()).ok());
   for (const uint64_t packed : {elements, 4 * kernels::kChunkElements}) {
     Launches launches;
-    ASSERT_TRUE(kernels.Pack({.table = {},
-                              .dtype = kernels::DType::kBFloat16,
-                              .slot = {reinterpret_cast<void*>(memory.data()), kernels::DType::kBFloat16},
-                              .elements = packed,
-                              .chunk_sums = reinterpret_cast<double*>(memory.data() + elements * 2)},
-                             stream.get())
+    ASSERT_TRUE(kernels
+                    .Pack({.table = {},
+                           .dtype = kernels::DType::kBFloat16,
+                           .slot = {reinterpret_cast<void*>(memory.data()), kernels::DType::kBFloat16},
+                           .elements = packed,
+                           .chunk_sums = reinterpret_cast<double*>(memory.data() + elements * 2)},
+                          stream.get())
                     .ok());
     ASSERT_EQ(device_->driver().StreamSynchronize(stream.get()), 0);
     EXPECT_EQ(launches.seen[0].blocks, packed == elements ? 17u : 1u) << "over PCIe";

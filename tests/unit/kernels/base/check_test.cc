@@ -44,13 +44,13 @@ TEST_F(CheckDeathTest, NamesBothValues) {
 
 TEST_F(CheckDeathTest, NamesTheInnermostOptimizerAndStep) {
   const CheckScope outer("llama", 16);
-  { const CheckScope inner("other", 3); }
+  {
+    const CheckScope inner("other", 3);
+  }
   EXPECT_DEATH(SUPEROFFLOAD_CHECK(false), "; optimizer \"llama\", step 16\n");
 }
 
-TEST_F(CheckDeathTest, CutsOffWhatIsTooLong) {
-  EXPECT_DEATH(SUPEROFFLOAD_CHECK(false, std::string(5000, 'x')), "x\n");
-}
+TEST_F(CheckDeathTest, CutsOffWhatIsTooLong) { EXPECT_DEATH(SUPEROFFLOAD_CHECK(false, std::string(5000, 'x')), "x\n"); }
 
 }  // namespace
 }  // namespace superoffload

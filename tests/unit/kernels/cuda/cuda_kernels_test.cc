@@ -1,5 +1,7 @@
 // The sources of the GPU kernels, run on the host: their indexing and their bits against the CPU's kernels. What the
 // GPU makes of them is tests/device's to check.
+#include "kernels/cuda/cuda_kernels.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "kernels/algorithm.h"
-#include "kernels/cuda/cuda_kernels.h"
 #include "tests/support/random_elements.h"
 #include "tests/unit/kernels/cuda/fake_cuda.h"
 // After fake_cuda.h.

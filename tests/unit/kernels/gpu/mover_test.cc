@@ -46,9 +46,10 @@ class MoverTest : public ::testing::Test {
   // The up stream does nothing until it is released.
   void Hold(const Mover& mover) {
     auto* const issue = test::OfFakeDriver<int(CudaStream, void (*)(void*), void*)>("fakeCudaIssue");
-    ASSERT_EQ(issue(mover.up_stream(), [](void* held) { static_cast<std::promise<void>*>(held)->get_future().wait(); },
-                    &held_),
-              0);
+    ASSERT_EQ(
+        issue(
+            mover.up_stream(), [](void* held) { static_cast<std::promise<void>*>(held)->get_future().wait(); }, &held_),
+        0);
   }
   void Release() { held_.set_value(); }
 
@@ -258,8 +259,10 @@ TEST_F(MoverTest, CopiesOfMemoryThatIsNotRegisteredAreIssuedByTheQueue) {
   std::promise<double> sum;
   {
     const CurrentDevice current(*device_);
-    ASSERT_TRUE(mover->CopyDown(0, 0, 0, Mover::What::kGradientAndSums,
-                                [&sum](const CudaStatus&, double value) { sum.set_value(value); }).ok());
+    ASSERT_TRUE(mover
+                    ->CopyDown(0, 0, 0, Mover::What::kGradientAndSums,
+                               [&sum](const CudaStatus&, double value) { sum.set_value(value); })
+                    .ok());
   }
   stall(nullptr);  // it returned while nobody could have copied
   EXPECT_EQ(sum.get_future().get(), 3);
@@ -273,8 +276,8 @@ TEST_F(MoverTest, ItsThreadIssuesCopiesAndTellsOfEach) {
   ASSERT_TRUE(Open({.upload_thread = true,
                     .landed =
                         [&](uint64_t step, uint32_t bucket, const CudaStatus& status) {
-                          told.push_back(
-                              std::to_string(step) + "/" + std::to_string(bucket) + (status.ok() ? "" : "!"));
+                          told.push_back(std::to_string(step) + "/" + std::to_string(bucket) +
+                                         (status.ok() ? "" : "!"));
                           if (told.size() == 2) both.set_value();
                         }},
                    &mover)

@@ -151,7 +151,8 @@ TEST_F(SharedGpuMemoryTest, TheImporterFindsThePiecesOneBehindTheOther) {
   EXPECT_FALSE(imported->exportable());
 }
 
-// A framework that has enabled peers believes that they reach everything; memory of this kind they do not reach by that.
+// A framework that has enabled peers believes that they reach everything; memory of this kind they do not reach by
+// that.
 TEST_F(SharedGpuMemoryTest, OtherGpusReachItFromWhenTheProcessUsesThem) {
   const auto accessors = [](const SharedGpuMemory& memory, uint64_t piece) {
     return OfFakeDriver<int(uint64_t)>("fakeCudaAccessors")(memory.data() + piece * kPieceBytes);

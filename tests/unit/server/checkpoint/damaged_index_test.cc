@@ -51,7 +51,8 @@ class DamagedIndexTest : public ::testing::Test {
 
   // To a state of `value` everywhere, with hyper-parameters of their own.
   void Restore(optimizer::HostedOptimizer& optimizer, uint64_t steps, float value) {
-    engine::StepEngine::Moment moment{.statistics = {}, .groups = optimizer.spec().groups, .parameter_steps = {steps, steps - 1}};
+    engine::StepEngine::Moment moment{
+        .statistics = {}, .groups = optimizer.spec().groups, .parameter_steps = {steps, steps - 1}};
     moment.statistics.step = moment.statistics.committed_steps = steps;
     moment.groups[1][0] = static_cast<double>(value) / 100;
     const absl::Status restored = optimizer.Restore(Trainer(), moment, 5, [&] {
@@ -113,7 +114,8 @@ TEST_F(DamagedIndexTest, EveryChangeRestoresTheStateThatWasSavedOrIsRefused) {
         ASSERT_EQ(StateOf(*into), before) << status;
         continue;
       }
-      EXPECT_EQ(StateOf(*into), StateOf(*saved_)) << "byte " << at << " of " << text_.substr(at / 20 * 20, 40) << " is " << c;
+      EXPECT_EQ(StateOf(*into), StateOf(*saved_))
+          << "byte " << at << " of " << text_.substr(at / 20 * 20, 40) << " is " << c;
       Restore(*into, 3, 0.5f);
     }
   }
@@ -139,8 +141,8 @@ TEST_F(DamagedIndexTest, NumbersOfStepsThatNoOptimizerMakesAreRefused) {
   const optimizer::OptimizerPtr into = Create("into");
   for (const uint64_t steps : {engine::kMaxSteps + 1, uint64_t{1} << 62, (uint64_t{1} << 63) - 1, uint64_t{1} << 63,
                                ~uint64_t{0} - 1, ~uint64_t{0}}) {
-    std::string text = absl::StrReplaceAll(
-        text_, {{"\"step\": 7", absl::StrCat("\"step\": ", steps)}, {"_steps\": 7", absl::StrCat("_steps\": ", steps)}});
+    std::string text = absl::StrReplaceAll(text_, {{"\"step\": 7", absl::StrCat("\"step\": ", steps)},
+                                                   {"_steps\": 7", absl::StrCat("_steps\": ", steps)}});
     text = SumUp(text.substr(0, text.find(absl::StrCat(",\n \"", kSumKey))) + "\n}");
     const absl::Status status = RestoreWith(*into, text);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << steps << ": " << status;

@@ -40,7 +40,8 @@ class ExportModelTest : public ::testing::Test {
     }
     std::filesystem::create_directories(root_ + "/saved");
     std::ofstream(root_ + "/saved/a.safetensors", std::ios::binary)
-        << EncodeSafetensorsHeader(header) << std::string_view(reinterpret_cast<const char*>(data.data()), 4 * data.size());
+        << EncodeSafetensorsHeader(header)
+        << std::string_view(reinterpret_cast<const char*>(data.data()), 4 * data.size());
     std::ofstream(root_ + "/saved/" + kIndexFile) << EncodeIndex(index);
   }
 

@@ -19,19 +19,19 @@ using ::testing::HasSubstr;
 
 Index Sample() {
   return {.optimizer = "run-17",
-              .algorithm = "adamw",
-              .run_name = "llama",
-              .rank = 1,
-              .ranks = 4,
-              .step = 12,
-              .committed_steps = 10,
-              .groups = {{{"lr", 0.1}, {"eps", 1e-9}}, {{"lr", 3e-4}}},
-              .parameter_groups = {{"w", 1}, {"b", 0}},
-              .parameter_steps = {{"b", 7}},
-              .shards = {{"w", {{8, 4}, {2, 0}}}},
-              .tensor_files = {{"model.w", "model-1.safetensors"}, {"model.b", "model-1.safetensors"}},
-              .file_crc32 = {{"model-1.safetensors", 0xfedcba98}},
-              .total_bytes = 4096};
+          .algorithm = "adamw",
+          .run_name = "llama",
+          .rank = 1,
+          .ranks = 4,
+          .step = 12,
+          .committed_steps = 10,
+          .groups = {{{"lr", 0.1}, {"eps", 1e-9}}, {{"lr", 3e-4}}},
+          .parameter_groups = {{"w", 1}, {"b", 0}},
+          .parameter_steps = {{"b", 7}},
+          .shards = {{"w", {{8, 4}, {2, 0}}}},
+          .tensor_files = {{"model.w", "model-1.safetensors"}, {"model.b", "model-1.safetensors"}},
+          .file_crc32 = {{"model-1.safetensors", 0xfedcba98}},
+          .total_bytes = 4096};
 }
 
 TEST(IndexTest, AnEncodedIndexIsReadBack) {
@@ -133,7 +133,8 @@ TEST(IndexTest, NoChangeOfAByteGoesUnnoticed) {
       std::string changed = text;
       changed[at] = c;
       if (c != text[at]) expect_same_or_refused(changed, absl::StrCat(place, " becomes ", std::string(1, c)));
-      expect_same_or_refused(text.substr(0, at) + c + text.substr(at), absl::StrCat(std::string(1, c), " is put before ", place));
+      expect_same_or_refused(text.substr(0, at) + c + text.substr(at),
+                             absl::StrCat(std::string(1, c), " is put before ", place));
     }
     for (int bit = 0; bit < 8; ++bit) {
       std::string changed = text;
@@ -162,7 +163,8 @@ TEST(IndexTest, OlderOnesAreReadWithinBounds) {
   const std::pair<const char*, const char*> edits[] = {
       {"\"step\": 12", "\"step\": 9"},  // less than were committed
       {"\"step\": 12", "\"step\": 18446744073709551615"},
-      {"\"step\": 12, \"committed_steps\": 10", "\"step\": 9223372036854775807, \"committed_steps\": 9223372036854775807"},
+      {"\"step\": 12, \"committed_steps\": 10",
+       "\"step\": 9223372036854775807, \"committed_steps\": 9223372036854775807"},
       {"\"committed_steps\": 10", "\"committed_steps\": 1.5"},
       {"\"committed_steps\": 10", "\"committed_steps\": -1"},
       {"\"committed_steps\": 10", "\"committed_steps\": \"10\""},

@@ -40,7 +40,8 @@ class LayoutsTest : public ::testing::Test {
   ~LayoutsTest() override { std::filesystem::remove_all(directory_); }
 
   OptimizerPtr Create(const std::string& name, uint32_t layout_version, uint64_t bucket_bytes) {
-    return *house_.table.Create(FakeHouse::User(::geteuid()), name, SpecOf(layout_version, bucket_bytes), {}, "description");
+    return *house_.table.Create(FakeHouse::User(::geteuid()), name, SpecOf(layout_version, bucket_bytes), {},
+                                "description");
   }
   optimizer::AttachedTrainer Trainer() { return {++epoch_, FakeHouse::User(::geteuid()), std::nullopt}; }
 
@@ -94,8 +95,8 @@ TEST_F(LayoutsTest, ACheckpointOfOneLayoutIsRestoredIntoAnother) {
   const std::vector<std::vector<float>> expected = StateOf(*older);
   for (const bool back : {false, true}) {
     const OptimizerPtr from = back ? *house_.table.Get(FakeHouse::User(::geteuid()), "newer") : older;
-    const OptimizerPtr to = back ? Create("older-again", engine::kOldestLayoutVersion, 4096)
-                                 : Create("newer", engine::kLayoutVersion, 0);
+    const OptimizerPtr to =
+        back ? Create("older-again", engine::kOldestLayoutVersion, 4096) : Create("newer", engine::kLayoutVersion, 0);
     EXPECT_NE(from->layout().state_elements, to->layout().state_elements);
     const std::string path = directory_ + (back ? "/back" : "/forth");
     const std::atomic<bool> cancelled = false;
@@ -122,8 +123,9 @@ TEST_F(LayoutsTest, OlderCheckpointsAreLookedAtWhileNoSnapshotIsOpen) {
     ++looked;
     return 5;
   };
-  const optimizer::CheckpointReport report = WriteCheckpoint(
-      *optimizer, {.sequence = look, .directory = [&](uint64_t) { return directory_ + "/listed"; }}, cancelled, &progress);
+  const optimizer::CheckpointReport report =
+      WriteCheckpoint(*optimizer, {.sequence = look, .directory = [&](uint64_t) { return directory_ + "/listed"; }},
+                      cancelled, &progress);
   ASSERT_TRUE(report.status.ok()) << report.status;
   EXPECT_EQ(looked, 1);
   EXPECT_EQ(ReadIndex(directory_ + "/listed")->sequence, 5u);

@@ -1,5 +1,5 @@
-// Codes whose blocks were cut as they are wanted come to the bit; others are decoded, and encoded in the blocks they come
-// to, however many ranks have saved and restore them.
+// Codes whose blocks were cut as they are wanted come to the bit; others are decoded, and encoded in the blocks they
+// come to, however many ranks have saved and restore them.
 #include "server/checkpoint/read_blocks.h"
 
 #include <gmock/gmock.h>
@@ -113,7 +113,8 @@ class ReadBlocksTest : public ::testing::Test {
     return path;
   }
 
-  // What ranks with these parts save, restored into ranks with those; blocks that were encoded again. Compares every bit.
+  // What ranks with these parts save, restored into ranks with those; blocks that were encoded again. Compares every
+  // bit.
   void ExpectRestored(const std::vector<Part>& saved, const std::vector<Part>& wanted, uint64_t encoded_again) {
     std::vector<std::string> directories;
     std::vector<float> masters(kRows * kColumns), moments(kRows * kColumns);
@@ -147,7 +148,9 @@ class ReadBlocksTest : public ::testing::Test {
       std::vector<uint8_t> codes(own_moments.size());
       std::vector<float> scales(Momentum8().arrays[kScales].Entries(own_moments.size()));
       Encode(own_moments, codes.data(), scales.data());
-      const auto bits = [](const auto* first, size_t count) { return std::string(reinterpret_cast<const char*>(first), count * sizeof(*first)); };
+      const auto bits = [](const auto* first, size_t count) {
+        return std::string(reinterpret_cast<const char*>(first), count * sizeof(*first));
+      };
       EXPECT_EQ(bits(Array<float>(*optimizer, 0), own_masters.size()), bits(own_masters.data(), own_masters.size()));
       EXPECT_EQ(bits(Array<uint8_t>(*optimizer, kCodes), codes.size()), bits(codes.data(), codes.size()));
       EXPECT_EQ(bits(Array<float>(*optimizer, kScales), scales.size()), bits(scales.data(), scales.size()));

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <filesystem>
@@ -76,7 +75,8 @@ TEST_F(RunDirectoryTest, WhoeverComesLastSealsAndNothingHasTheNameBefore) {
 
 TEST_F(RunDirectoryTest, PartsOfAnotherMomentAreNotTakenForThoseOfThisOne) {
   ASSERT_TRUE(BeginRun(target(), moment_).ok());
-  for (const RunMoment& other : {RunMoment{"llama", 3, 98, 10}, RunMoment{"llama", 3, 99, 9}, RunMoment{"bert", 3, 99, 10}}) {
+  for (const RunMoment& other :
+       {RunMoment{"llama", 3, 98, 10}, RunMoment{"llama", 3, 99, 9}, RunMoment{"bert", 3, 99, 10}}) {
     for (uint32_t rank = 0; rank < 3; ++rank) WritePart(rank, rank == 1 ? other : moment_);
     EXPECT_EQ(*TrySeal(), Seal::kPartsMissing);
     EXPECT_FALSE(HasPart(target(), moment_, 1)) << "and it is removed";
@@ -128,9 +128,14 @@ struct RunIndexEdit {
 class EditedRunIndexTest : public ::testing::TestWithParam<RunIndexEdit> {};
 
 TEST_P(EditedRunIndexTest, IsRefused) {
-  std::string text = EncodeRunIndex(
-      {.moment = {"llama", 2, 99, 10}, .algorithm = "adamw", .run = 1, .sequence = 2, .total_bytes = 3, .index_crc32 = {4, 5}});
-  text = absl::StrReplaceAll(text.substr(0, text.find(",\n \"text_crc32")) + "}", {{"\"version\": 2", "\"version\": 1"}});
+  std::string text = EncodeRunIndex({.moment = {"llama", 2, 99, 10},
+                                     .algorithm = "adamw",
+                                     .run = 1,
+                                     .sequence = 2,
+                                     .total_bytes = 3,
+                                     .index_crc32 = {4, 5}});
+  text =
+      absl::StrReplaceAll(text.substr(0, text.find(",\n \"text_crc32")) + "}", {{"\"version\": 2", "\"version\": 1"}});
   ASSERT_TRUE(ParseRunIndex(text).ok());
   const std::string edited = absl::StrReplaceAll(text, {{GetParam().from, GetParam().to}});
   ASSERT_NE(text, edited);
@@ -138,12 +143,13 @@ TEST_P(EditedRunIndexTest, IsRefused) {
 }
 
 constexpr absl::StatusCode kRunLost = absl::StatusCode::kDataLoss;
-INSTANTIATE_TEST_SUITE_P(All, EditedRunIndexTest,
-                         ::testing::Values(RunIndexEdit{"{", "", kRunLost}, RunIndexEdit{"\"parts\"", "\"prats\"", kRunLost},
-                                           RunIndexEdit{"superoffload run", "other", kRunLost},
-                                           RunIndexEdit{"\"version\": 1", "\"version\": 7", absl::StatusCode::kFailedPrecondition},
-                                           RunIndexEdit{"rank-00001", "../k-00001", kRunLost},
-                                           RunIndexEdit{"\"index_crc32\": 5", "\"index_crc32\": -5", kRunLost}));
+INSTANTIATE_TEST_SUITE_P(
+    All, EditedRunIndexTest,
+    ::testing::Values(RunIndexEdit{"{", "", kRunLost}, RunIndexEdit{"\"parts\"", "\"prats\"", kRunLost},
+                      RunIndexEdit{"superoffload run", "other", kRunLost},
+                      RunIndexEdit{"\"version\": 1", "\"version\": 7", absl::StatusCode::kFailedPrecondition},
+                      RunIndexEdit{"rank-00001", "../k-00001", kRunLost},
+                      RunIndexEdit{"\"index_crc32\": 5", "\"index_crc32\": -5", kRunLost}));
 
 TEST(RunIndexTest, NoChangeOfAByteGoesUnnoticed) {
   const std::string text = EncodeRunIndex({.moment = {"llama", 2, 99, 10},
@@ -157,7 +163,8 @@ TEST(RunIndexTest, NoChangeOfAByteGoesUnnoticed) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string changed = text;
       changed[at] = static_cast<char>(changed[at] ^ 1 << bit);
-      EXPECT_FALSE(ParseRunIndex(changed).ok()) << "byte " << at << ", bit " << bit << " of " << text.substr(at / 20 * 20, 40);
+      EXPECT_FALSE(ParseRunIndex(changed).ok())
+          << "byte " << at << ", bit " << bit << " of " << text.substr(at / 20 * 20, 40);
     }
   }
 }
@@ -170,9 +177,11 @@ TEST(RunIndexTest, OlderOnesAreReadWithinBounds) {
   const absl::StatusOr<RunIndex> index = ParseRunIndex(older);
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->moment, (RunMoment{"llama", 1, 99, 10}));
-  for (const auto& [from, to] : {std::pair("_steps\": 10", "_steps\": 9223372036854775809"), {"_steps\": 10", "_steps\": -1"},
+  for (const auto& [from, to] : {std::pair("_steps\": 10", "_steps\": 9223372036854775809"),
+                                 {"_steps\": 10", "_steps\": -1"},
                                  {"\"sequence\": 2", "\"sequence\": 18446744073709551615"},
-                                 {"\"lineage\": 99", "\"lineage\": \"99\""}, {"\"run\": 1", "\"run\": 1e30"}}) {
+                                 {"\"lineage\": 99", "\"lineage\": \"99\""},
+                                 {"\"run\": 1", "\"run\": 1e30"}}) {
     const std::string changed = absl::StrReplaceAll(older, {{from, to}});
     ASSERT_NE(changed, older);
     EXPECT_EQ(ParseRunIndex(changed).status().code(), absl::StatusCode::kDataLoss) << to;

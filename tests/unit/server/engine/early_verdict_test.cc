@@ -1,5 +1,5 @@
-// Verdicts that need no pass, since every gradient came with its sum of squares: what still speculates holds nothing up.
-// And the order of passes, which run when a test says so.
+// Verdicts that need no pass, since every gradient came with its sum of squares: what still speculates holds nothing
+// up. And the order of passes, which run when a test says so.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -97,7 +97,12 @@ class EarlyVerdictTest : public ::testing::Test {
   HeldPool pool_;
   test::CountingObserver observer_;
   CountingSink sink_;
-  StepMachine machine_{&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, Platform(&pool_), &observer_,
+  StepMachine machine_{&layout_,
+                       spec_.groups,
+                       memory_.view(),
+                       SpeculationPolicy::kAlways,
+                       Platform(&pool_),
+                       &observer_,
                        [this](uint32_t pass) { machine_.PassDone(pass); }};
 };
 
@@ -143,7 +148,8 @@ TEST_F(EarlyVerdictTest, WhatSpeculatedWhileTheStepWasClippedIsPublishedAgain) {
   EXPECT_EQ(memory_.state, waiting.state);
 }
 
-// So what is left over at the verdict is what the next forward pass needs last. Two passes have begun when the others come.
+// So what is left over at the verdict is what the next forward pass needs last. Two passes have begun when the others
+// come.
 TEST_F(EarlyVerdictTest, OfWhatWaitsTheLastBucketSpeculatesFirst) {
   Submit();
   pool_.RunAll();

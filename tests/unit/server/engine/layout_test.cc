@@ -328,10 +328,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"TakenName", [](OptimizerSpec& s) { s.parameters[1].name = "p0"; }, "taken"},
         BadSpec{"EmptyTensor", [](OptimizerSpec& s) { s.parameters[0].shape = {0}; }, "shape"},
         BadSpec{"ShapeOverflow",
-                [](OptimizerSpec& s) {
-                  s.parameters[0].shape = {uint64_t{1} << 63, uint64_t{1} << 63};
-                },
-                "shape"},
+                [](OptimizerSpec& s) { s.parameters[0].shape = {uint64_t{1} << 63, uint64_t{1} << 63}; }, "shape"},
         BadSpec{"TooManyDimensions", [](OptimizerSpec& s) { s.parameters[1].shape.assign(65, 1); }, "65 dimensions"},
         BadSpec{"ShardOfTooManyDimensions",
                 [](OptimizerSpec& s) {

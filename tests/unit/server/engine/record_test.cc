@@ -1,5 +1,5 @@
-// A record that a predecessor or a bad memory has left: numbers that no optimizer comes to are damage, before anything is
-// computed from them.
+// A record that a predecessor or a bad memory has left: numbers that no optimizer comes to are damage, before anything
+// is computed from them.
 #include "server/engine/record.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +99,8 @@ TEST_P(RecordTest, KeepsTheTermsOfItsLastTwoSteps) {
       EXPECT_EQ(record.Values(kept).scalars[0], 1e-3 * static_cast<double>(kept));
       EXPECT_EQ(record.ParameterSteps(kept, 0), kept);
     }
-    const Record::RunTerms expected{10.0 * static_cast<double>(t), static_cast<double>(t), 100.0 * static_cast<double>(t)};
+    const Record::RunTerms expected{10.0 * static_cast<double>(t), static_cast<double>(t),
+                                    100.0 * static_cast<double>(t)};
     EXPECT_EQ(record.last_terms(), expected);
     EXPECT_TRUE(record.Check().ok()) << record.Check();
   }

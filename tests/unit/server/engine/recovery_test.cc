@@ -103,8 +103,7 @@ using RecoveryParameters = std::tuple<SpeculationPolicy, size_t, const kernels::
 class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
  protected:
   RecoveryTest() : spec_(Spec(*std::get<2>(GetParam()))), layout_(*PlanLayout(spec_)) {
-    sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096,
-              Record::Bytes(layout_)};
+    sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096, Record::Bytes(layout_)};
     std::byte* mapped[4];
     for (int i = 0; i < 4; ++i) {
       mapped[i] = static_cast<std::byte*>(

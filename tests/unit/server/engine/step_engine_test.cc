@@ -1,7 +1,6 @@
 // Exactness of the step engine: whatever the policy, the number of threads, the order of arrival and the verdicts,
 // parameters and state equal those of a plain sequential optimizer, bit for bit.
 #include "server/engine/step_engine.h"
-#include "server/engine/worker_threads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,6 +20,7 @@
 #include <string_view>
 #include <thread>
 
+#include "server/engine/worker_threads.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
 #include "tests/support/scalars.h"
@@ -150,8 +150,7 @@ class TrainingRun {
       }
     }
     EXPECT_TRUE(engine_.WaitPushed().ok());
-    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups,
-                                                       spec_.algorithm->best());
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups, spec_.algorithm->best());
     engine_.Attach(&sink_);
   }
 
@@ -351,7 +350,8 @@ class TrainingRun {
   std::unique_ptr<SequentialOptimizer> reference_;
   uint64_t step_ = 0;
   std::atomic<bool> stop_saving_{false};
-  std::map<uint64_t, std::array<size_t, kernels::kMaxStateArrays>> reference_hashes_;  // of the state, by committed steps
+  std::map<uint64_t, std::array<size_t, kernels::kMaxStateArrays>>
+      reference_hashes_;  // of the state, by committed steps
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> snapshots_;
 };
 
@@ -427,7 +427,8 @@ TEST_P(ExactnessTest, ParametersWithoutGradientsAreLeftAlone) {
 TEST_P(ExactnessTest, StepsInWhichHardlyAnyParameterHasAGradient) { Run({.absent_percent = 90}, 150); }
 
 TEST_P(ExactnessTest, SnapshotsAreOfOneMomentAndChangeNothing) {
-  Run({.max_grad_norm = 1, .bad_steps_percent = 15, .abandon_some = true, .snapshots = true, .absent_percent = 15}, 100);
+  Run({.max_grad_norm = 1, .bad_steps_percent = 15, .abandon_some = true, .snapshots = true, .absent_percent = 15},
+      100);
   EXPECT_GT(snapshots_, 2u);
 }
 

@@ -104,8 +104,8 @@ class StepRunTest : public ::testing::TestWithParam<SpeculationPolicy> {
     const StepStatistics now = engine_->statistics();
     for (const BucketLayout& bucket : layout_.buckets) {
       for (size_t i = 0; i < bucket.elements; ++i) {
-        test::StoreElement(memory_.gradients.data() + bucket.gradient_offsets[now.next_slot()], i, bucket.gradient_dtype,
-                           gradient * static_cast<float>(1 + i % 5));
+        test::StoreElement(memory_.gradients.data() + bucket.gradient_offsets[now.next_slot()], i,
+                           bucket.gradient_dtype, gradient * static_cast<float>(1 + i % 5));
       }
     }
     ASSERT_TRUE(engine_->BeginStep(now.step + 1, 1).ok());
@@ -307,12 +307,11 @@ TEST_P(StepRunTest, AnExactSnapshotIsOfItsStepAndHoldsTheNextOne) {
   EXPECT_EQ(engine_->statistics().committed_steps, 5u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StepRunTest, kEveryPolicy,
-                         [](const ::testing::TestParamInfo<SpeculationPolicy>& info) {
-                           return std::string(info.param == SpeculationPolicy::kAlways  ? "Always"
-                                              : info.param == SpeculationPolicy::kNever ? "Never"
-                                                                                        : "Adaptive");
-                         });
+INSTANTIATE_TEST_SUITE_P(All, StepRunTest, kEveryPolicy, [](const ::testing::TestParamInfo<SpeculationPolicy>& info) {
+  return std::string(info.param == SpeculationPolicy::kAlways  ? "Always"
+                     : info.param == SpeculationPolicy::kNever ? "Never"
+                                                               : "Adaptive");
+});
 
 }  // namespace
 }  // namespace superoffload::engine

@@ -147,7 +147,8 @@ TEST_F(ConnectionRelayTest, CallsThatComeTooFastWaitAndNoneIsLost) {
   EXPECT_EQ(arrived.size(), 3 * (Call(1).size() + 13));
   while (arrived.size() < all.size()) {
     milliseconds_ += 1000;  // three more
-    const std::string more = Receive(ends.server, std::min<size_t>(all.size() - arrived.size(), 3 * (Call(1).size() + 13)));
+    const std::string more =
+        Receive(ends.server, std::min<size_t>(all.size() - arrived.size(), 3 * (Call(1).size() + 13)));
     ASSERT_FALSE(more.empty());
     arrived += more;
   }

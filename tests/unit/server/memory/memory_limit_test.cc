@@ -16,8 +16,8 @@ constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 class MemoryLimitTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = ::testing::TempDir() + "memory_limit_test_" +
-            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    root_ =
+        ::testing::TempDir() + "memory_limit_test_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(root_);
   }
   void TearDown() override { std::filesystem::remove_all(root_); }

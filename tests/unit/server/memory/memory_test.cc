@@ -52,7 +52,7 @@ TEST(SharedMemoryTest, WhatTrainersWriteCanLoseItsPagesAndIsReadStill) {
   binding.from_pool = false;
   absl::StatusOr<SharedMemory> memory = SharedMemory::Create("test", kBytes, binding);
   ASSERT_TRUE(memory.ok()) << memory.status();
-  struct statfs fs {};
+  struct statfs fs{};
   ASSERT_EQ(::fstatfs(memory->fd(), &fs), 0);
   EXPECT_NE(fs.f_type, HUGETLBFS_MAGIC);
   memory->data()[7] = std::byte{42};
@@ -80,7 +80,8 @@ TEST(MemoryBudgetTest, ChecksWithoutReserving) {
   EXPECT_TRUE(budget.Check("a", 1, {.state_bytes = 80}).ok());
   EXPECT_EQ(budget.used().total_bytes(), 0u);
   const absl::StatusOr<MemoryReservation> taken = budget.Reserve("a", 1, {.state_bytes = 60});
-  EXPECT_EQ(budget.Check("b", 1, {.state_bytes = 30}).message(), budget.Reserve("b", 1, {.state_bytes = 30}).status().message());
+  EXPECT_EQ(budget.Check("b", 1, {.state_bytes = 30}).message(),
+            budget.Reserve("b", 1, {.state_bytes = 30}).status().message());
   EXPECT_EQ(budget.Check("b", 2, {.state_bytes = 50}).code(), absl::StatusCode::kResourceExhausted);
 }
 

@@ -50,7 +50,10 @@ class MetricsTest : public ::testing::Test {
   }
 
   DaemonGauges gauges_;
-  Metrics metrics_{{.version = "1.2.3", .kernel_target = "SVE2", .worker_threads = 5, .memory_budget_bytes = 4096,
+  Metrics metrics_{{.version = "1.2.3",
+                    .kernel_target = "SVE2",
+                    .worker_threads = 5,
+                    .memory_budget_bytes = 4096,
                     .labels_are_names = false}};
   std::string address_;
 };
@@ -101,8 +104,8 @@ TEST_F(MetricsTest, CountsCheckpointsByResultAndKeepsTheLastWrittenOne) {
 }
 
 TEST(MetricsLabelsTest, NamesAndUsersAreShownWhereTheOperatorWantsIt) {
-  Metrics metrics({.version = "", .kernel_target = "", .worker_threads = 1, .memory_budget_bytes = 1,
-                   .labels_are_names = true});
+  Metrics metrics(
+      {.version = "", .kernel_target = "", .worker_threads = 1, .memory_budget_bytes = 1, .labels_are_names = true});
   const absl::StatusOr<std::string> address = metrics.Expose("127.0.0.1:0", [] { return DaemonGauges{}; });
   ASSERT_TRUE(address.ok()) << address.status();
   metrics.OnHost(kModel, "4f2a", {});

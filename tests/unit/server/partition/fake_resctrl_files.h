@@ -50,8 +50,9 @@ class FakeResctrlFiles final : public ResctrlFiles {
     if (path == "info/last_cmd_status") return *text = last_command_ + "\n", 0;
     if (path == "info/L3/cbm_mask" && machine_.has_l3) return *text = Hex(machine_.cbm_mask) + "\n", 0;
     if (path == "info/L3/min_cbm_bits" && machine_.has_l3) return *text = absl::StrCat(machine_.min_cbm_bits, "\n"), 0;
-    if (path == "info/MB/min_bandwidth" && machine_.has_mb)
+    if (path == "info/MB/min_bandwidth" && machine_.has_mb) {
       return *text = absl::StrCat(machine_.min_bandwidth, "\n"), 0;
+    }
     if (path == "schemata") return *text = Schemata(groups_.at("")), 0;
     const auto [group, file] = Split(path);
     if (!groups_.contains(group)) return ENOENT;

@@ -1,4 +1,3 @@
-#include "server/simulator/model_layout.h"
 #include "server/plan/answer.h"
 
 #include <gmock/gmock.h>
@@ -6,8 +5,9 @@
 
 #include <numeric>
 
-#include "server/plan/memory_plan.h"
 #include "server/optimizer/hosted_memory.h"
+#include "server/plan/memory_plan.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -217,10 +217,10 @@ TEST(RecommendationTest, AChunkedLossComesBeforeRanksAndStreaming) {
   EXPECT_EQ(recommendation.ranks(), 1u);
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
   EXPECT_THAT(recommendation.not_supported(), IsEmpty());
-  EXPECT_THAT(recommendation.sentences(),
-              ElementsAre(HasSubstr("HBM lacks"),
-                          AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
-                                HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
+  EXPECT_THAT(
+      recommendation.sentences(),
+      ElementsAre(HasSubstr("HBM lacks"), AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),
+                                                HasSubstr("61.4 GiB of logits"), HasSubstr("use_liger_kernel=True"))));
   request.set_loss(v1::LOSS_CHUNKED);
   const v1::PlanResponse followed = *Answer(request);
   EXPECT_TRUE(followed.memory(0).gpu().fits());

@@ -56,11 +56,11 @@ TEST(TimelineFileTest, APictureEscapesNames) {
 
 TEST(TimelineFileTest, APictureScalesAndTellsWhatItsColoursMean) {
   const std::string svg = TimelineSvg(std::vector<Span>{{Lane::kStep, "step 7", 0, 2},
-                                       {Lane::kExposed, "a slot", 0, 0.25},
-                                       {Lane::kGpu, "forward 1", 0.25, 1},
-                                       {Lane::kGpu, "backward 1", 1, 2},
-                                       {Lane::kCpu, "absorb", 0, 1},
-                                       {Lane::kCpu, "publish_masters", 1, 2}},
+                                                        {Lane::kExposed, "a slot", 0, 0.25},
+                                                        {Lane::kGpu, "forward 1", 0.25, 1},
+                                                        {Lane::kGpu, "backward 1", 1, 2},
+                                                        {Lane::kCpu, "absorb", 0, 1},
+                                                        {Lane::kCpu, "publish_masters", 1, 2}},
                                       "t");
   EXPECT_THAT(svg, HasSubstr("viewBox=\"0 0 "));
   for (const char* text : {">step 7</text>", ">forward</text>", ">backward, with what is computed again</text>",

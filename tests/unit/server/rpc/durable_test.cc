@@ -80,8 +80,8 @@ TEST(DurableTest, ASuccessorReadsTheRequestAndTheLatestPolicies) {
   optimizer::FakeHouse house;
   v1::CreateOptimizerRequest request;
   request.set_name("model");
-  const optimizer::OptimizerPtr hosted = *house.table.Create(
-      optimizer::FakeHouse::User(1001), "model", optimizer::SmallSpec(), {}, Describe(1001, request));
+  const optimizer::OptimizerPtr hosted = *house.table.Create(optimizer::FakeHouse::User(1001), "model",
+                                                             optimizer::SmallSpec(), {}, Describe(1001, request));
   ASSERT_TRUE(RememberPolicies(*hosted, WithLease(60, 0)).ok());
   const absl::StatusOr<v1::DurableOptimizer> durable = ReadDurable(hosted->memory());
   ASSERT_TRUE(durable.ok());
@@ -96,8 +96,8 @@ TEST(DurableTest, PoliciesThatAreRememberedAtOnceAreThoseOfOneCaller) {
   optimizer::FakeHouse house;
   v1::CreateOptimizerRequest request;
   request.set_name("model");
-  const optimizer::OptimizerPtr hosted = *house.table.Create(
-      optimizer::FakeHouse::User(1001), "model", optimizer::SmallSpec(), {}, Describe(1001, request));
+  const optimizer::OptimizerPtr hosted = *house.table.Create(optimizer::FakeHouse::User(1001), "model",
+                                                             optimizer::SmallSpec(), {}, Describe(1001, request));
   for (int64_t round = 1; round <= 50; ++round) {
     std::vector<std::thread> callers;
     for (const int64_t caller : {round, -round}) {

@@ -15,7 +15,9 @@ optimizer::OptimizerPtr Hosted(optimizer::FakeHouse& house, const std::string& n
   engine::OptimizerSpec spec = optimizer::SmallSpec();
   spec.groups.push_back(spec.groups.front());
   spec.parameters.clear();
-  for (uint32_t i = 0; i < 5; ++i) spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {16}, .group = i % 2});
+  for (uint32_t i = 0; i < 5; ++i) {
+    spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {16}, .group = i % 2});
+  }
   return *house.table.Create(optimizer::FakeHouse::User(1001), name, spec, {}, "description");
 }
 

@@ -29,7 +29,8 @@ TEST(ToProtoTest, StatusKeepsCodeAndSentence) {
 }
 
 TEST(ToProtoTest, ADamagedOptimizerIsShownWithItsReason) {
-  const v1::Optimizer shown = ToProto(optimizer::OptimizerTable::Damaged{{1001, "model"}, absl::DataLossError("torn"), 4096});
+  const v1::Optimizer shown =
+      ToProto(optimizer::OptimizerTable::Damaged{{1001, "model"}, absl::DataLossError("torn"), 4096});
   EXPECT_EQ(shown.state(), v1::OPTIMIZER_STATE_DAMAGED);
   EXPECT_EQ(shown.state_reason(), "torn");
   EXPECT_EQ(shown.memory_bytes(), 4096u);

@@ -56,7 +56,8 @@ TEST(ArchitectureTest, ValuesMayBeNarrowerThanQueriesAndKeys) {
   a.value_head_dimension = 4;
   ASSERT_TRUE(Complete(a).ok());
   EXPECT_DOUBLE_EQ(AttentionFlopsPerToken(a, 3), 2 * (2 * 6 + 2 * 4) * 2);
-  const std::vector<engine::ParameterSpec> parameters = MakeParameters(a, kernels::DType::kBFloat16, kernels::DType::kBFloat16);
+  const std::vector<engine::ParameterSpec> parameters =
+      MakeParameters(a, kernels::DType::kBFloat16, kernels::DType::kBFloat16);
   EXPECT_EQ(parameters[1].shape, (std::vector<uint64_t>{12, 8}));  // q_proj
   EXPECT_EQ(parameters[3].shape, (std::vector<uint64_t>{8, 8}));   // v_proj
   EXPECT_EQ(parameters[4].shape, (std::vector<uint64_t>{8, 8}));   // o_proj

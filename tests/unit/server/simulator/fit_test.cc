@@ -90,8 +90,15 @@ TEST(FitTest, ALossInChunksSaysWhatItKeeps) {
 }
 
 TEST(ActivationsTest, LatentsNarrowValuesAndSharedExpertsAreCounted) {
-  const Architecture plain{.layers = 2, .hidden = 8, .query_heads = 2, .key_value_heads = 2, .head_dimension = 6,
-                           .feed_forward = 10, .vocabulary = 8, .experts = 4, .experts_per_token = 1};
+  const Architecture plain{.layers = 2,
+                           .hidden = 8,
+                           .query_heads = 2,
+                           .key_value_heads = 2,
+                           .head_dimension = 6,
+                           .feed_forward = 10,
+                           .vocabulary = 8,
+                           .experts = 4,
+                           .experts_per_token = 1};
   Architecture latent = plain;
   latent.value_head_dimension = 4;  // of each head: the value and the output are 2 narrower
   latent.query_latent = 5;

@@ -16,8 +16,8 @@ using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 TEST(MachineTest, NamedMachinesAreValid) {
-  EXPECT_THAT(MachineNames(), ElementsAre("gh200-96-480", "gh200-144", "gb200", "gb300", "h100-pcie", "h100-sxm", "h200-sxm",
-                                          "rtx-5090", "dgx-spark", "laptop"));
+  EXPECT_THAT(MachineNames(), ElementsAre("gh200-96-480", "gh200-144", "gb200", "gb300", "h100-pcie", "h100-sxm",
+                                          "h200-sxm", "rtx-5090", "dgx-spark", "laptop"));
   for (const std::string_view name : MachineNames()) {
     const absl::StatusOr<Machine> machine = FindMachine(name);
     ASSERT_TRUE(machine.ok());
@@ -35,13 +35,13 @@ TEST(MachineTest, EveryNumberOfANamedMachineHasOneSource) {
       fields.push_back(source.field);
       EXPECT_THAT(std::string(source.text), Not(IsEmpty()));
     }
-    EXPECT_THAT(fields, UnorderedElementsAre("gpu.peak_flops", "gpu.matmul_efficiency", "gpu.attention_efficiency", "gpu.memory_bytes",
-                                             "gpu.memory_bandwidth", "gpu.block_traffic", "gpu.block_overhead", "host.memory_bytes",
-                                             "host.cores", "host.bandwidth", "host.core_bandwidth", "passes.absorb",
-                                             "passes.publish", "passes.publish_masters", "h2d", "d2h",
-                                             "network.node_ranks", "network.node_bandwidth", "network.bandwidth",
-                                             "network.collective_seconds", "network.agreement_seconds",
-                                             "trainer_cores"))
+    EXPECT_THAT(fields,
+                UnorderedElementsAre("gpu.peak_flops", "gpu.matmul_efficiency", "gpu.attention_efficiency",
+                                     "gpu.memory_bytes", "gpu.memory_bandwidth", "gpu.block_traffic",
+                                     "gpu.block_overhead", "host.memory_bytes", "host.cores", "host.bandwidth",
+                                     "host.core_bandwidth", "passes.absorb", "passes.publish", "passes.publish_masters",
+                                     "h2d", "d2h", "network.node_ranks", "network.node_bandwidth", "network.bandwidth",
+                                     "network.collective_seconds", "network.agreement_seconds", "trainer_cores"))
         << name;
   }
 }
@@ -59,12 +59,13 @@ TEST(MachineTest, MemoryIsWhatCudaAndLinuxReport) {
 TEST(MachineTest, WhereSourcesDisagreeTheNumberLiesBetweenThem) {
   for (const std::string_view name : MachineNames()) {
     const Machine machine = *FindMachine(name);
-    const Machine least = AtEndOfRanges(machine, name, false).machine, most = AtEndOfRanges(machine, name, true).machine;
+    const Machine least = AtEndOfRanges(machine, name, false).machine,
+                  most = AtEndOfRanges(machine, name, true).machine;
     EXPECT_LE(least.host.bandwidth, machine.host.bandwidth) << name;
     EXPECT_LE(machine.host.bandwidth, most.host.bandwidth) << name;
     EXPECT_LE(least.gpu.peak_flops, machine.gpu.peak_flops) << name;
     EXPECT_LE(machine.gpu.peak_flops, most.gpu.peak_flops) << name;
-    for (LinkCurve Machine::*link : {&Machine::h2d, &Machine::d2h}) {
+    for (LinkCurve Machine::* link : {&Machine::h2d, &Machine::d2h}) {
       const auto reached = [&](const Machine& m) { return (m.*link).points.back().bytes_per_second; };
       EXPECT_LE(reached(least), reached(machine) * 1.000001) << name;
       EXPECT_LE(reached(machine), reached(most) * 1.000001) << name;
@@ -85,7 +86,8 @@ TEST(MachineTest, ARangeIsNamedAndANumberThatWasGivenHasNone) {
 TEST(MachineTest, AnUnknownNameIsAnsweredWithThoseThatAreKnown) {
   const absl::Status status = FindMachine("gh300").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("gh200-96-480, gh200-144, gb200, gb300, h100-pcie, h100-sxm, h200-sxm"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("gh200-96-480, gh200-144, gb200, gb300, h100-pcie, h100-sxm, h200-sxm"));
 }
 
 TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {
@@ -103,10 +105,13 @@ TEST(MachineTest, WhatNoMachineCanHaveIsRefused) {
 }
 
 TEST(MachineTest, ACollectiveIsAsFastAsItsSlowestHop) {
-  const NetworkModel network{.node_ranks = 4, .node_bandwidth = 300e9, .bandwidth = 25e9, .collective_seconds = 1e-6,
+  const NetworkModel network{.node_ranks = 4,
+                             .node_bandwidth = 300e9,
+                             .bandwidth = 25e9,
+                             .collective_seconds = 1e-6,
                              .agreement_seconds = 1e-6};
   EXPECT_EQ(CollectiveSeconds(network, 1, 1e9), 0);
-  EXPECT_DOUBLE_EQ(CollectiveSeconds(network, 4, 1e9), 1e-6 + 0.75e9 / 300e9);  // each lacks three quarters
+  EXPECT_DOUBLE_EQ(CollectiveSeconds(network, 4, 1e9), 1e-6 + 0.75e9 / 300e9);   // each lacks three quarters
   EXPECT_DOUBLE_EQ(CollectiveSeconds(network, 8, 1e9), 1e-6 + 0.875e9 / 100e9);  // a node's four adapters
   NetworkModel fast = network;
   fast.bandwidth = 100e9;

@@ -22,7 +22,7 @@ Workload Gpt2(uint64_t batch, uint64_t accumulation = 1) {
 }
 
 Outcome Train(const Workload& workload, const RunOptions& options = {}, const Ours::Settings& settings = {},
-            const Machine& machine = Superchip()) {
+              const Machine& machine = Superchip()) {
   return Ours(settings).Run(machine, workload, options);
 }
 
@@ -187,7 +187,10 @@ TEST(OursTest, TheTimelineIsTwoWholeStepsWithTheirExposedTime) {
 // The others have nothing to say, and the host's work is theirs as well.
 TEST(OursTest, RanksWithAFastNetworkExposeLessThanOneAlone) {
   Machine machine = Superchip();
-  machine.network = {.node_ranks = 4, .node_bandwidth = 1e18, .bandwidth = 1e18, .collective_seconds = 1e-12,
+  machine.network = {.node_ranks = 4,
+                     .node_bandwidth = 1e18,
+                     .bandwidth = 1e18,
+                     .collective_seconds = 1e-12,
                      .agreement_seconds = 1e-12};
   Workload workload = Gpt2(1);
   const Outcome alone = Train(workload, {}, {}, machine);
@@ -236,7 +239,7 @@ TEST(OursTest, AnAgreementIsWaitedForOnceAStep) {
 }
 
 TEST(SimulatedTrainingTest, TheEngineDecidesWhatTheGradientsSay) {
-  const std::vector<Verdict> verdicts = {Verdict::kCommit, Verdict::kClip,         Verdict::kSkipNonFinite,
+  const std::vector<Verdict> verdicts = {Verdict::kCommit, Verdict::kClip,          Verdict::kSkipNonFinite,
                                          Verdict::kClip,   Verdict::kSkipNonFinite, Verdict::kCommit};
   const Machine machine = Superchip();
   Workload workload = Gpt2(2);

@@ -49,9 +49,7 @@ class SimulatedCudaTest : public ::testing::Test {
   std::vector<std::string> log_;
   std::vector<std::byte> gradients_{2 * kBuckets * kBytes}, parameters_{kBuckets * kBytes};
   SimulatedCuda cuda_{&time_,
-                      [this](const GpuCopy& copy, std::function<void()> done) {
-                        BeginCopy(copy, std::move(done));
-                      },
+                      [this](const GpuCopy& copy, std::function<void()> done) { BeginCopy(copy, std::move(done)); },
                       [this](std::function<void()> event) { time_.After(0.25, std::move(event)); }};
 };
 
@@ -68,8 +66,8 @@ TEST_F(SimulatedCudaTest, TheMoverMovesInVirtualTime) {
   time_.After(0.5, [&mover] { ASSERT_TRUE(mover->Published(1, 3, false).ok()); });
   EXPECT_THAT(log_, ElementsAre()) << "nothing happens inside of a call";
   time_.Run();
-  EXPECT_THAT(log_, ElementsAre("0 down 5", "0 up 0", "1 down 6", "1 up 1", "2 up 3", "2.25 arrived", "2.5 then",
-                                "3 up 2"));
+  EXPECT_THAT(log_,
+              ElementsAre("0 down 5", "0 up 0", "1 down 6", "1 up 1", "2 up 3", "2.25 arrived", "2.5 then", "3 up 2"));
 }
 
 TEST_F(SimulatedCudaTest, AStreamWaitsForWhatItAskedFor) {
@@ -87,9 +85,8 @@ TEST_F(SimulatedCudaTest, AStreamWaitsForWhatItAskedFor) {
 }
 
 TEST_F(SimulatedCudaTest, NothingOfAProcessThatWasKilledHappens) {
-  std::unique_ptr<Mover> mover = Open({.upload_thread = true, .landed = [this](uint64_t, uint32_t, const CudaStatus&) {
-                                         log_.push_back("landed");
-                                       }});
+  std::unique_ptr<Mover> mover = Open(
+      {.upload_thread = true, .landed = [this](uint64_t, uint32_t, const CudaStatus&) { log_.push_back("landed"); }});
   ASSERT_TRUE(mover->VerdictReached(1, true, false).ok());
   for (const uint32_t bucket : {3, 2, 1, 0}) ASSERT_TRUE(mover->Published(1, bucket, false).ok());
   time_.After(0.75, [&] {

@@ -10,8 +10,13 @@
 namespace superoffload::simulator {
 namespace {
 
-constexpr GpuModel kPlainGpu{.peak_flops = 1e15, .matmul_efficiency = 0.5, .attention_efficiency = 0.25,
-                        .memory_bytes = 1e11, .memory_bandwidth = 1e12, .block_traffic = 100, .block_overhead = 1e-3};
+constexpr GpuModel kPlainGpu{.peak_flops = 1e15,
+                             .matmul_efficiency = 0.5,
+                             .attention_efficiency = 0.25,
+                             .memory_bytes = 1e11,
+                             .memory_bandwidth = 1e12,
+                             .block_traffic = 100,
+                             .block_overhead = 1e-3};
 
 Workload Gpt2(const Pass& pass, uint64_t accumulation = 1) {
   return MakeWorkload(kPlainGpu, *FindModel("gpt2-1b"), pass, accumulation);
