@@ -2,14 +2,8 @@
 
 import dataclasses
 
+from superoffload._core import dtypes
 from superoffload.v1 import optimizer_pb2
-
-_DTYPES = {
-    optimizer_pb2.DATA_TYPE_BFLOAT16: ("bfloat16", 2),
-    optimizer_pb2.DATA_TYPE_FLOAT16: ("float16", 2),
-    optimizer_pb2.DATA_TYPE_FLOAT32: ("float32", 4),
-    optimizer_pb2.DATA_TYPE_UINT8: ("uint8", 1),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +29,12 @@ def parts_of(layout: optimizer_pb2.Layout, parameter: int, elements: int) -> dic
     first = layout.placements[parameter].state_offset
     parts = {}
     for array in layout.arrays:
-        dtype, width = _DTYPES[array.dtype]
+        width = dtypes.BYTES[array.dtype]
         entries = _entries(array, elements)
         parts[array.name] = ArrayPart(
             offset=array.offset + _entries(array, first) * width,
             bytes=entries * width,
-            dtype=dtype,
+            dtype=dtypes.NAMES[array.dtype],
             entries=entries,
             is_scale=array.elements_per_entry > 1,
         )
@@ -54,8 +48,8 @@ def array_offsets(layout: optimizer_pb2.Layout) -> list[int]:
 
 def bucket_bytes(layout: optimizer_pb2.Layout, bucket: optimizer_pb2.Bucket) -> int:
     """Returns what a bucket's state and one gradient of it take."""
-    state = sum(_entries(array, bucket.elements) * _DTYPES[array.dtype][1] for array in layout.arrays)
-    return state + bucket.elements * _DTYPES[bucket.gradient_dtype][1]
+    state = sum(_entries(array, bucket.elements) * dtypes.BYTES[array.dtype] for array in layout.arrays)
+    return state + bucket.elements * dtypes.BYTES[bucket.gradient_dtype]
 
 
 def _entries(array: optimizer_pb2.StateArray, elements: int) -> int:

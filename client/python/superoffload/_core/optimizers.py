@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from superoffload._core import policies, warn
+from superoffload._core import dtypes, policies, warn
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2
@@ -105,5 +105,4 @@ def check_same(ours: Sequence[optimizer_pb2.Parameter], optimizer: optimizer_pb2
 
 
 def _words(parameter: optimizer_pb2.Parameter) -> str:
-    dtype = optimizer_pb2.DataType.Name(parameter.dtype).removeprefix("DATA_TYPE_").lower()
-    return f'"{parameter.name}" {list(parameter.shape)} {dtype} in group {parameter.group}'
+    return f'"{parameter.name}" {list(parameter.shape)} {dtypes.NAMES[parameter.dtype]} in group {parameter.group}'

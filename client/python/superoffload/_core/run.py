@@ -144,7 +144,7 @@ def agree(connection: Connection, name: str, group: Group, start_over: bool) -> 
 def all_or_none(
     group: Group | None, what: str, action: Callable[[], _Result], undo: Callable[[_Result], Any] = lambda _: None
 ) -> _Result:
-    """Does it on all ranks, none of which waits in it for another. Where it fails on one, which is named, all raise Error.
+    """Does it on all ranks, none of which waits in it for another. Where it fails on one, all raise Error and name it.
 
     ``what`` it does, after "could not". ``undo``: of what a rank has done while another could not. ``group`` None: this
     process trains alone.

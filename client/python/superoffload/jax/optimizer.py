@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import grpc
 import jax
 
-from superoffload._core import optimizers, names, owner, policies, run
+from superoffload._core import names, optimizers, owner, policies, run
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint

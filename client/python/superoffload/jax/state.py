@@ -10,8 +10,8 @@ import numpy as np
 
 from superoffload._core import optimizers, run, run_checkpoint
 from superoffload._core.attachment import Attachment
-from superoffload._core.optimizers import Directories
 from superoffload._core.layout import parts_of
+from superoffload._core.optimizers import Directories
 from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.live import LiveParameters

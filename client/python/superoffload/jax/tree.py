@@ -8,17 +8,12 @@ import grpc
 import jax
 import numpy as np
 
+from superoffload._core import dtypes
 from superoffload._core.error import Error
 from superoffload.jax import cuda
 from superoffload.jax.boxes import Box
 from superoffload.jax.placement import Placement, check_global, place
 from superoffload.v1 import optimizer_pb2
-
-DATA_TYPES = {
-    "bfloat16": optimizer_pb2.DATA_TYPE_BFLOAT16,
-    "float16": optimizer_pb2.DATA_TYPE_FLOAT16,
-    "float32": optimizer_pb2.DATA_TYPE_FLOAT32,
-}
 
 Path = Sequence[Any]
 Leaves = list[tuple[str, Any]]  # names and leaves of a pytree, in its order; a leaf may be None
@@ -83,7 +78,7 @@ class HostedLeaf:
         return self.elements * self.dtype.itemsize
 
     def to_proto(self) -> optimizer_pb2.Parameter:
-        dtype, part = DATA_TYPES[self.dtype.name], self.part
+        dtype, part = dtypes.FLOATS[self.dtype.name], self.part
         parameter = optimizer_pb2.Parameter(
             name=self.name, shape=part.shape, dtype=dtype, gradient_dtype=dtype, group=self.group
         )
@@ -105,7 +100,7 @@ def _check_leaf(name: str, leaf: Any) -> None:
             f"leaf {name} is a {type(leaf).__name__}, but the daemon hosts arrays: make it one, or leave it out with "
             "trainable="
         )
-    if leaf.dtype.name not in DATA_TYPES or leaf.size == 0:
+    if leaf.dtype.name not in dtypes.FLOATS or leaf.size == 0:
         raise _invalid(
             f"leaf {name} is {leaf.dtype.name}{list(leaf.shape)}, but the daemon hosts bfloat16, float16 and float32 "
             "leaves that have elements: cast it, or leave it out with trainable="

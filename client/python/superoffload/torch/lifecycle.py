@@ -20,7 +20,7 @@ from superoffload._core.error import Error
 from superoffload._core.optimizers import Directories, checkpoints
 from superoffload.torch import cuda, groups, parameters
 from superoffload.torch.algorithm import Algorithm
-from superoffload.torch.attach import Attached, Gpu, Backend, Subject, attach
+from superoffload.torch.attach import Attached, Backend, Gpu, Subject, attach
 from superoffload.torch.fingerprint import digests
 from superoffload.torch.guards import clip
 from superoffload.torch.guards.clip_calls import ClipCalls

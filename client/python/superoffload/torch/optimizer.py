@@ -17,13 +17,13 @@ from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attach import Backend
-from superoffload.torch.lifecycle import Lifecycle, Wanted
-from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.gpu.backend import GpuBackend
+from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.growing import Growing
 from superoffload.torch.guards.grad_scale import GradScale
 from superoffload.torch.hooks import eager, weakly
 from superoffload.torch.host import HostBackend
+from superoffload.torch.lifecycle import Lifecycle, Wanted
 from superoffload.torch.overlap import Overlap
 from superoffload.torch.state.checkpoints import Checkpoints
 from superoffload.torch.state.copies import StateCopies

@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 
-from superoffload.v1 import optimizer_pb2
+from superoffload._core import dtypes
 
-DATA_TYPES = {
-    torch.bfloat16: optimizer_pb2.DATA_TYPE_BFLOAT16,
-    torch.float16: optimizer_pb2.DATA_TYPE_FLOAT16,
-    torch.float32: optimizer_pb2.DATA_TYPE_FLOAT32,
-}
+DATA_TYPES = {getattr(torch, name): number for name, number in dtypes.FLOATS.items()}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
