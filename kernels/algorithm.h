@@ -14,8 +14,8 @@
 // Passes cover elements [first, n) of a chunk of at most kChunkElements, whose arrays begin at the views' pointers;
 // `first` is a multiple of kRangeAlignment and of the block. `norm` gets the squares of the published gradient
 // (unscaled); it is null where their sum is known. With an undo slot (undo_slot.h), which may be null, a kill inside
-// the call can be repaired. Every pass is bit-identical on every instruction set and to the scalar one. Nothing here
-// allocates, locks or fails.
+// the call can be repaired; BeginRange comes before each call. Every pass is bit-identical on every instruction set and
+// to the scalar one. Nothing here allocates, locks or fails.
 #ifndef SUPEROFFLOAD_KERNELS_ALGORITHM_H_
 #define SUPEROFFLOAD_KERNELS_ALGORITHM_H_
 

@@ -90,6 +90,15 @@ inline void BeginUndo(UndoSlot& slot, uint64_t claim) {
   KeepOrder();
 }
 
+// Before each call that covers elements from `first` on, under the same claim: the granule before it stays as it is.
+// Without this, where elements between two calls are left out, the next granule that is saved could take the place of
+// the one that is still named.
+inline void BeginRange(UndoSlot& slot, size_t first) {
+  KeepOrder();
+  slot.torn = TornGranule(first, 0);
+  KeepOrder();
+}
+
 // After the owner has recorded that the range is complete; from then on nothing is to be undone.
 inline void EndUndo(UndoSlot& slot) {
   KeepOrder();

@@ -111,6 +111,7 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   kernels::NormLanes lanes;
   kernels::NormLanes* const norm = arguments_.sum_known ? nullptr : &lanes;
   ForEachSegment(arguments_.segments, index, n, [&](size_t first, size_t end, const Segment& segment) {
+    if (undo != nullptr && segment.absorb) kernels::BeginRange(*undo, first);
     if (arguments_.kind == PassKind::kNorm) {
       kernels::AddSquares(first, end, gradient, lanes);
     } else if (absorbs && publishes && segment.absorb && segment.publish) {

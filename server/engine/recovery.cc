@@ -81,8 +81,9 @@ void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::
   ForEachSegment(SegmentsOf(bucket, t), index - bucket.first_chunk, chunk.elements,
                  [&](size_t first, size_t end, const Segment& segment) {
                    if (end <= done) return;
-                   kernels.absorb(std::max(first, done), end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)],
-                                  undo);
+                   first = std::max(first, done);
+                   kernels::BeginRange(*undo, first);
+                   kernels.absorb(first, end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)], undo);
                  });
 }
 

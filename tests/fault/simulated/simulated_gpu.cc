@@ -47,6 +47,7 @@ struct GpuOptions {
       parameters.push_back({.name = "",
                             .elements = engine::ElementCount(ground.scenario.spec.parameters[i]),
                             .parameters_offset = place.parameters_offset,
+                            .gpu_offset = bucket.gpu_offset + place.parameters_offset - bucket.parameters_offset,
                             .gradient_offsets = {place.gradient_offsets[0], place.gradient_offsets[1]},
                             .state_offset = place.state_offset,
                             .first_bucket = place.first_bucket,

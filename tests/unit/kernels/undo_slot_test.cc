@@ -9,12 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "tests/support/kernel_arrays.h"
 
@@ -78,58 +80,85 @@ class UndoSlotTest : public ::testing::TestWithParam<TestedTarget> {
     return UndoTornGranule(slot, n, algorithm(), state);
   }
 
+  struct Range {
+    size_t first, end;
+  };
+  template <size_t kElements>
+  void DieAtEveryInstruction(const std::vector<Range>& ranges, std::mt19937_64& random);
+
   const StepConstants absorb_ = Constants(3, 0.5), publish_ = Constants(4, 1);
   NormLanes norm_;
 };
 
-// One process is stepped through a pass instruction by instruction by another, which after each looks at the memory
-// that a kill at that instruction would leave, and recovers a copy of it.
-TEST_P(UndoSlotTest, EveryInstructionIsASafePlaceToDie) {
-  using SmallMemory = Memory<128>;
+// One process is stepped through a pass over `ranges`, which end before element `n`, instruction by instruction by
+// another, which after each looks at the memory that a kill at that instruction would leave, and recovers a copy of it.
+template <size_t kElements>
+void UndoSlotTest::DieAtEveryInstruction(const std::vector<Range>& ranges, std::mt19937_64& random) {
+  using SmallMemory = Memory<kElements>;
   const AlgorithmKernels& kernels = this->kernels();
-  std::mt19937_64 random(1);
-  for (size_t n : {1, 5, 16, 37, 100}) {
-    SCOPED_TRACE(n);
-    Shared<SmallMemory> shared;
-    shared->FillRandomly(random);
-    const auto initial = std::make_unique<SmallMemory>(*shared);
-    const auto expected = std::make_unique<SmallMemory>(*shared);
-    kernels.absorb(0, n, expected->state(), absorb_, expected->Pending(), nullptr);
-
-    const pid_t child = ::fork();
-    if (child == 0) {
-      if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(0);
-      ::raise(SIGSTOP);
-      BeginUndo(shared->slot, 1);
-      kernels.absorb_and_publish(0, n, shared->state(), absorb_, shared->Pending(), publish_, shared->Gradient(),
-                                 shared->Theta(), &norm_, &shared->slot);
-      shared->completed = 1;
-      EndUndo(shared->slot);
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    if (!WIFSTOPPED(status)) GTEST_SKIP() << "no ptrace here (emulators have none)";
-    size_t instructions = 0, torn = 0;
-    const auto left = std::make_unique<SmallMemory>();
-    for (; WIFSTOPPED(status); ++instructions) {
-      std::memcpy(static_cast<void*>(left.get()), &*shared, sizeof(SmallMemory));
-      if (left->slot.claim == 0 || left->completed == 1) {
-        ASSERT_TRUE(left->SameState(left->completed == 1 ? *expected : *initial, n)) << instructions;
-      } else {
-        const size_t done = Undo(left->slot, n, left->state());
-        ASSERT_LT(done, n);
-        torn += done > 0;
-        kernels.absorb(done, n, left->state(), absorb_, left->Pending(), &left->slot);
-        ASSERT_TRUE(left->SameState(*expected, n)) << "after " << instructions << " instructions";
-      }
-      ASSERT_EQ(::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr), 0);
-      ::waitpid(child, &status, 0);
-    }
-    EXPECT_TRUE(WIFEXITED(status));
-    EXPECT_GT(instructions, n);
-    EXPECT_EQ(torn > 0, shared->slot.torn >> 16 > 0);
+  const size_t n = ranges.back().end;
+  Shared<SmallMemory> shared;
+  shared->FillRandomly(random);
+  const auto initial = std::make_unique<SmallMemory>(*shared);
+  const auto expected = std::make_unique<SmallMemory>(*shared);
+  for (const auto [first, end] : ranges) {
+    kernels.absorb(first, end, expected->state(), absorb_, expected->Pending(), nullptr);
   }
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(0);
+    ::raise(SIGSTOP);
+    BeginUndo(shared->slot, 1);
+    for (const auto [first, end] : ranges) {
+      BeginRange(shared->slot, first);
+      kernels.absorb_and_publish(first, end, shared->state(), absorb_, shared->Pending(), publish_, shared->Gradient(),
+                                 shared->Theta(), &norm_, &shared->slot);
+    }
+    shared->completed = 1;
+    EndUndo(shared->slot);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (!WIFSTOPPED(status)) GTEST_SKIP() << "no ptrace here (emulators have none)";
+  size_t instructions = 0, torn = 0;
+  const auto left = std::make_unique<SmallMemory>();
+  for (; WIFSTOPPED(status); ++instructions) {
+    std::memcpy(static_cast<void*>(left.get()), &*shared, sizeof(SmallMemory));
+    if (left->slot.claim == 0 || left->completed == 1) {
+      ASSERT_TRUE(left->SameState(left->completed == 1 ? *expected : *initial, n)) << instructions;
+    } else {
+      const size_t done = Undo(left->slot, n, left->state());
+      ASSERT_LT(done, n);
+      torn += done > 0;
+      for (const auto [first, end] : ranges) {
+        if (end <= done) continue;
+        BeginRange(left->slot, std::max(first, done));
+        kernels.absorb(std::max(first, done), end, left->state(), absorb_, left->Pending(), &left->slot);
+      }
+      ASSERT_TRUE(left->SameState(*expected, n)) << "after " << instructions << " instructions";
+    }
+    ASSERT_EQ(::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr), 0);
+    ::waitpid(child, &status, 0);
+  }
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_GT(instructions, ranges.back().end - ranges.back().first);
+  EXPECT_EQ(torn > 0, shared->slot.torn >> 16 > 0);
+}
+
+TEST_P(UndoSlotTest, EveryInstructionIsASafePlaceToDie) {
+  std::mt19937_64 random(1);
+  for (const size_t n : {1, 5, 16, 37, 100}) {
+    SCOPED_TRACE(n);
+    DieAtEveryInstruction<128>({{0, n}}, random);
+  }
+}
+
+// What is left out between two ranges may have any length: granules of both have the same place in the slot.
+TEST_P(UndoSlotTest, EveryInstructionOfRangesWithAGapIsASafePlaceToDie) {
+  std::mt19937_64 random(1);
+  DieAtEveryInstruction<640>({{0, 21}, {512, 520}}, random);
 }
 
 // Processes work on a shared optimizer of several ranges, step after step, and are killed at random, until enough of

@@ -29,6 +29,7 @@ Index Sample() {
           .parameter_groups = {{"w", 1}, {"b", 0}},
           .parameter_steps = {{"b", 7}},
           .shards = {{"w", {{8, 4}, {2, 0}}}},
+          .blocks = {{"exp_avg", {"exp_avg_scale", 256}}},
           .tensor_files = {{"model.w", "model-1.safetensors"}, {"model.b", "model-1.safetensors"}},
           .file_crc32 = {{"model-1.safetensors", 0xfedcba98}},
           .total_bytes = 4096};
@@ -50,6 +51,9 @@ TEST(IndexTest, AnEncodedIndexIsReadBack) {
   EXPECT_EQ(parsed->parameter_steps, index.parameter_steps);
   EXPECT_EQ(parsed->shards.at("w").global_shape, index.shards.at("w").global_shape);
   EXPECT_EQ(parsed->shards.at("w").global_offset, index.shards.at("w").global_offset);
+  ASSERT_EQ(parsed->blocks.size(), 1u);
+  EXPECT_EQ(parsed->blocks.at("exp_avg").scales, "exp_avg_scale");
+  EXPECT_EQ(parsed->blocks.at("exp_avg").elements, 256u);
   EXPECT_EQ(parsed->tensor_files, index.tensor_files);
   EXPECT_EQ(parsed->file_crc32, index.file_crc32);
   EXPECT_EQ(parsed->total_bytes, 4096u);
