@@ -47,19 +47,21 @@ class Server {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::strcpy(address.sun_path, path_.c_str());
-    if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) std::abort();
+    if (TEMP_FAILURE_RETRY(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address))) != 0) {
+      std::abort();
+    }
     return fd;
   }
 
-  // A well-behaved connection must be served all the while.
+  // A well-behaved connection must be served all the while. The fuzzer's clock interrupts calls that wait.
   void CheckWitness() const {
     superoffload_socket_request hello{};
     hello.magic = SUPEROFFLOAD_SOCKET_MAGIC;
     hello.version = SUPEROFFLOAD_WIRE_VERSION;
     hello.kind = SUPEROFFLOAD_SOCKET_HELLO;
     superoffload_socket_reply reply{};
-    if (::send(witness_.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != sizeof(hello) ||
-        ::recv(witness_.get(), &reply, sizeof(reply), 0) != sizeof(reply) ||
+    if (TEMP_FAILURE_RETRY(::send(witness_.get(), &hello, sizeof(hello), MSG_NOSIGNAL)) != sizeof(hello) ||
+        TEMP_FAILURE_RETRY(::recv(witness_.get(), &reply, sizeof(reply), 0)) != sizeof(reply) ||
         reply.kind != SUPEROFFLOAD_SOCKET_WELCOME) {
       std::abort();
     }
@@ -83,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     data += 2 + length;
     size -= 2 + length;
     superoffload_socket_reply reply;
-    const ssize_t got = ::recv(fd.get(), &reply, sizeof(reply), 0);
+    const ssize_t got = TEMP_FAILURE_RETRY(::recv(fd.get(), &reply, sizeof(reply), 0));
     if (got <= 0) break;  // it was closed
     if (got != sizeof(reply) || reply.magic != SUPEROFFLOAD_SOCKET_MAGIC) std::abort();
     if (reply.kind == SUPEROFFLOAD_SOCKET_ERROR && std::memchr(reply.message, 0, sizeof(reply.message)) == nullptr) {
