@@ -29,6 +29,7 @@
 
 #include "kernels/elements/elements.h"
 #include "kernels/host_device.h"
+#include "kernels/random/rounding.h"
 
 namespace superoffload::kernels {
 
@@ -60,6 +61,13 @@ struct StateArray {
   constexpr uint64_t Bytes(uint64_t elements) const { return Entries(elements) * DTypeBytes(dtype); }
 };
 
+// How the arrays but the first are stored, of algorithms that come in several such formats.
+enum class Moments {
+  kFloat32,
+  kBFloat16,         // rounded to nearest even
+  kRoundedBFloat16,  // rounded stochastically (random/rounding.h): their mean is what fp32 would have
+};
+
 // A hyper-parameter of a parameter group.
 struct Scalar {
   std::string_view name;
@@ -72,6 +80,7 @@ struct Scalar {
 struct StateView {
   void* arrays[kMaxStateArrays] = {};
   float* directions = nullptr;  // one per element, of algorithms with stages only
+  Rounding rounding = {};       // of algorithms that round stochastically only
 
   SUPEROFFLOAD_HOST_DEVICE float* Floats(size_t array) const { return static_cast<float*>(arrays[array]); }
 };
@@ -150,6 +159,11 @@ struct Algorithm {
   const std::vector<const AlgorithmKernels*>& (*supported)();
 
   const char* resident_kernel;  // kernels/cuda: `plain` on the GPU; null: there is none
+
+  // The algorithm with the same formula, scalars and names of arrays, all of which it stores in fp32; null: this one.
+  const Algorithm* in_fp32 = nullptr;
+
+  bool rounds_stochastically = false;  // as it absorbs, so that it needs StateView::rounding
 
   // The grain, where it is not an element.
   uint32_t block_elements = 1;           // a power of two, and that of the scales in `arrays`

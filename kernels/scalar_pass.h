@@ -1,9 +1,11 @@
-// The scalar reference of algorithm.h's passes, from an algorithm's formula for one element: a struct with `Step` and
-// `kArrays`, as in vector/pass-inl.h, and
+// The scalar reference of algorithm.h's passes, from an algorithm's formula for one element, which does not know how
+// its state is stored: a struct with
 //
+//   using Step                          its constants, as StepConstants holds them; `step` among them is the
+//   parameter's
+//                                       step count, where state is rounded stochastically
+//   static constexpr size_t kArrays     of its state
 //   static void Update(const Step&, float gradient, float* element)    element[a]: of state array a, in place
-//   static constexpr DType kDTypes[kArrays]                            of the arrays, unless all are fp32; values are
-//                                                                      rounded to nearest even as they are stored
 #ifndef SUPEROFFLOAD_KERNELS_SCALAR_PASS_H_
 #define SUPEROFFLOAD_KERNELS_SCALAR_PASS_H_
 
@@ -15,14 +17,10 @@
 
 namespace superoffload::kernels {
 
-template <class F>
+template <class F, Moments kMoments = Moments::kFloat32>
 struct ScalarPasses {
   static constexpr DType TypeOf(size_t array) {
-    if constexpr (requires { F::kDTypes; }) {
-      return F::kDTypes[array];
-    } else {
-      return DType::kFloat32;
-    }
+    return array == 0 || kMoments == Moments::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
 
   static MutableElements Array(const StateView& state, size_t array) { return {state.arrays[array], TypeOf(array)}; }
@@ -31,6 +29,21 @@ struct ScalarPasses {
     for (size_t a = 0; a < F::kArrays; ++a) {
       const MutableElements array = Array(state, a);
       element[a] = LoadElement({array.data, array.dtype}, i);
+    }
+  }
+
+  static void StoreState(const StateView& state, size_t i, const typename F::Step& step, const float* element) {
+    for (size_t a = 0; a < F::kArrays; ++a) {
+      if constexpr (kMoments == Moments::kRoundedBFloat16) {
+        if (a > 0) {
+          const Rounding& rounding = state.rounding;
+          const uint64_t place = rounding.box->Find(rounding.first + i).element;
+          static_cast<uint16_t*>(state.arrays[a])[i] =
+              RoundToBFloat16(element[a], RoundingBits(rounding.key, step.step, place, a));
+          continue;
+        }
+      }
+      StoreElement(Array(state, a), i, element[a]);
     }
   }
 
@@ -55,7 +68,7 @@ struct ScalarPasses {
         KeepOrder();
       }
       F::Update(step, LoadElement(pending, i), element);
-      for (size_t a = 0; a < F::kArrays; ++a) StoreElement(Array(state, a), i, element[a]);
+      StoreState(state, i, step, element);
     }
   }
 

@@ -14,6 +14,7 @@ namespace {
 constexpr double kFinite = std::numeric_limits<double>::infinity();
 
 constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}, {"exp_avg_sq"}};
+constexpr StateArray kBFloat16Arrays[] = {{"model"}, {"exp_avg", DType::kBFloat16}, {"exp_avg_sq", DType::kBFloat16}};
 
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay };
 
@@ -51,6 +52,7 @@ AdamStep MakeStep(const double* scalars, uint64_t t, double gradient_scale) {
   step.step_size = static_cast<float>(scalars[kLr] / (1 - Power(scalars[kBeta1], t)));
   step.inv_sqrt_bias_correction2 = static_cast<float>(1 / std::sqrt(1 - Power(scalars[kBeta2], t)));
   step.eps = static_cast<float>(scalars[kEps]);
+  step.step = static_cast<uint32_t>(t);
   if (scalars[kEps] < kLeastEpsWithLimits) step.least_gradient = step.least_exp_avg = step.least_exp_avg_sq = 0;
   return step;
 }
@@ -70,12 +72,54 @@ StepConstants MakeAdamConstants(const double* scalars, uint64_t t, double gradie
 }  // namespace
 
 const AlgorithmKernels kScalarAdamKernels = ScalarPasses<AdamElement>::Table();
+constexpr AlgorithmKernels kScalarAdamBFloat16Kernels = ScalarPasses<AdamElement, Moments::kRoundedBFloat16>::Table();
+constexpr AlgorithmKernels kScalarAdamBFloat16NearestKernels = ScalarPasses<AdamElement, Moments::kBFloat16>::Table();
 
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamKernels, AlgorithmKernels, AdamKernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16Kernels, AlgorithmKernels, AdamBFloat16Kernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16NearestKernels, AlgorithmKernels, AdamBFloat16NearestKernels)
 
-const Algorithm kAdamW{
-    "adamw", kArrays, kAdamWScalars, MakeAdamWConstants, SupportedAdamKernels, "superoffload_resident_adam"};
-const Algorithm kAdam{
-    "adam", kArrays, kAdamScalars, MakeAdamConstants, SupportedAdamKernels, "superoffload_resident_adam"};
+const Algorithm kAdamW{.name = "adamw",
+                       .arrays = kArrays,
+                       .scalars = kAdamWScalars,
+                       .make_constants = MakeAdamWConstants,
+                       .supported = SupportedAdamKernels,
+                       .resident_kernel = "superoffload_resident_adam"};
+const Algorithm kAdam{.name = "adam",
+                      .arrays = kArrays,
+                      .scalars = kAdamScalars,
+                      .make_constants = MakeAdamConstants,
+                      .supported = SupportedAdamKernels,
+                      .resident_kernel = "superoffload_resident_adam"};
+const Algorithm kAdamWBFloat16{.name = "adamw_bf16",
+                               .arrays = kBFloat16Arrays,
+                               .scalars = kAdamWScalars,
+                               .make_constants = MakeAdamWConstants,
+                               .supported = SupportedAdamBFloat16Kernels,
+                               .resident_kernel = nullptr,
+                               .in_fp32 = &kAdamW,
+                               .rounds_stochastically = true};
+const Algorithm kAdamWBFloat16Nearest{.name = "adamw_bf16_nearest",
+                                      .arrays = kBFloat16Arrays,
+                                      .scalars = kAdamWScalars,
+                                      .make_constants = MakeAdamWConstants,
+                                      .supported = SupportedAdamBFloat16NearestKernels,
+                                      .resident_kernel = nullptr,
+                                      .in_fp32 = &kAdamW};
+const Algorithm kAdamBFloat16{.name = "adam_bf16",
+                              .arrays = kBFloat16Arrays,
+                              .scalars = kAdamScalars,
+                              .make_constants = MakeAdamConstants,
+                              .supported = SupportedAdamBFloat16Kernels,
+                              .resident_kernel = nullptr,
+                              .in_fp32 = &kAdam,
+                              .rounds_stochastically = true};
+const Algorithm kAdamBFloat16Nearest{.name = "adam_bf16_nearest",
+                                     .arrays = kBFloat16Arrays,
+                                     .scalars = kAdamScalars,
+                                     .make_constants = MakeAdamConstants,
+                                     .supported = SupportedAdamBFloat16NearestKernels,
+                                     .resident_kernel = nullptr,
+                                     .in_fp32 = &kAdam};
 
 }  // namespace superoffload::kernels

@@ -11,6 +11,8 @@
 // That is torch.optim.AdamW's update (Loshchilov & Hutter 2019, algorithm 2) up to the last few ulps. The three
 // limits keep moments of parameters without gradients out of the subnormal range; they change no parameter while
 // eps >= 1e-15, and are 0 with a smaller one.
+//
+// m and v may be kept in bf16. They are rounded as they are stored: p moves by what they were before.
 #ifndef SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 #define SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 
@@ -22,6 +24,10 @@ namespace superoffload::kernels {
 
 extern const Algorithm kAdamW;  // "adamw": decoupled weight decay
 extern const Algorithm kAdam;   // "adam": weight decay as an L2 term of the gradient
+
+// The same with moments in bf16, rounded stochastically, and to nearest.
+extern const Algorithm kAdamWBFloat16, kAdamWBFloat16Nearest;  // "adamw_bf16", "adamw_bf16_nearest"
+extern const Algorithm kAdamBFloat16, kAdamBFloat16Nearest;    // "adam_bf16", "adam_bf16_nearest"
 
 // The fp32 constants of one step of one parameter group.
 struct AdamStep {
@@ -38,11 +44,12 @@ struct AdamStep {
   float least_gradient = 0x1p-62f;
   float least_exp_avg = 0x1p-100f;
   float least_exp_avg_sq = 0x1p-120f;
+  uint32_t step = 0;  // the parameter's, counted from 1; modulo 2^32
 
   bool operator==(const AdamStep&) const = default;
 };
 
-// The tables of both algorithms; the scalar one is the specification.
+// The tables of both forms; the scalar ones are the specification.
 extern const AlgorithmKernels kScalarAdamKernels;
 
 }  // namespace superoffload::kernels

@@ -1,5 +1,5 @@
-// Adam's passes for vectors: one source, compiled once per instruction set (SUPEROFFLOAD_TABLE names the table that it
-// defines).
+// Adam's passes for vectors: one source, compiled once per instruction set and format of the moments
+// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS the format).
 #define HWY_COMPILE_ONLY_STATIC
 #include "kernels/adam/adam.h"
 #include "kernels/vector/pass-inl.h"
@@ -12,7 +12,9 @@ namespace {
 template <bool kL2>
 struct AdamFormula {
   using Step = AdamStep;
-  static constexpr size_t kArrays = 3;
+  using State = StateWith<Moments::SUPEROFFLOAD_MOMENTS, 2>;
+  using Full = AdamFormula<true>;
+  static bool Fits(const AdamStep& step) { return kL2 || step.l2 == 0; }
 
   // One element of Adam in every lane; the formula of adam.h.
   template <class D, class V>
@@ -26,11 +28,6 @@ struct AdamFormula {
     v = hn::IfThenZeroElse(hn::Lt(v, hn::Set(d, step.least_exp_avg_sq)), v);
     const V denominator = hn::MulAdd(hn::Sqrt(v), hn::Set(d, step.inv_sqrt_bias_correction2), hn::Set(d, step.eps));
     p = hn::MulAdd(hn::Set(d, -step.step_size), hn::Div(m, denominator), hn::Mul(p, hn::Set(d, step.decay)));
-  }
-
-  template <class Body>
-  static void Visit(const AdamStep& absorb, const AdamStep& publish, Body body) {
-    absorb.l2 != 0 || publish.l2 != 0 ? body(AdamFormula<true>()) : body(AdamFormula<false>());
   }
 };
 

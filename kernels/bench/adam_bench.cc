@@ -116,7 +116,7 @@ class AdamBench {
  private:
   // A kernel over every chunk; `work(first, thread)`.
   template <typename Work>
-  Benchmark Pass(const char* name, double bytes, Work work) {
+  Benchmark Pass(const std::string& name, double bytes, Work work) {
     return {{name, bytes}, [this, work] {
               const auto begin = std::chrono::steady_clock::now();
               team_.RunChunks(arrays_.elements() / kChunkElements,
@@ -154,30 +154,6 @@ class AdamBench {
              [=, &a, &kernels](size_t i, int) {
                kernels.plain(0, n, a.state(i).view(), absorb, a.pending(i), a.theta(i));
              }),
-        Pass("deferred", 24 + 3 * w,
-             [=, &a, &kernels](size_t i, int) {
-               NormLanes norm;
-               kernels.absorb_and_publish(0, n, a.state(i).view(), absorb, a.pending(i), publish, a.gradient(i),
-                                          a.theta(i), &norm, nullptr);
-               benchmark::DoNotOptimize(norm.Sum());
-             }),
-        Pass("deferred_undo", 24 + 3 * w,
-             [=, &a, &kernels, this](size_t i, int thread) {
-               BeginUndo(*undo_[thread], i / kChunkElements + 1);
-               NormLanes norm;
-               kernels.absorb_and_publish(0, n, a.state(i).view(), absorb, a.pending(i), publish, a.gradient(i),
-                                          a.theta(i), &norm, undo_[thread].get());
-               benchmark::DoNotOptimize(norm.Sum());
-               EndUndo(*undo_[thread]);
-             }),
-        Pass("settle", 24 + w,
-             [=, &a, &kernels](size_t i, int) {
-               kernels.absorb(0, n, a.state(i).view(), absorb, a.pending(i), nullptr);
-             }),
-        Pass("publish", 12 + 2 * w,
-             [=, &a, &kernels](size_t i, int) {
-               kernels.publish(0, n, a.state(i).view(), publish, a.gradient(i), a.theta(i), nullptr);
-             }),
         Pass("publish_norm", 12 + 2 * w,
              [=, &a, &kernels](size_t i, int) {
                NormLanes norm;
@@ -189,12 +165,42 @@ class AdamBench {
                baselines_.read_stream(n, a.state(i), a.gradient(i).data, a.theta(i).data, width_);
              }),
         Pass("norm", w, [=, &a](size_t i, int) { benchmark::DoNotOptimize(SumOfSquares(n, a.gradient(i))); })};
+    for (const Algorithm* const algorithm : {&kAdamW, &kAdamWBFloat16, &kAdamWBFloat16Nearest}) {
+      AddPasses(*algorithm, absorb, publish, all);
+    }
     for (const char* implementation : {"fused", "foreach"}) {
       if (torch_ == nullptr) break;
       all.push_back({{std::string("torch_") + implementation, 28},
                      [this, implementation] { return torch_->Step(implementation); }});
     }
     return all;
+  }
+
+  // Those of the daemon, by one of the formats of AdamW's state.
+  void AddPasses(const Algorithm& algorithm, const StepConstants& absorb, const StepConstants& publish,
+                 std::vector<Benchmark>& all) {
+    const Arrays& a = arrays_;
+    const AlgorithmKernels& kernels = algorithm.best();
+    const size_t n = kChunkElements;
+    double state = 0;
+    for (const StateArray& array : algorithm.arrays) state += static_cast<double>(DTypeBytes(array.dtype));
+    const std::string format(algorithm.name.substr(kAdamW.name.size()));
+    const double w = static_cast<double>(width_);
+    all.push_back(
+        Pass("deferred_undo" + format, 2 * state + 3 * w, [=, &a, &algorithm, &kernels, this](size_t i, int thread) {
+          BeginUndo(*undo_[thread], i / kChunkElements + 1);
+          NormLanes norm;
+          kernels.absorb_and_publish(0, n, a.StateOf(algorithm, i), absorb, a.pending(i), publish, a.gradient(i),
+                                     a.theta(i), &norm, undo_[thread].get());
+          benchmark::DoNotOptimize(norm.Sum());
+          EndUndo(*undo_[thread]);
+        }));
+    all.push_back(Pass("settle" + format, 2 * state + w, [=, &a, &algorithm, &kernels, this](size_t i, int thread) {
+      kernels.absorb(0, n, a.StateOf(algorithm, i), absorb, a.pending(i), undo_[thread].get());
+    }));
+    all.push_back(Pass("publish" + format, state + 2 * w, [=, &a, &algorithm, &kernels](size_t i, int) {
+      kernels.publish(0, n, a.StateOf(algorithm, i), publish, a.gradient(i), a.theta(i), nullptr);
+    }));
   }
 
   const Baselines& baselines_;

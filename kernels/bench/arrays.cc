@@ -27,7 +27,7 @@ void* TryMap(int fd, size_t bytes, int flags) {
 Arrays::Arrays(size_t elements, DType gradient_dtype, DType theta_dtype, Team& team)
     : elements_(elements), gradient_dtype_(gradient_dtype), theta_dtype_(theta_dtype) {
   const size_t widths[kArrays] = {
-      4, 4, 4, 4, DTypeBytes(gradient_dtype), DTypeBytes(gradient_dtype), DTypeBytes(theta_dtype)};
+      4, 4, 4, 4, DTypeBytes(gradient_dtype), DTypeBytes(gradient_dtype), DTypeBytes(theta_dtype), 2, 2};
   for (int i = 0; i < kArrays; ++i) {
     offsets_[i] = bytes_ + i * kStaggerBytes;
     bytes_ = RoundUp(offsets_[i] + elements * widths[i], kHugePageBytes);
@@ -77,6 +77,8 @@ void Arrays::Fill(Team& team) {
       Narrow(kChunkElements, gradient_fp32, {const_cast<void*>(elements.data), elements.dtype});
     }
     Narrow(kChunkElements, s.p, theta(first));
+    Narrow(kChunkElements, s.m, {At<uint16_t>(7, first), DType::kBFloat16});
+    Narrow(kChunkElements, s.v, {At<uint16_t>(8, first), DType::kBFloat16});
   });
 }
 

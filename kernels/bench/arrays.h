@@ -24,6 +24,16 @@ class Arrays {
 
   // From element `first` on.
   AdamArrays state(size_t first) const { return {At<float>(0, first), At<float>(1, first), At<float>(2, first)}; }
+  // The same numbers as the state of an algorithm of three arrays, whose moments may be in bf16.
+  StateView StateOf(const Algorithm& algorithm, size_t first) const {
+    static const BoxElements whole;
+    StateView view = state(first).view();
+    if (algorithm.arrays[1].dtype == DType::kBFloat16) {
+      for (int moment = 1; moment <= 2; ++moment) view.arrays[moment] = At<uint16_t>(6 + moment, first);
+    }
+    view.rounding = {{{1, 2}}, &whole, first};
+    return view;
+  }
   float* peer_gradient(size_t first) const { return At<float>(3, first); }
   ConstElements gradient(size_t first) const { return Elements(4, gradient_dtype_, first); }
   ConstElements pending(size_t first) const { return Elements(5, gradient_dtype_, first); }
@@ -42,7 +52,7 @@ class Arrays {
   }
   void Fill(Team& team);
 
-  static constexpr int kArrays = 7;
+  static constexpr int kArrays = 9;
   const size_t elements_;
   const DType gradient_dtype_, theta_dtype_;
   size_t offsets_[kArrays];

@@ -21,7 +21,7 @@ struct PeerStep {
 struct AdamArrays {
   float *p, *m, *v;
 
-  StateView view() const { return {{p, m, v}}; }
+  StateView view() const { return {.arrays = {p, m, v}}; }
 };
 
 struct Baselines {

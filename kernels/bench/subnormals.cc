@@ -24,8 +24,8 @@ int RunSubnormals() {
       for (int i = 0; i < kStepsPerRun; ++i) {
         const auto t = static_cast<uint64_t>(run * kStepsPerRun + i + 1);
         const StepConstants step = kAdamW.make_constants(kAdamW.DefaultScalars().data(), t, 1);
-        kernels->plain(0, kElements, {{p.data(), m.data(), v.data()}}, step, {gradient.data(), DType::kBFloat16},
-                       {theta.data(), DType::kBFloat16});
+        kernels->plain(0, kElements, {.arrays = {p.data(), m.data(), v.data()}}, step,
+                       {gradient.data(), DType::kBFloat16}, {theta.data(), DType::kBFloat16});
       }
       const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
       nanoseconds.push_back(time.count() / kStepsPerRun / kElements);

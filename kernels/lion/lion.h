@@ -6,6 +6,8 @@
 //   c = fma(beta1, m, (1-beta1) * g)
 //   p = fma(-lr, sign(c), p * decay)                 sign(0) = 0; a NaN stays one
 //   m = fma(beta2, m, (1-beta2) * g);   m = |m| < 2^-100 ? 0 : m
+//
+// m may be kept in bf16, and is rounded as it is stored.
 #ifndef SUPEROFFLOAD_KERNELS_LION_LION_H_
 #define SUPEROFFLOAD_KERNELS_LION_LION_H_
 
@@ -13,7 +15,8 @@
 
 namespace superoffload::kernels {
 
-extern const Algorithm kLion;  // "lion"
+extern const Algorithm kLion;                                // "lion"
+extern const Algorithm kLionBFloat16, kLionBFloat16Nearest;  // "lion_bf16", "lion_bf16_nearest": m in bf16
 
 // The fp32 constants of one step of one parameter group.
 struct LionStep {
@@ -23,7 +26,8 @@ struct LionStep {
   float beta2 = 0;
   float one_minus_beta2 = 0;
   float lr = 0;
-  float decay = 1;  // 1 - lr * weight_decay
+  float decay = 1;    // 1 - lr * weight_decay
+  uint32_t step = 0;  // the parameter's, counted from 1; modulo 2^32
 };
 
 extern const AlgorithmKernels kScalarLionKernels;

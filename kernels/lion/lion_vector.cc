@@ -1,5 +1,5 @@
-// Lion's passes for vectors: one source, compiled once per instruction set (SUPEROFFLOAD_TABLE names the table that it
-// defines).
+// Lion's passes for vectors: one source, compiled once per instruction set and format of the momentum
+// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS the format).
 #define HWY_COMPILE_ONLY_STATIC
 #include "kernels/lion/lion.h"
 #include "kernels/vector/pass-inl.h"
@@ -10,7 +10,9 @@ namespace {
 
 struct LionFormula {
   using Step = LionStep;
-  static constexpr size_t kArrays = 2;
+  using State = StateWith<Moments::SUPEROFFLOAD_MOMENTS, 1>;
+  using Full = LionFormula;
+  static bool Fits(const LionStep&) { return true; }
 
   // One element of Lion in every lane; the formula of lion.h.
   template <class D, class V>
@@ -23,11 +25,6 @@ struct LionFormula {
     p = hn::MulAdd(hn::Set(d, -step.lr), sign, hn::Mul(p, hn::Set(d, step.decay)));
     m = hn::MulAdd(hn::Set(d, step.beta2), m, hn::Mul(hn::Set(d, step.one_minus_beta2), g));
     m = FlushBelow(d, 0x1p-100f, m);
-  }
-
-  template <class Body>
-  static void Visit(const LionStep&, const LionStep&, Body body) {
-    body(LionFormula());
   }
 };
 

@@ -12,11 +12,13 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/algorithm.h"
 #include "kernels/elements/element_kernels.h"
+#include "kernels/elements/scalar_element.h"
 
 namespace superoffload::kernels {
 
@@ -53,40 +55,55 @@ inline bool SameFloats(const float* a, const float* b, size_t n) {
   return true;
 }
 
+// The same of arrays of a dtype; what is no float must be the same bytes.
+inline bool SameElements(ConstElements a, ConstElements b, size_t n) {
+  if (a.dtype == DType::kFloat32) {
+    return SameFloats(static_cast<const float*>(a.data), static_cast<const float*>(b.data), n);
+  }
+  if (!IsFloat(a.dtype)) return std::memcmp(a.data, b.data, n * DTypeBytes(a.dtype)) == 0;
+  std::vector<float> wide_a(n), wide_b(n);
+  kScalarElementKernels.widen(n, a, wide_a.data());
+  kScalarElementKernels.widen(n, b, wide_b.data());
+  return SameFloats(wide_a.data(), wide_b.data(), n);
+}
+
 struct Arrays {
-  Arrays(size_t arrays, size_t n, DType gradient_dtype, DType theta_dtype)
+  Arrays(std::span<const StateArray> arrays, size_t n, DType gradient_dtype, DType theta_dtype)
       : n(n),
         gradient_dtype(gradient_dtype),
         theta_dtype(theta_dtype),
-        state_arrays(arrays, GuardedBytes(4 * n)),
+        arrays(arrays),
         pending(n * DTypeBytes(gradient_dtype)),
         gradient(n * DTypeBytes(gradient_dtype)),
-        theta(n * DTypeBytes(theta_dtype)) {}
+        theta(n * DTypeBytes(theta_dtype)) {
+    for (const StateArray& array : arrays) state_arrays.emplace_back(array.Bytes(n));
+  }
 
   StateView state() const {
     StateView view;
-    for (size_t a = 0; a < state_arrays.size(); ++a) view.arrays[a] = floats(a);
+    for (size_t a = 0; a < arrays.size(); ++a) view.arrays[a] = state_arrays[a].data();
+    view.rounding = {key, &box, first};
     return view;
   }
   float* floats(size_t array) const { return state_arrays[array].floats(); }
+  ConstElements Array(size_t a) const { return {state_arrays[a].data(), arrays[a].dtype}; }
   ConstElements Pending() const { return {pending.data(), gradient_dtype}; }
   ConstElements Gradient() const { return {gradient.data(), gradient_dtype}; }
   MutableElements Theta() const { return {theta.data(), theta_dtype}; }
 
   void ExpectSameAs(const Arrays& other) const {
-    for (size_t a = 0; a < state_arrays.size(); ++a) EXPECT_TRUE(SameFloats(floats(a), other.floats(a), n)) << a;
-    if (theta_dtype == DType::kFloat32) {
-      EXPECT_TRUE(SameFloats(theta.floats(), other.theta.floats(), n));
-      return;
+    for (size_t a = 0; a < arrays.size(); ++a) {
+      EXPECT_TRUE(SameElements(Array(a), other.Array(a), arrays[a].Entries(n))) << a;
     }
-    std::vector<float> a(n), b(n);
-    kScalarElementKernels.widen(n, {theta.data(), theta_dtype}, a.data());
-    kScalarElementKernels.widen(n, {other.theta.data(), theta_dtype}, b.data());
-    EXPECT_TRUE(SameFloats(a.data(), b.data(), n));
+    EXPECT_TRUE(SameElements({theta.data(), theta_dtype}, {other.theta.data(), theta_dtype}, n));
   }
 
   size_t n;
   DType gradient_dtype, theta_dtype;
+  std::span<const StateArray> arrays;
+  PhiloxKey key{{1, 2}};
+  BoxElements box;
+  uint64_t first = 0;
   std::vector<GuardedBytes> state_arrays;
   GuardedBytes pending, gradient, theta;
 };
@@ -121,12 +138,30 @@ class Generator {
   }
 
   void FillState(const Arrays& arrays, bool wild) {
-    for (size_t i = 0; i < arrays.n; ++i) {
-      for (size_t a = 0; a < arrays.state_arrays.size(); ++a) {
-        const float value = Value(wild);
-        arrays.floats(a)[i] = a < 2 ? value : std::fabs(value);  // second moments are not negative
+    for (size_t a = 0; a < arrays.arrays.size(); ++a) {
+      const DType dtype = arrays.arrays[a].dtype;
+      for (size_t i = 0; i < arrays.arrays[a].Entries(arrays.n); ++i) {
+        const float value = a < 2 ? Value(wild) : std::fabs(Value(wild));  // second moments are not negative
+        if (IsFloat(dtype)) {
+          StoreElement({arrays.state_arrays[a].data(), dtype}, i, value);
+        } else {
+          arrays.state_arrays[a].data()[i] = static_cast<std::byte>(Below(256));
+        }
       }
     }
+  }
+
+  // The elements are a part of those of a random box of a random matrix.
+  void FillRounding(Arrays& arrays) {
+    arrays.key = {{static_cast<uint32_t>(random_()), static_cast<uint32_t>(random_())}};
+    const uint64_t shape[] = {1 + Below(5), 1 + Below(9), 1 + Below(Below(2) ? 9 : 3000)};
+    uint64_t global[3], offset[3];
+    for (int d = 0; d < 3; ++d) {
+      offset[d] = Below(2) * Below(200);
+      global[d] = offset[d] + shape[d] + Below(2) * Below(200);
+    }
+    ASSERT_TRUE(BoxElements::Make(shape, global, offset, &arrays.box));
+    arrays.first = Below(3) * Below(1000);
   }
 
   void FillGradient(const GuardedBytes& bytes, size_t n, DType dtype, bool wild) {

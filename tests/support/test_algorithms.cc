@@ -37,10 +37,9 @@ void Update(const MomentumStep& step, float gradient, float* p, float* m) {
   *p = std::fma(-step.lr, *m, *p);
 }
 
-struct Momentum16 {
+struct MomentumElement {
   using Step = MomentumStep;
   static constexpr size_t kArrays = 2;
-  static constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16};
   static void Update(const MomentumStep& step, float gradient, float* element) {
     kernels::Update(step, gradient, &element[0], &element[1]);
   }
@@ -207,7 +206,7 @@ struct MatrixMomentum {
 constexpr MatrixStages kStages = {MatrixMomentum::ScratchElements, 2, MatrixMomentum::Run};
 constexpr AlgorithmKernels kKernelsMatrix = {"SCALAR", MatrixMomentum::Absorb, MatrixMomentum::Publish, nullptr,
                                              MatrixMomentum::Plain};
-constexpr AlgorithmKernels kKernels16 = ScalarPasses<Momentum16>::Table();
+constexpr AlgorithmKernels kKernels16 = ScalarPasses<MomentumElement, Moments::kBFloat16>::Table();
 constexpr AlgorithmKernels kKernels8 = {"SCALAR", Momentum8::Absorb, Momentum8::Publish, Momentum8::AbsorbAndPublish,
                                         Momentum8::Plain};
 
@@ -223,12 +222,26 @@ constexpr StateArray kArrays8[] = {
 
 constexpr StateArray kArraysMatrix[] = {{"model"}, {"momentum_buffer"}};
 
-constexpr Algorithm kMomentum16{"test_momentum_bf16",  kArrays16, kScalars, MakeConstants,
-                                Supported<kKernels16>, nullptr};
-constexpr Algorithm kMomentum8{"test_momentum_8bit", kArrays8, kScalars, MakeConstants,
-                               Supported<kKernels8>, nullptr,  kBlock};
-constexpr Algorithm kMomentumMatrix{"test_momentum_matrix",    kArraysMatrix, kScalars, MakeConstants,
-                                    Supported<kKernelsMatrix>, nullptr,       1,        &kStages};
+constexpr Algorithm kMomentum16{.name = "test_momentum_bf16",
+                                .arrays = kArrays16,
+                                .scalars = kScalars,
+                                .make_constants = MakeConstants,
+                                .supported = Supported<kKernels16>,
+                                .resident_kernel = nullptr};
+constexpr Algorithm kMomentum8{.name = "test_momentum_8bit",
+                               .arrays = kArrays8,
+                               .scalars = kScalars,
+                               .make_constants = MakeConstants,
+                               .supported = Supported<kKernels8>,
+                               .resident_kernel = nullptr,
+                               .block_elements = kBlock};
+constexpr Algorithm kMomentumMatrix{.name = "test_momentum_matrix",
+                                    .arrays = kArraysMatrix,
+                                    .scalars = kScalars,
+                                    .make_constants = MakeConstants,
+                                    .supported = Supported<kKernelsMatrix>,
+                                    .resident_kernel = nullptr,
+                                    .stages = &kStages};
 
 [[maybe_unused]] const bool added = [] {
   AddAlgorithm(kMomentum16);

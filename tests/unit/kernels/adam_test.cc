@@ -19,7 +19,7 @@ namespace {
 // factor.
 TEST(AdamTest, IsCloseToAdamInDoublePrecision) {
   const size_t n = 512;
-  const Arrays arrays(kAdamW.arrays.size(), n, DType::kFloat32, DType::kFloat32);
+  const Arrays arrays(kAdamW.arrays, n, DType::kFloat32, DType::kFloat32);
   Generator generator(5);
   std::vector<double> p(n), m(n), v(n);
   std::mt19937 random(5);
@@ -51,7 +51,7 @@ TEST(AdamTest, FlushesNothingWithATinyEps) {
   for (const double eps : {0.0, 1e-16}) {
     std::vector<Arrays> all;
     for (const AlgorithmKernels* kernels : kAdamW.supported()) {
-      const Arrays& arrays = all.emplace_back(kAdamW.arrays.size(), n, DType::kFloat32, DType::kFloat32);
+      const Arrays& arrays = all.emplace_back(kAdamW.arrays, n, DType::kFloat32, DType::kFloat32);
       const double scalars[] = {1e-3, 0.9, 0.999, eps, 0};
       auto* gradient = reinterpret_cast<float*>(arrays.pending.data());
       std::fill_n(arrays.floats(0), n, 1.0f);
@@ -80,7 +80,7 @@ TEST(AdamTest, GoldenHashOfAFixedWorkload) {
     uint64_t hash = 14695981039346656037u;
     for (DType dtype : kDTypes) {
       const size_t n = 4099;
-      const Arrays arrays(kAdamW.arrays.size(), n, dtype, dtype);
+      const Arrays arrays(kAdamW.arrays, n, dtype, dtype);
       uint32_t x = 12345;
       const auto next = [&x] {  // xorshift: no library's distribution is portable
         x ^= x << 13;

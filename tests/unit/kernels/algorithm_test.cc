@@ -17,7 +17,7 @@ class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
   const Algorithm& algorithm() const { return *GetParam().algorithm; }
   const AlgorithmKernels& kernels() const { return *GetParam().kernels; }
   Arrays MakeArrays(size_t n, DType gradient_dtype, DType theta_dtype) const {
-    return Arrays(algorithm().arrays.size(), n, gradient_dtype, theta_dtype);
+    return Arrays(algorithm().arrays, n, gradient_dtype, theta_dtype);
   }
 
   // Where a range may begin.
@@ -32,7 +32,8 @@ class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
     for (int round = 0; round < 300 && !HasFailure(); ++round) {
       const size_t n = 1 + (round < 100 ? static_cast<size_t>(round) : generator.Below(3000));
       const bool wild = round % 3 == 0;
-      const Arrays expected = MakeArrays(n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
+      Arrays expected = MakeArrays(n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
+      generator.FillRounding(expected);
       generator.FillState(expected, wild);
       generator.FillGradient(expected.pending, n, expected.gradient_dtype, wild);
       generator.FillGradient(expected.gradient, n, expected.gradient_dtype, wild);
@@ -134,6 +135,41 @@ TEST_P(EveryTargetTest, RunsOfAChunkEqualTheWhole) {
   EXPECT_EQ(norm.Sum(), expected.Sum());
 }
 
+// Of a tensor in two shards, wherever it is cut, each element is rounded as it is in the whole.
+TEST_P(EveryTargetTest, ShardsEqualTheWhole) {
+  Generator generator(19);
+  const uint64_t rows = 9, columns = 131;
+  Arrays whole = MakeArrays(rows * columns, DType::kFloat32, DType::kFloat32);
+  generator.FillState(whole, false);
+  generator.FillGradient(whole.pending, whole.n, DType::kFloat32, false);
+  if (algorithm().block_elements > 1) GTEST_SKIP() << "blocks are cut";
+  const Arrays before(whole);
+  const StepConstants absorb = generator.Step(algorithm());
+  kernels().absorb(0, whole.n, whole.state(), absorb, whole.Pending(), nullptr);
+  for (const uint64_t cut : {uint64_t{1}, uint64_t{63}, uint64_t{64}, uint64_t{65}, uint64_t{130}}) {
+    for (const uint64_t from : {uint64_t{0}, cut}) {
+      const uint64_t width = from == 0 ? cut : columns - cut;
+      Arrays shard = MakeArrays(rows * width, DType::kFloat32, DType::kFloat32);
+      Arrays expected(shard);
+      const auto take = [&](const std::byte* tensor, std::byte* part, size_t bytes) {
+        for (uint64_t row = 0; row < rows; ++row) {
+          std::memcpy(part + row * width * bytes, tensor + (row * columns + from) * bytes, width * bytes);
+        }
+      };
+      for (size_t a = 0; a < algorithm().arrays.size(); ++a) {
+        const size_t bytes = DTypeBytes(algorithm().arrays[a].dtype);
+        take(before.state_arrays[a].data(), shard.state_arrays[a].data(), bytes);
+        take(whole.state_arrays[a].data(), expected.state_arrays[a].data(), bytes);
+      }
+      take(before.pending.data(), shard.pending.data(), sizeof(float));
+      const uint64_t shape[] = {rows, width}, global[] = {rows, columns}, offset[] = {0, from};
+      ASSERT_TRUE(BoxElements::Make(shape, global, offset, &shard.box));
+      kernels().absorb(0, shard.n, shard.state(), absorb, shard.Pending(), nullptr);
+      shard.ExpectSameAs(expected);
+    }
+  }
+}
+
 TEST_P(EveryTargetTest, PublishingOnlyReadsState) {
   const Arrays arrays = MakeArrays(1000, DType::kBFloat16, DType::kBFloat16);
   Generator generator(7);
@@ -143,7 +179,7 @@ TEST_P(EveryTargetTest, PublishingOnlyReadsState) {
   NormLanes norm;
   kernels().publish(0, arrays.n, arrays.state(), generator.Step(algorithm()), arrays.Gradient(), arrays.Theta(), &norm);
   for (size_t a = 0; a < algorithm().arrays.size(); ++a) {
-    EXPECT_EQ(std::memcmp(arrays.floats(a), before.floats(a), 4 * arrays.n), 0);
+    EXPECT_EQ(std::memcmp(arrays.floats(a), before.floats(a), algorithm().arrays[a].Bytes(arrays.n)), 0);
   }
 }
 
@@ -156,7 +192,9 @@ TEST_P(EveryTargetTest, DeferredCommitEqualsPlainSteps) {
     Generator generator(11);
     const Arrays plain = MakeArrays(n, dtype, dtype);
     generator.FillState(plain, false);
-    for (size_t a = 1; a < algorithm().arrays.size(); ++a) std::fill_n(plain.floats(a), n, 0.0f);
+    for (size_t a = 1; a < algorithm().arrays.size(); ++a) {
+      std::memset(plain.state_arrays[a].data(), 0, algorithm().arrays[a].Bytes(n));
+    }
     const Arrays deferred(plain);
     NormLanes norm;
     bool has_pending = false;
@@ -236,7 +274,8 @@ TEST_P(EveryElementTargetTest, NarrowWidenAndAddSquares) {
   Generator generator(17);
   for (int round = 0; round < 300 && !HasFailure(); ++round) {
     const size_t n = 1 + generator.Below(3000), first = generator.Below(n / kNormLanes + 1) * kNormLanes;
-    const Arrays expected(1, n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
+    static constexpr StateArray kOne[] = {{"model"}};
+    const Arrays expected(kOne, n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
     generator.FillState(expected, round % 3 == 0);
     generator.FillGradient(expected.gradient, n, expected.gradient_dtype, round % 3 == 0);
     const Arrays actual(expected);

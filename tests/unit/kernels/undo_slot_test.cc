@@ -32,7 +32,10 @@ struct Memory {
   alignas(64) float p[kElements], m[kElements], v[kElements], pending[kElements], gradient[kElements];
   alignas(64) uint16_t theta[kElements];
 
-  StateView state(size_t first = 0) { return {{p + first, m + first, v + first}}; }
+  StateView state(size_t first = 0) {
+    static const BoxElements whole;
+    return {{p + first, m + first, v + first}, nullptr, {{{3, 4}}, &whole, first}};
+  }
   ConstElements Pending(size_t first = 0) const { return {pending + first, DType::kFloat32}; }
   ConstElements Gradient(size_t first = 0) const { return {gradient + first, DType::kFloat32}; }
   MutableElements Theta(size_t first = 0) { return {theta + first, DType::kBFloat16}; }
@@ -223,7 +226,7 @@ TEST(UndoTornGranuleTest, ASlotThatContradictsItselfUndoesNothing) {
   float state[3] = {1, 2, 3};
   for (const uint64_t torn : {TornGranule(0, 2), TornGranule(2, 1), TornGranule(1, 0xffff), ~uint64_t{0}}) {
     slot->torn = torn;
-    EXPECT_EQ(UndoTornGranule(*slot, 1, algorithm, {{state, state + 1, state + 2}}), 2u);
+    EXPECT_EQ(UndoTornGranule(*slot, 1, algorithm, {.arrays = {state, state + 1, state + 2}}), 2u);
   }
   EXPECT_EQ(state[0], 1);
 }
