@@ -40,6 +40,10 @@ std::string RestoredText(const v1::Optimizer& o) {
                           "%d blocks of codes were cut elsewhere by the ranks that saved them, and are rounded anew\n",
                           o.blocks_encoded_again());
   }
+  if (o.tensors_converted() > 0) {
+    absl::StrAppendFormat(&text, "%d tensors of moments were saved in another dtype, and are converted\n",
+                          o.tensors_converted());
+  }
   return text;
 }
 

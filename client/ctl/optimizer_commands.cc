@@ -184,12 +184,18 @@ std::string ParametersText(const v1::Optimizer& optimizer) {
   return Table(rows);
 }
 
+std::string MemoryText(const v1::Optimizer& o) {
+  if (o.element_count() == 0) return BytesText(o.memory_bytes());
+  return absl::StrFormat("%s, %.1f bytes per element", BytesText(o.memory_bytes()),
+                         static_cast<double>(o.memory_bytes()) / static_cast<double>(o.element_count()));
+}
+
 std::string DescriptionText(const v1::Optimizer& o) {
   std::vector<Row> rows{
       {"name", o.name()},
       {"id", o.id()},
       {"uid", absl::StrCat(o.uid())},
-      {"algorithm", o.algorithm()},
+      {"algorithm", o.has_seed() ? absl::StrCat(o.algorithm(), ", rounds under seed ", o.seed()) : o.algorithm()},
       {"created", TimeText(o.create_time())},
       {"state",
        o.state() == v1::OPTIMIZER_STATE_READY ? StateText(o) : absl::StrCat(StateText(o), ": ", o.state_reason())},
@@ -200,7 +206,7 @@ std::string DescriptionText(const v1::Optimizer& o) {
       {"lease", LeaseText(o.policies())},
       {"elements", absl::StrCat(o.element_count(), " in ", o.parameters_size(), " parameters, ",
                                 o.layout().buckets_size(), " buckets")},
-      {"memory", BytesText(o.memory_bytes())},
+      {"memory", MemoryText(o)},
       {"step", absl::StrCat(o.step(), ", ", o.committed_steps(), " of them committed")}};
   for (Row& row : StatisticsRows(o.statistics())) rows.push_back(std::move(row));
   return absl::StrCat(Table(rows), "\n", o.has_gpu() ? GpuText(o.gpu()) : "", GroupsText(o), "\n", BucketsText(o), "\n",

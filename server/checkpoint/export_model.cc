@@ -127,7 +127,7 @@ class Exporter {
         ++report_.tied;
       } else {
         const SavedTensors::Slice& slice = slices.front();
-        outputs_[name] = {&source_, {slice.box, DTypeBytes(slice.dtype), {&slice}}, slice.dtype};
+        outputs_[name] = {&source_, {slice.box, slice.dtype, {&slice}}, slice.dtype};
         ++report_.copied;
       }
     }
@@ -224,9 +224,9 @@ class Exporter {
     for (const SafetensorsTensor& tensor : header.tensors) {
       const Output& output = outputs_.at(tensor.name);
       uint64_t at = encoded.size() + tensor.begin;
-      const uint64_t most = std::max<uint64_t>(options_.piece_bytes / output.tensor.element_bytes, 1);
+      const uint64_t most = std::max<uint64_t>(options_.piece_bytes / DTypeBytes(output.tensor.dtype), 1);
       const absl::Status status = ForEachPiece(output.tensor, most, [&](const SavedTensors::Tensor& piece) {
-        std::vector<std::byte> data(piece.box.Elements() * piece.element_bytes);
+        std::vector<std::byte> data(piece.box.Elements() * DTypeBytes(piece.dtype));
         if (absl::Status read = SavedTensors::Read(piece, data.data()); !read.ok()) return read;
         if (output.narrows) Narrow(data);
         at += data.size();

@@ -95,6 +95,7 @@ absl::Status ParseMetadata(const Json& json, Index& index) {
   index.committed_steps = fields.Unsigned("committed_steps", std::nullopt, engine::kMaxSteps);
   index.step = fields.Unsigned("step", index.committed_steps, kMaxStep, index.committed_steps);
   index.total_bytes = fields.Unsigned("total_size", 0, kMaxTotalBytes);
+  if (json.contains("seed")) index.seed = fields.Unsigned("seed", std::nullopt);
   return fields.wrong().empty() ? absl::OkStatus() : Bad(fields.wrong());
 }
 
@@ -114,27 +115,28 @@ std::string EncodeIndex(const Index& index) {
   for (const auto& [name, blocked] : index.blocks) {
     blocks[name] = {{"scales", blocked.scales}, {"elements", blocked.elements}};
   }
-  const OrderedJson json = {{"metadata",
-                             {{"format", kFormat},
-                              {"version", kVersion},
-                              {"optimizer", index.optimizer},
-                              {"algorithm", index.algorithm},
-                              {"run_name", index.run_name},
-                              {"rank", index.rank},
-                              {"ranks", index.ranks},
-                              {"lineage", index.lineage},
-                              {"run", index.run},
-                              {"sequence", index.sequence},
-                              {"step", index.step},
-                              {"committed_steps", index.committed_steps},
-                              {"total_size", index.total_bytes}}},
-                            {"groups", index.groups},
-                            {"parameter_groups", index.parameter_groups},
-                            {"parameter_steps", index.parameter_steps},
-                            {"shards", shards},
-                            {"blocks", blocks},
-                            {"crc32", index.file_crc32},
-                            {"weight_map", index.tensor_files}};
+  OrderedJson json = {{"metadata",
+                       {{"format", kFormat},
+                        {"version", kVersion},
+                        {"optimizer", index.optimizer},
+                        {"algorithm", index.algorithm},
+                        {"run_name", index.run_name},
+                        {"rank", index.rank},
+                        {"ranks", index.ranks},
+                        {"lineage", index.lineage},
+                        {"run", index.run},
+                        {"sequence", index.sequence},
+                        {"step", index.step},
+                        {"committed_steps", index.committed_steps},
+                        {"total_size", index.total_bytes}}},
+                      {"groups", index.groups},
+                      {"parameter_groups", index.parameter_groups},
+                      {"parameter_steps", index.parameter_steps},
+                      {"shards", shards},
+                      {"blocks", blocks},
+                      {"crc32", index.file_crc32},
+                      {"weight_map", index.tensor_files}};
+  if (index.seed) json["metadata"]["seed"] = *index.seed;
   return SumUp(json.dump(1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 

@@ -6,16 +6,17 @@
 //
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and
 // beside them what restoring needs: the format's version, the run, steps, algorithm, the hyper-parameters of each
-// parameter group by name, each parameter's group, the steps of each parameter that lacked gradients in some, the place
-// of shards in their tensors, the arrays of codes with the arrays of their scales, the CRC-32 of each file, and at its
-// end that of the index itself (summed_json.h). Version 2 had no CRC-32 of itself, version 1 no steps of parameters
-// either; both are read. Whoever has made a file may have put any number into it: each is in its range, or the index is
-// refused.
+// parameter group by name, the seed of stochastic rounding, each parameter's group, the steps of each parameter that
+// lacked gradients in some, the place of shards in their tensors, the arrays of codes with the arrays of their scales,
+// the CRC-32 of each file, and at its end that of the index itself (summed_json.h). Version 2 had no CRC-32 of itself,
+// version 1 no steps of parameters either; both are read. Whoever has made a file may have put any number into it: each
+// is in its range, or the index is refused.
 #ifndef SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 #define SUPEROFFLOAD_SERVER_CHECKPOINT_INDEX_H_
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,7 @@ struct Index {
   uint64_t sequence = 0;  // of a scheduled one: it was written as the n-th of its run in its directory; else 0
   uint64_t step = 0;
   uint64_t committed_steps = 0;
+  std::optional<uint64_t> seed;  // under which state was rounded; none: not stochastically
   std::vector<NamedScalars> groups;
   std::map<std::string, uint32_t> parameter_groups;  // by parameter name
   std::map<std::string, uint64_t> parameter_steps;   // by parameter name; none: `committed_steps`

@@ -54,8 +54,10 @@ class Reader {
           continue;
         }
         absl::StatusOr<SavedTensors::Tensor> tensor =
-            saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box);
+            saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box,
+                        /*converts=*/&array != &algorithm_.arrays.front());
         if (!tensor.ok()) return tensor.status();
+        tensors_converted_ += tensor->converts() ? 1 : 0;
         if (array.codec != nullptr) {
           if (absl::Status status = CheckBlocks(*tensor, algorithm_, array); !status.ok()) return status;
         }
@@ -88,7 +90,8 @@ class Reader {
   // Compares every file that is used with its checksum.
   absl::Status Verify() const { return SavedTensors::Verify(tensors_, scope_); }
 
-  absl::Status Load(const optimizer::HostedOptimizer& optimizer) {
+  absl::Status Load(optimizer::HostedOptimizer& optimizer) {
+    if (seed_) optimizer.set_seed(*seed_);
     const engine::Layout& layout = optimizer.layout();
     const size_t arrays = layout.state_arrays.size();
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -110,7 +113,7 @@ class Reader {
   }
 
   const engine::StepEngine::Moment& moment() const { return moment_; }
-  uint64_t blocks_encoded_again() const { return blocks_encoded_again_; }
+  Restored restored() const { return {blocks_encoded_again_, tensors_converted_}; }
 
   // The run that an optimizer goes on with: that of the checkpoint of one of this name, or of rank 0 of its run. 0 when
   // there is none, or it does not know.
@@ -141,6 +144,17 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Of parts that were rounded under one.
+  absl::Status SetSeed(const std::string& from, const Index& index) {
+    if (!index.seed || seed_.value_or(*index.seed) == *index.seed) {
+      if (index.seed) seed_ = index.seed;
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(from, " was rounded under seed ", *index.seed,
+                                                   " but another checkpoint under ", *seed_,
+                                                   "; name the parts of one checkpoint"));
+  }
+
   // Parts of one run are of one training of it.
   absl::Status SetLineage(const std::string& from, const Index& index) {
     if (index.run_name.empty() || index.lineage == 0) return absl::OkStatus();
@@ -158,6 +172,7 @@ class Reader {
       const Index& index = part.index;
       if (absl::Status status = SetStep(part.directory, index.committed_steps); !status.ok()) return status;
       if (absl::Status status = SetLineage(part.directory, index); !status.ok()) return status;
+      if (absl::Status status = SetSeed(part.directory, index); !status.ok()) return status;
       optimizers_[index.optimizer] = index.run;
       if (!index.run_name.empty() && index.rank == 0) runs_[index.run_name] = index.run;
       for (const auto& [parameter, group] : index.parameter_groups) groups_[parameter] = index.groups[group];
@@ -170,7 +185,8 @@ class Reader {
   const kernels::Algorithm& algorithm_;
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
-  uint64_t blocks_encoded_again_ = 0;
+  std::optional<uint64_t> seed_;
+  uint64_t blocks_encoded_again_ = 0, tensors_converted_ = 0;
   std::map<std::string, uint64_t> optimizers_;  // runs by name of the optimizer
   std::map<std::string, uint64_t> runs_;        // those of ranks 0 by name of the run of several ranks
   std::map<std::string, uint64_t> lineages_;    // by name of the run
@@ -197,7 +213,7 @@ absl::StatusOr<Restored> RestoreCheckpoint(optimizer::HostedOptimizer& optimizer
   }
   const uint64_t run = reader.RunOf(optimizer.id().name, optimizer.spec().member);
   if (run != 0) optimizer.set_run(run);
-  return Restored{reader.blocks_encoded_again()};
+  return reader.restored();
 }
 
 }  // namespace superoffload::checkpoint

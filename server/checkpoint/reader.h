@@ -28,12 +28,14 @@ struct RestoreSource {
 
 struct Restored {
   uint64_t blocks_encoded_again = 0;  // see read_blocks.h
+  uint64_t tensors_converted = 0;     // moments that were saved in another dtype
 };
 
-// Restores masters, moments, the number of committed steps and the hyper-parameters. Every parameter of the optimizer
-// is looked for by name in all of `source`, which must be of one step; its elements are put together from the shards
-// that were saved, whatever the number of ranks was. `restorer` counts as attached meanwhile. Everything is checked,
-// checksums included, before the state is touched. The calling thread must act as the optimizer's user (act_as.h).
+// Restores masters, moments, the number of committed steps, the hyper-parameters, and the seed of stochastic rounding.
+// Every parameter of the optimizer is looked for by name in all of `source`, which must be of one step; its elements
+// are put together from the shards that were saved, whatever the number of ranks was. `restorer` counts as attached
+// meanwhile. Everything is checked, checksums included, before the state is touched. The calling thread must act as the
+// optimizer's user (act_as.h).
 //
 // INVALID_ARGUMENT: nothing to restore from, or not of the same step; a path is not absolute. FAILED_PRECONDITION: a
 // trainer is attached; a parameter is missing or has another shape; an unknown format version. DATA_LOSS: damaged

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/elements/elements.h"
 #include "server/checkpoint/safetensors.h"
 #include "server/memory/crc32.h"
 
@@ -45,20 +46,44 @@ void SetScales(const std::string& name, const BlockedArrays& blocks,
   if (found != scales.end()) slice->scales = found->second;
 }
 
+constexpr char kFloat32Name[] = "F32", kBFloat16Name[] = "BF16";
+
+bool Converts(const std::string& from, const std::string& to) {
+  return (from == kFloat32Name && to == kBFloat16Name) || (from == kBFloat16Name && to == kFloat32Name);
+}
+
+// `n` elements between fp32 and bf16.
+void Convert(size_t n, const std::byte* from, const std::string& to_dtype, std::byte* to) {
+  if (to_dtype == kBFloat16Name) {
+    kernels::Narrow(n, reinterpret_cast<const float*>(from), {to, kernels::DType::kBFloat16});
+  } else {
+    kernels::Widen(n, {from, kernels::DType::kBFloat16}, reinterpret_cast<float*>(to));
+  }
+}
+
 // Reads what `slice` has of `tensor`.
 absl::Status ReadSlice(const SavedTensors::Slice& slice, const SavedTensors::Tensor& tensor, std::byte* to,
                        const ReadScope& scope) {
   uint64_t runs = 0;
+  const bool converts = slice.dtype != tensor.dtype;
+  const size_t saved_bytes = DTypeBytes(slice.dtype), element_bytes = DTypeBytes(tensor.dtype);
+  std::vector<std::byte> saved;  // of what is converted
   return ForEachSharedRun(slice.box, tensor.box, [&](const SharedRun& run) {
-    const uint64_t bytes = run.count * tensor.element_bytes, from = slice.offset + run.from * tensor.element_bytes;
-    std::byte* const at = to + run.at * tensor.element_bytes;
     const bool looks = runs++ % kRunsPerLook == 0;
-    for (uint64_t done = 0; done < bytes; done += kReadBytes) {
+    constexpr uint64_t kReadElements = kReadBytes / sizeof(double);
+    for (uint64_t done = 0; done < run.count; done += kReadElements) {
       if (looks) {
         if (absl::Status status = scope.CheckGoesOn(); !status.ok()) return status;
       }
-      const size_t count = static_cast<size_t>(std::min<uint64_t>(kReadBytes, bytes - done));
-      if (absl::Status status = slice.file->file.ReadAt(from + done, at + done, count); !status.ok()) return status;
+      const size_t count = static_cast<size_t>(std::min(kReadElements, run.count - done));
+      std::byte* const at = to + (run.at + done) * element_bytes;
+      if (converts) saved.resize(count * saved_bytes);
+      if (absl::Status status = slice.file->file.ReadAt(slice.offset + (run.from + done) * saved_bytes,
+                                                        converts ? saved.data() : at, count * saved_bytes);
+          !status.ok()) {
+        return status;
+      }
+      if (converts) Convert(count, saved.data(), tensor.dtype, at);
     }
     return absl::OkStatus();
   });
@@ -194,8 +219,12 @@ absl::Status SavedTensors::AddFile(const std::string& path, uint64_t committed_s
   return absl::OkStatus();
 }
 
+bool SavedTensors::Tensor::converts() const {
+  return std::any_of(slices.begin(), slices.end(), [this](const Slice* slice) { return slice->dtype != dtype; });
+}
+
 absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name, const std::string& dtype,
-                                                        const Box& box) const {
+                                                        const Box& box, bool converts) const {
   const auto found = slices_.find(name);
   if (found == slices_.end()) {
     return absl::FailedPreconditionError(
@@ -203,17 +232,18 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
                      "\"; restore into an optimizer with the algorithm and the parameters of the one "
                      "that was saved, and name the directories of all its ranks"));
   }
-  Tensor tensor{box, DTypeBytes(dtype), {}};
+  Tensor tensor{box, dtype, {}};
   uint64_t missing = box.Elements();
   for (const Slice& slice : found->second) {
     // A file may have the shard alone.
     const bool shard = slice.box == Box::Whole(box.shape) && !slice.file->crc32 && found->second.size() == 1;
-    if (slice.dtype != dtype || (!shard && slice.box.global_shape != box.global_shape)) {
+    const bool readable = slice.dtype == dtype || (converts && Converts(slice.dtype, dtype));
+    if (!readable || (!shard && slice.box.global_shape != box.global_shape)) {
       return absl::FailedPreconditionError(
           absl::StrCat("tensor \"", name, "\" is ", Words(slice.dtype, slice.box.global_shape),
                        " in the checkpoint but ", Words(dtype, box.global_shape), " in the optimizer"));
     }
-    if (shard) return Tensor{slice.box, tensor.element_bytes, {&slice}};
+    if (shard) return Tensor{slice.box, dtype, {&slice}};
     const std::optional<Box> both = Intersection(slice.box, box);
     if (!both) continue;
     const auto same = [&slice](const Slice* other) { return other->box == slice.box; };

@@ -42,8 +42,10 @@ class SavedTensors {
   // A tensor, or a box of it, and the slices that together have its elements, each once.
   struct Tensor {
     Box box;
-    size_t element_bytes = 0;
+    std::string dtype;  // of what is read; that of slices may be another one, as Find has it
     std::vector<const Slice*> slices;
+
+    bool converts() const;
   };
 
   // `blocks`: of files without an index.
@@ -56,9 +58,10 @@ class SavedTensors {
   // A file that is no part of a checkpoint; see reader.h.
   absl::Status AddFile(const std::string& path, uint64_t committed_steps);
 
-  // `name` as TensorName has it. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or
-  // dtype.
-  absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box) const;
+  // `name` as TensorName has it. `converts`: numbers may have been saved in fp32 or bf16, whatever `dtype` is.
+  // FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
+  absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box,
+                              bool converts = false) const;
 
   // All slices by tensor name, but scales.
   const std::map<std::string, std::vector<Slice>>& slices() const { return slices_; }
@@ -66,7 +69,7 @@ class SavedTensors {
   // Compares the files of these tensors with their checksums. DATA_LOSS: one is damaged.
   static absl::Status Verify(const std::vector<Tensor>& tensors, const ReadScope& scope = {});
 
-  // The elements, row-major.
+  // The elements, row-major, converted where they were saved in another dtype: bf16 is rounded to nearest even.
   static absl::Status Read(const Tensor& tensor, std::byte* to, const ReadScope& scope = {});
 
  private:

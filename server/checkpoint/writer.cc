@@ -61,6 +61,7 @@ class Writer {
         sequence_(sequence),
         lineage_(optimizer.lineage()),
         run_(optimizer.run()),
+        seed_(optimizer.seed()),
         doubts_(options.doubts),
         cancelled_(cancelled),
         progress_(progress) {}
@@ -111,6 +112,7 @@ class Writer {
     index.ranks = spec.member.ranks;
     index.lineage = lineage_;
     index.run = run_;
+    if (spec.algorithm->rounds_stochastically) index.seed = seed_;
     index.sequence = sequence_;
     index.step = moment_.statistics.step;
     index.committed_steps = moment_.statistics.committed_steps;
@@ -216,7 +218,7 @@ class Writer {
   const engine::StepEngine::Moment& moment_;
   const PartialDirectory& directory_;
   const bool as_user_;
-  const uint64_t sequence_, lineage_, run_;
+  const uint64_t sequence_, lineage_, run_, seed_;
   const std::string doubts_;
   const std::atomic<bool>& cancelled_;
   Progress* const progress_;

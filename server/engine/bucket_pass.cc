@@ -96,10 +96,9 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   if (round().stage) return RunStage(index);
   const ChunkView view = ViewChunk(layout_, memory_, bucket_layout_, index);
   const size_t n = view.elements;
-  const kernels::StateView& state = view.state;
   const kernels::MutableElements theta = view.parameters;
-  if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, state.Floats(0), theta);
-  if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, state.Floats(0));
+  if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, view.state.Floats(0), theta);
+  if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, view.state.Floats(0));
   const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;
   const uint64_t absorbed_step = absorbs ? arguments_.absorbed_step : 0;
   const kernels::ConstElements gradient = view.gradients[arguments_.slot];
@@ -111,6 +110,7 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   kernels::NormLanes lanes;
   kernels::NormLanes* const norm = arguments_.sum_known ? nullptr : &lanes;
   ForEachSegment(arguments_.segments, index, n, [&](size_t first, size_t end, const Segment& segment) {
+    const kernels::StateView state = StateOf(layout_, view, segment.parameter, record_->seed());
     if (undo != nullptr && segment.absorb) kernels::BeginRange(*undo, first);
     if (arguments_.kind == PassKind::kNorm) {
       kernels::AddSquares(first, end, gradient, lanes);

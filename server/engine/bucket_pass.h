@@ -22,6 +22,7 @@ namespace superoffload::engine {
 // has nothing to absorb and nothing to publish belongs to none.
 struct Segment {
   uint64_t begin = 0, end = 0;  // elements of the bucket
+  uint32_t parameter = 0;       // the first of those parameters
   std::optional<kernels::StepConstants> absorb;
   std::optional<kernels::StepConstants> publish;  // for kNorm only its presence counts
 };

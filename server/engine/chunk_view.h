@@ -22,6 +22,7 @@ struct OptimizerMemory {
 
 struct ChunkView {
   size_t elements;
+  uint64_t first;  // of the state's elements
   kernels::StateView state;
   kernels::MutableElements parameters;
   std::array<kernels::ConstElements, kGradientSlots> gradients;
@@ -44,10 +45,18 @@ inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, 
         bucket.gradient_dtype};
   };
   return {.elements = std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
+          .first = bucket.state_offset + first,
           .state = state,
           .parameters = {memory.parameters + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
                          bucket.dtype},
           .gradients = {gradient(0), gradient(1)}};
+}
+
+// Its state for a pass over a part of it that has nothing but `parameter`, where state is rounded stochastically.
+inline kernels::StateView StateOf(const Layout& layout, const ChunkView& chunk, uint32_t parameter, uint64_t seed) {
+  kernels::StateView state = chunk.state;
+  if (!layout.roundings.empty()) state.rounding = layout.RoundingOf(parameter, chunk.first, seed);
+  return state;
 }
 
 }  // namespace superoffload::engine

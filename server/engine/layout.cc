@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 
 namespace superoffload::engine {
 namespace {
@@ -90,6 +91,7 @@ class Planner {
       offset = RoundUp(offset + array.Bytes(layout_.state_elements), kRegionAlignmentBytes) + kArrayStaggerBytes;
     }
     if (layout_.algorithm->stages != nullptr) offset = LayOutDirections(offset);
+    if (layout_.algorithm->rounds_stochastically) SetRoundings();
     layout_.state_bytes = offset;
     return std::move(layout_);
   }
@@ -123,6 +125,18 @@ class Planner {
 
   static bool SameRange(const BucketLayout& a, const BucketLayout& b) {
     return RangeKey{a.group, a.dtype, a.gradient_dtype} == RangeKey{b.group, b.dtype, b.gradient_dtype};
+  }
+
+  void SetRoundings() {
+    for (const ParameterSpec& parameter : spec_.parameters) {
+      ParameterRounding& rounding = layout_.roundings.emplace_back();
+      rounding.hash = kernels::RoundingHash(parameter.name);
+      if (!parameter.global_shape.empty()) {
+        const bool fits =
+            kernels::BoxElements::Make(parameter.shape, parameter.global_shape, parameter.global_offset, &rounding.box);
+        SUPEROFFLOAD_CHECK(fits, "ValidateSpec has let ", parameter.name, " through");
+      }
+    }
   }
 
   // From byte `offset` of the state memory on; returns where they end.

@@ -99,6 +99,12 @@ struct MatrixLayout {
   uint64_t elements() const { return rows * columns; }
 };
 
+// What a parameter is rounded with, under a seed, of algorithms that round stochastically.
+struct ParameterRounding {
+  uint64_t hash = 0;         // of its name
+  kernels::BoxElements box;  // which of the tensor's elements it has
+};
+
 struct Layout {
   uint32_t version = kLayoutVersion;
   const kernels::Algorithm* algorithm = nullptr;
@@ -109,8 +115,9 @@ struct Layout {
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
-  uint64_t state_elements = 0;            // of each array
-  std::vector<ArrayLayout> state_arrays;  // in the algorithm's order
+  uint64_t state_elements = 0;               // of each array
+  std::vector<ArrayLayout> state_arrays;     // in the algorithm's order
+  std::vector<ParameterRounding> roundings;  // one per parameter; none unless the algorithm rounds stochastically
   // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of
   // one bucket lie, which all take in turn.
   std::vector<MatrixLayout> matrices;
@@ -127,6 +134,13 @@ struct Layout {
   // The byte of the state memory at which the entry of `array` for element `element` begins, the first of its block.
   uint64_t StateByte(size_t array, uint64_t element) const {
     return state_arrays[array].offset + state_arrays[array].array.Bytes(element);
+  }
+
+  // For state of `parameter` in a range that begins at element `state_element`; it may begin before the parameter.
+  kernels::Rounding RoundingOf(uint32_t parameter, uint64_t state_element, uint64_t seed) const {
+    const ParameterRounding& rounding = roundings[parameter];
+    return {kernels::RoundingKey(seed, rounding.hash), &rounding.box,
+            state_element - placements[parameter].state_offset};
   }
 
   // What all state arrays have for so many elements, in bytes.

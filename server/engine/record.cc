@@ -39,7 +39,8 @@ struct Record::Header {
   uint64_t prepared_attempt;  // its attempt
   uint64_t directions;        // step << 32 | bucket + 1; 0: none are kept
   double unscale[2];
-  uint8_t reserved[48];
+  uint64_t seed;
+  uint8_t reserved[40];
 };
 
 namespace {
@@ -298,6 +299,10 @@ void Record::BeginAttempt() {
   ++header_->attempt;
   Order();
 }
+
+uint64_t Record::seed() const { return std::atomic_ref(header_->seed).load(std::memory_order_relaxed); }
+
+void Record::SetSeed(uint64_t seed) { std::atomic_ref(header_->seed).store(seed, std::memory_order_relaxed); }
 
 uint64_t Record::lineage() const { return header_->lineage; }
 

@@ -101,6 +101,10 @@ class Record {
   uint64_t run() const;
   void SetRun(uint64_t run);
 
+  // Under which state is rounded, by algorithms that do so stochastically.
+  uint64_t seed() const;
+  void SetSeed(uint64_t seed);
+
   Incompleteness incompleteness() const;
   bool complete() const { return incompleteness() == Incompleteness::kNone; }
   void MarkNeverFilled();

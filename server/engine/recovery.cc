@@ -83,7 +83,8 @@ void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::
                    if (end <= done) return;
                    first = std::max(first, done);
                    kernels::BeginRange(*undo, first);
-                   kernels.absorb(first, end, chunk.state, *segment.absorb, chunk.gradients[SlotOf(t)], undo);
+                   kernels.absorb(first, end, StateOf(layout_, chunk, segment.parameter, record_.seed()),
+                                  *segment.absorb, chunk.gradients[SlotOf(t)], undo);
                  });
 }
 

@@ -12,18 +12,19 @@
 namespace superoffload::engine {
 
 // `absorb(parameter)` and `publish(parameter)` return the constants, as std::optional, none for a parameter that had or
-// has no gradient. Neighbours with the same constants are one segment: as a rule, the whole bucket.
+// has no gradient. Neighbours with the same constants are one segment, unless each is rounded by itself: as a rule, the
+// whole bucket.
 template <typename Absorb, typename Publish>
 std::vector<Segment> MakeSegments(const Layout& layout, const BucketLayout& bucket, Absorb absorb, Publish publish) {
   std::vector<Segment> segments;
   uint64_t begin = 0;
   for (const Part& part : layout.PartsOf(bucket)) {
     const uint64_t end = begin + part.elements;
-    Segment segment{begin, end, absorb(part.parameter), publish(part.parameter)};
+    Segment segment{begin, end, part.parameter, absorb(part.parameter), publish(part.parameter)};
     begin = end;
     if (!segment.absorb && !segment.publish) continue;
     Segment* const last = segments.empty() ? nullptr : &segments.back();
-    if (last != nullptr && last->end == segment.begin && last->absorb == segment.absorb &&
+    if (last != nullptr && layout.roundings.empty() && last->end == segment.begin && last->absorb == segment.absorb &&
         last->publish == segment.publish) {
       last->end = end;
     } else {

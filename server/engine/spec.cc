@@ -44,6 +44,19 @@ absl::Status ValidateMatrix(const ParameterSpec& parameter, const kernels::Algor
   return absl::OkStatus();
 }
 
+// What is rounded stochastically has to know its place in the whole tensor.
+absl::Status ValidateRounding(const ParameterSpec& parameter) {
+  kernels::BoxElements box;
+  if (parameter.global_shape.empty() ||
+      kernels::BoxElements::Make(parameter.shape, parameter.global_shape, parameter.global_offset, &box)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the shard [", absl::StrJoin(parameter.shape, ", "), "] is cut in more than ",
+                   kernels::BoxElements::kMaxLevels + 1,
+                   " dimensions, which stochastic rounding does not follow; shard fewer of them"));
+}
+
 absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_count,
                                const kernels::Algorithm& algorithm) {
   if (parameter.name.empty() || parameter.name.size() > kMaxParameterNameBytes) {
@@ -69,6 +82,9 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
     elements *= extent;
   }
   if (absl::Status status = ValidateShard(parameter); !status.ok()) return status;
+  if (algorithm.rounds_stochastically) {
+    if (absl::Status status = ValidateRounding(parameter); !status.ok()) return status;
+  }
   return algorithm.stages == nullptr ? absl::OkStatus() : ValidateMatrix(parameter, algorithm);
 }
 

@@ -43,6 +43,7 @@ struct OptimizerSpec {
   uint64_t bucket_bytes = 0;              // of gradient, at most; 0 means kDefaultBucketBytes
   uint32_t layout_version = kLayoutVersion;
   RunMember member;
+  uint64_t seed = 0;  // Record::seed of a new optimizer
 };
 
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;

@@ -59,6 +59,7 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Create(
   if (created.ok()) {
     (*created)->engine_->AwaitFirstFill();
     (*created)->set_run(Draw());
+    (*created)->set_seed((*created)->spec_.seed);
   }
   return created;
 }

@@ -122,6 +122,10 @@ class HostedOptimizer final : private engine::StepObserver {
   uint64_t run() const { return record_.run(); }
   void set_run(uint64_t run) { record_.SetRun(run); }
 
+  // Under which state is rounded stochastically. Set while nobody is attached.
+  uint64_t seed() const { return record_.seed(); }
+  void set_seed(uint64_t seed) { record_.SetSeed(seed); }
+
   uint32_t record_version() const { return record_.version(); }
 
   // Tells it from every other optimizer that has or had its name, in this daemon and its successors.

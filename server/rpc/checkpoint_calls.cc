@@ -74,7 +74,7 @@ absl::StatusOr<CheckpointCalls::Restored> CheckpointCalls::Restore(const grpc::S
     return restored.status();
   });
   if (!acted.ok()) return acted;
-  return Restored{*std::move(optimizer), restored->blocks_encoded_again};
+  return Restored{*std::move(optimizer), *restored};
 }
 
 grpc::Status CheckpointCalls::Export(const grpc::ServerContextBase& context, const v1::ExportOptimizerRequest& request,

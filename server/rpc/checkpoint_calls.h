@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "absl/status/statusor.h"
+#include "server/checkpoint/reader.h"
 #include "server/optimizer/optimizer_table.h"
 #include "server/rpc/bounded_calls.h"
 #include "server/rpc/callers.h"
@@ -25,7 +26,7 @@ class CheckpointCalls {
                      grpc::ServerWriter<v1::CheckpointProgress>* writer);
   struct Restored {
     optimizer::OptimizerPtr optimizer;
-    uint64_t blocks_encoded_again = 0;
+    checkpoint::Restored answer;
   };
   absl::StatusOr<Restored> Restore(const grpc::ServerContextBase& context, const v1::RestoreOptimizerRequest& request);
   grpc::Status Export(const grpc::ServerContextBase& context, const v1::ExportOptimizerRequest& request,

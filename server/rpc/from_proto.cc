@@ -82,6 +82,7 @@ absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& r
   engine::OptimizerSpec spec;
   spec.algorithm = *algorithm;
   spec.bucket_bytes = request.bucket_bytes();
+  spec.seed = request.seed();
   if (request.has_member()) {
     spec.member = {request.member().run(), request.member().rank(), request.member().ranks()};
   }

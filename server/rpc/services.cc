@@ -264,7 +264,8 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
   absl::StatusOr<CheckpointCalls::Restored> restored = checkpoints_.Restore(*context, *request);
   if (!restored.ok()) return ToGrpc(restored.status());
   *response = Show(*restored->optimizer);
-  response->set_blocks_encoded_again(restored->blocks_encoded_again);
+  response->set_blocks_encoded_again(restored->answer.blocks_encoded_again);
+  response->set_tensors_converted(restored->answer.tensors_converted);
   return grpc::Status::OK;
 }
 

@@ -71,7 +71,7 @@ class SequentialOptimizer {
       ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
         if (is_absent(parameter)) return;
         const engine::ChunkView view = engine::ViewChunk(layout_, memory_.view(), bucket, chunk);
-        kernels_.plain(first, end, view.state,
+        kernels_.plain(first, end, engine::StateOf(layout_, view, parameter, seed_),
                        layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
                        Gradient(bucket, gradients, slot, chunk), view.parameters);
       });
@@ -82,6 +82,7 @@ class SequentialOptimizer {
   double norm() const { return norm_; }
   const Memory& memory() const { return memory_; }
   const std::vector<uint64_t>& steps() const { return steps_; }
+  void set_seed(uint64_t seed) { seed_ = seed; }                              // of stochastic rounding
   void set_steps(std::vector<uint64_t> steps) { steps_ = std::move(steps); }  // those that `initial` holds
 
  private:
@@ -133,6 +134,7 @@ class SequentialOptimizer {
   const kernels::AlgorithmKernels& kernels_;
   std::vector<uint64_t> steps_;  // by parameter: those in which it had a gradient
   double norm_ = 0;
+  uint64_t seed_ = 0;
 };
 
 // Rounds `value` to `dtype` and stores it as element `index`.

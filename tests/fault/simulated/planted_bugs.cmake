@@ -22,6 +22,10 @@ plant_bug(directions_kept_before_the_last_stage server/engine/bucket_pass.cc 200
   "*round().stage + 1 == layout_.algorithm->stages->count" "*round().stage == 0")
 plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 8000
   "    record_->KeepDirections(bucket_, arguments_.absorbed_step);\n" "")
+plant_bug(rounding_that_depends_on_the_thread server/engine/bucket_pass.cc 500
+  "segment.parameter, record_->seed()" "segment.parameter, record_->seed() + worker")
+plant_bug(recovery_rounds_as_another_parameter server/engine/recovery.cc 500
+  "segment.parameter, record_.seed()" "0, record_.seed()")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  gradient_scale_[t] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  gradient_scale_[t] = values.gradient_scale;")
@@ -49,7 +53,7 @@ plant_bug(skip_before_its_speculation_has_ended server/engine/step_verdict.cc 50
   "if (IsSkip(report.verdict) && in_flight_ > absorbing_) return;" "")
 plant_bug(clipped_speculation_under_way_stands server/engine/step_passes.cc 500
   "} else if (open_->verdict->speculation_stands) {" "} else if (true) {")
-plant_bug(restored_before_its_steps server/engine/record.cc 2000
+plant_bug(restored_before_its_steps server/engine/record.cc 8000
   "  header_->committed = committed;\n"
   "  header_->incomplete = 0;\n  Order();\n  header_->committed = committed;\n")
 plant_bug(push_not_recorded server/engine/record.cc 2000

@@ -25,6 +25,7 @@ Index Sample() {
           .ranks = 4,
           .step = 12,
           .committed_steps = 10,
+          .seed = uint64_t{1} << 63,
           .groups = {{{"lr", 0.1}, {"eps", 1e-9}}, {{"lr", 3e-4}}},
           .parameter_groups = {{"w", 1}, {"b", 0}},
           .parameter_steps = {{"b", 7}},
@@ -73,7 +74,7 @@ TEST(IndexTest, TheVersionBeforeIsRead) {
 std::string OlderIndex(const std::string& from = "", const std::string& to = "") {
   const std::string text =
       R"({"metadata": {"format": "superoffload", "version": 2, "optimizer": "o", "algorithm": "adamw", "run_name": "r",
-          "rank": 1, "ranks": 4, "lineage": 8, "run": 9, "sequence": 5, "step": 12, "committed_steps": 10,
+          "rank": 1, "ranks": 4, "lineage": 8, "run": 9, "seed": 6, "sequence": 5, "step": 12, "committed_steps": 10,
           "total_size": 4096}, "groups": [{"beta1": 0.9, "beta2": 0.999, "eps": 1e-9, "lr": 0.1, "weight_decay": 0.5}],
           "parameter_groups": {"w": 0}, "parameter_steps": {"w": 7},
           "shards": {"w": {"global_shape": [8, 4], "global_offset": [2, 0]}},
@@ -113,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(
 auto WholeOf(const Index& i) {
   std::map<std::string, std::pair<std::vector<uint64_t>, std::vector<uint64_t>>> shards;
   for (const auto& [name, place] : i.shards) shards[name] = {place.global_shape, place.global_offset};
-  return std::tuple(i.optimizer, i.algorithm, i.run_name, i.rank, i.ranks, i.lineage, i.run, i.sequence, i.step,
+  return std::tuple(i.optimizer, i.algorithm, i.run_name, i.rank, i.ranks, i.lineage, i.run, i.seed, i.sequence, i.step,
                     i.committed_steps, i.groups, i.parameter_groups, i.parameter_steps, shards, i.tensor_files,
                     i.file_crc32, i.total_bytes);
 }
@@ -179,6 +180,9 @@ TEST(IndexTest, OlderOnesAreReadWithinBounds) {
       {"\"ranks\": 4", "\"ranks\": 0"},
       {"\"sequence\": 5", "\"sequence\": 18446744073709551615"},
       {"\"lineage\": 8", "\"lineage\": []"},
+      {"\"seed\": 6", "\"seed\": -6"},
+      {"\"seed\": 6", "\"seed\": \"6\""},
+      {"\"seed\": 6", "\"seed\": 18446744073709551616"},
       {"\"run_name\": \"r\"", "\"run_name\": 7"},
       {"\"total_size\": 4096", "\"total_size\": 18446744073709551615"},
       {"\"lr\": 0.1", "\"lr\": -0.1"},

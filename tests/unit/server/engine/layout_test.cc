@@ -244,6 +244,25 @@ TEST(LayoutTest, EveryStateArrayHasItsOwnDtype) {
   EXPECT_GE(layout->state_bytes, layout->StateByte(2, layout->state_elements));
 }
 
+// However a range begins, what it is rounded with is counted from each parameter's own first element.
+TEST(LayoutTest, ParametersAreRoundedByTheirOwnElements) {
+  OptimizerSpec spec = OneGroup({{5000}, {300}, {77, 10}});
+  spec.algorithm = kernels::FindAlgorithm("adamw_bf16");
+  spec.parameters[2].global_shape = {77, 40};
+  spec.parameters[2].global_offset = {0, 20};
+  const absl::StatusOr<Layout> layout = PlanLayout(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  for (uint32_t i = 0; i < 3; ++i) {
+    const uint64_t first = layout->placements[i].state_offset;
+    for (const uint64_t before : {uint64_t{0}, first}) {
+      const kernels::Rounding rounding = layout->RoundingOf(i, first - before, 7);
+      EXPECT_EQ(rounding.key, kernels::RoundingKey(7, kernels::RoundingHash(spec.parameters[i].name)));
+      EXPECT_EQ(rounding.box->Find(rounding.first + before + 25).element, i == 2 ? 2 * 40 + 20 + 5 : 25u);
+    }
+  }
+  EXPECT_TRUE(PlanLayout(OneGroup({{5000}}))->roundings.empty());
+}
+
 TEST(LayoutTest, GroupsAndDtypesNeverShareABucket) {
   OptimizerSpec spec = OneGroup({{64}, {64}, {64}, {64}});
   spec.groups.assign(2, spec.algorithm->DefaultScalars());
@@ -336,6 +355,14 @@ INSTANTIATE_TEST_SUITE_P(
                   s.parameters[1].global_offset.assign(1000, 0);
                 },
                 "global_shape has 1000 dimensions"},
+        BadSpec{"CutTooOftenForStochasticRounding",
+                [](OptimizerSpec& s) {
+                  s.algorithm = kernels::FindAlgorithm("adamw_bf16");
+                  s.parameters[1].shape.assign(16, 2);
+                  s.parameters[1].global_shape.assign(16, 3);
+                  s.parameters[1].global_offset.assign(16, 1);
+                },
+                "is cut in more than 7 dimensions"},
         BadSpec{"TooManyElements", [](OptimizerSpec& s) { s.parameters[0].shape = {uint64_t{1} << 40}; }, "2^40"},
         BadSpec{"SmallBucket", [](OptimizerSpec& s) { s.bucket_bytes = 1; }, "bucket_bytes"},
         BadSpec{"TooManyBuckets",

@@ -17,6 +17,7 @@
 
 #include "server/engine/step_engine.h"
 #include "server/engine/worker_threads.h"
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
 #include "tests/support/scalars.h"
@@ -195,8 +196,7 @@ std::string RecoveryParametersName(const ::testing::TestParamInfo<RecoveryParame
 
 INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
                          ::testing::Combine(kEveryPolicy, ::testing::Values(1, 3),
-                                            ::testing::ValuesIn(kernels::Algorithms().begin(),
-                                                                kernels::Algorithms().end())),
+                                            ::testing::ValuesIn(test::EveryKindOfAlgorithm())),
                          RecoveryParametersName);
 
 TEST(RecordTest, AnotherVersionAndDamageAreRefusedAndLeftAsTheyAre) {

@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "server/engine/worker_threads.h"
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
 #include "tests/support/scalars.h"
@@ -413,8 +414,8 @@ TEST_P(ExactnessTest, SinglePrecisionThroughout) {
 
 TEST_P(ExactnessTest, MaximizingByANegativeScale) { Run({.max_grad_norm = 1, .scale = -1}); }
 
-TEST_P(ExactnessTest, EveryAlgorithm) {
-  for (const kernels::Algorithm* algorithm : kernels::Algorithms()) {
+TEST_P(ExactnessTest, EveryKindOfAlgorithm) {
+  for (const kernels::Algorithm* algorithm : test::EveryKindOfAlgorithm()) {
     SCOPED_TRACE(algorithm->name);
     Run({.max_grad_norm = 1, .bad_steps_percent = 10, .revise = true, .absent_percent = 10, .algorithm = algorithm});
   }

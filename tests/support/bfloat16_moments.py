@@ -1,0 +1,168 @@
+"""AdamW and Lion with moments in bf16, element by element in torch and NumPy.
+
+Run as a module it is one rank of a run on gloo: python -m tests.support.bfloat16_moments STORE RANK RANKS OUT
+SCENARIO...; each scenario is a JSON object of arguments of `train`, and OUT gets a list of what it returned.
+"""
+
+import math
+
+import numpy as np
+import torch
+from tests.support import process_group
+from tests.support.momentum import fma
+
+import superoffload.torch
+
+MASK = np.uint64(0xFFFFFFFF)
+
+
+def philox(key: tuple[int, int], counters: list[np.ndarray]) -> list[np.ndarray]:
+    """Philox4x32-7 (Salmon et al. 2011) of arrays of counters' words."""
+    x = [np.asarray(word, np.uint64) for word in counters]
+    k = [np.uint64(word) for word in key]
+    for _ in range(7):
+        product0, product1 = np.uint64(0xD2511F53) * x[0], np.uint64(0xCD9E8D57) * x[2]
+        x = [
+            (product1 >> np.uint64(32)) ^ x[1] ^ k[0],
+            product1 & MASK,
+            (product0 >> np.uint64(32)) ^ x[3] ^ k[1],
+            product0 & MASK,
+        ]
+        k = [(k[0] + np.uint64(0x9E3779B9)) & MASK, (k[1] + np.uint64(0xBB67AE85)) & MASK]
+    return x
+
+
+def random_bits(seed: int, name: str, step: int, elements: int, array: int) -> np.ndarray:
+    """16 for each element of a tensor: what state array ``array`` of parameter ``name`` is rounded with in ``step``."""
+    digest = 0xCBF29CE484222325
+    for byte in name.encode():
+        digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
+    zero = np.zeros(1, np.uint64)
+    key = philox((seed & 0xFFFFFFFF, seed >> 32), [zero + (digest & 0xFFFFFFFF), zero + (digest >> 32), zero, zero])
+    groups = -(-elements // 64)
+    counters = np.arange(16 * groups, dtype=np.uint64)
+    pair = (array + 1) // 2
+    words = philox((int(key[0][0]), int(key[1][0])), [counters, counters * 0, counters * 0 + step, counters * 0 + pair])
+    by_group = np.stack([word.reshape(groups, 16) for word in words], axis=1)  # group, word, counter
+    drawn = by_group.reshape(-1)[:elements]
+    return (drawn & np.uint64(0xFFFF) if array % 2 == 1 else drawn >> np.uint64(16)).astype(np.uint32)
+
+
+def rounded(values: torch.Tensor, bits: np.ndarray | None) -> torch.Tensor:
+    """In bf16: by ``bits``, or to nearest."""
+    if bits is None:
+        return values.bfloat16()
+    number = values.numpy().view(np.uint32).reshape(-1) + bits
+    halves = torch.from_numpy((number >> np.uint32(16)).astype(np.uint16).view(np.int16))
+    return halves.view(torch.bfloat16).view(values.shape)
+
+
+class Formula(torch.optim.Optimizer):
+    """kernels/adam/adam.h and kernels/lion/lion.h, with moments in bf16; parameters are named."""
+
+    def __init__(self, named, kind: str, rounding: str, seed: int = 0, lr: float = 1e-2) -> None:
+        super().__init__(named, {"lr": lr})
+        self._update = getattr(self, f"_{kind.lower()}")
+        self._stochastic, self._seed = rounding == "stochastic", seed
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                moments = self._update(p, group["lr"], state["step"], lambda key, s=state, p=p: self._moment(s, key, p))
+                for array, (key, value) in enumerate(moments.items(), start=1):
+                    bits = random_bits(self._seed, name, state["step"], p.numel(), array) if self._stochastic else None
+                    state[key] = rounded(value, bits)
+
+    @staticmethod
+    def _moment(state: dict, key: str, p: torch.Tensor) -> torch.Tensor:
+        return state[key].float() if key in state else torch.zeros_like(p)
+
+    @staticmethod
+    def _adamw(p: torch.Tensor, lr: float, step: int, moment) -> dict[str, torch.Tensor]:
+        f = np.float32
+        m = fma(f(0.9), moment("exp_avg"), f(1 - 0.9) * p.grad)
+        v = fma(f(0.999), moment("exp_avg_sq"), f(1 - 0.999) * (p.grad * p.grad))
+        root = torch.from_numpy(np.sqrt(v.numpy()))  # rounded once, which torch's is not
+        denominator = fma(f(1 / math.sqrt(1 - 0.999**step)), root, torch.full_like(p, 1e-8))
+        p.copy_(fma(-f(lr / (1 - 0.9**step)), m / denominator, p * f(1 - lr * 1e-2)))
+        return {"exp_avg": m, "exp_avg_sq": v}
+
+    @staticmethod
+    def _lion(p: torch.Tensor, lr: float, step: int, moment) -> dict[str, torch.Tensor]:
+        f = np.float32
+        m = moment("exp_avg")
+        direction = fma(f(0.9), m, f(1 - 0.9) * p.grad).sign()
+        p.copy_(fma(-f(lr), direction, p))
+        return {"exp_avg": fma(f(0.99), m, f(1 - 0.99) * p.grad)}
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(40, 90), torch.nn.Tanh(), torch.nn.Linear(90, 7))
+
+
+def backward(module: torch.nn.Module, step: int) -> None:
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step))
+    module(x).square().mean().backward()
+
+
+def train(
+    rank: int,
+    *,
+    name: str,
+    first: int = 0,
+    steps: int,
+    shards: bool = True,
+    save: str | None = None,
+    restore: str | None = None,
+    seed: int | None = None,
+    seeds_differ: bool = False,
+) -> dict[str, torch.Tensor] | str:
+    """Trains from step ``first`` to ``steps``; returns the weights, and the state of this rank, or why not.
+
+    ``shards``: by fully_shard; else all ranks have the model, and the same gradients.
+    """
+    module = model()
+    options = {} if shards else {"replicas": True}
+    if shards:
+        torch.distributed.fsdp.fully_shard(module)
+    try:
+        optimizer = superoffload.torch.AdamW(
+            module.named_parameters(),
+            lr=1e-2,
+            name=name,
+            restore=restore,
+            state_dtype=torch.bfloat16,
+            seed=rank if seeds_differ else seed,
+            **options,
+        )
+    except superoffload.Error as error:
+        return str(error)
+    for step in range(first, steps):
+        backward(module, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    if save is not None:
+        optimizer.save_checkpoint(save)
+    whole = {
+        key: value
+        for index, arrays in optimizer.torch_state_dict()["state"].items()
+        for key, value in ((f"{index}.{key}", value) for key, value in arrays.items())
+    }
+    optimizer.close()
+    weights = {key: p.full_tensor() if shards else p.detach() for key, p in module.named_parameters()}
+    return {
+        **weights,
+        **{key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in whole.items()},
+    }
+
+
+if __name__ == "__main__":
+    import torch.distributed.fsdp  # only here: it takes a second
+
+    process_group.run_scenarios(lambda rank, scenario: train(rank, **scenario))
