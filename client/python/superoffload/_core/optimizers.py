@@ -57,6 +57,12 @@ def restore(connection: Connection, name: str, source: optimizer_pb2.RestoreOpti
             "elsewhere: these are quantized again, with scales of their own, so that their values are rounded once "
             "more than those of a run that goes on. Restore with the number of ranks that was saved to have every bit"
         )
+    if restored.tensors_converted > 0:
+        warn.warn(
+            f"{name} is restored from moments of another dtype: {restored.tensors_converted} tensors are converted to "
+            "its own, so that the next steps are not those of the run that saved them. Build it with the state_dtype "
+            "that was saved to have every bit"
+        )
 
 
 def delete(connection: Connection, name: str) -> None:

@@ -47,6 +47,7 @@ class _Message:
     lineage: int  # for the run, if this is rank 0
     report: dict[str, Any] | None  # None: the daemon has no such optimizer, or one that was never filled
     error: str | None = None
+    seed: int | None = None  # of stochastic rounding, as this rank was built
 
 
 @dataclasses.dataclass
@@ -100,13 +101,14 @@ def _to_c(report: dict[str, Any]) -> structures.RunReport:
     )
 
 
-def agree(connection: Connection, name: str, group: Group, start_over: bool) -> Agreed:
+def agree(connection: Connection, name: str, group: Group, start_over: bool, seed: int | None = None) -> Agreed:
     """Has all ranks come to the same step, before any of them attaches.
 
-    ``start_over``: where they cannot, they all begin anew, from a checkpoint or with parameters of their own.
+    ``start_over``: where they cannot, they all begin anew, from a checkpoint or with parameters of their own. ``seed``:
+    of stochastic rounding, which has to be the same on all ranks: INVALID_ARGUMENT.
     DATA_LOSS otherwise: the sentence names the rank and the remedy, on all ranks.
     """
-    message = _Message(name, secrets.randbits(63) | 1, None)
+    message = _Message(name, secrets.randbits(63) | 1, None, seed=seed)
     try:
         message.report = _report(connection, name)
     except Error as error:
@@ -115,6 +117,12 @@ def agree(connection: Connection, name: str, group: Group, start_over: bool) -> 
     for rank, other in enumerate(messages):
         if other.error is not None:
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, f"rank {rank} cannot join the run: {other.error}")
+        if other.seed != messages[0].seed:
+            raise Error(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"rank {rank} is built with seed={other.seed} but rank 0 with seed={messages[0].seed}: what is rounded "
+                "must not depend on who does it; give all ranks the same seed",
+            )
     lineage = messages[0].lineage
     reports = [other.report for other in messages]
     known = [report for report in reports if report is not None]
@@ -171,9 +179,11 @@ def name_of_rank(name: str, group: Group) -> str:
     return f"{name}.{group.rank}-of-{group.ranks}"
 
 
-def join(connection: Connection, name: str, given: str | None, group: Group, start_over: bool) -> Member:
+def join(
+    connection: Connection, name: str, given: str | None, group: Group, start_over: bool, seed: int | None = None
+) -> Member:
     """Agrees. ``name``: of this rank's optimizer; ``given``: of the run, by the user."""
-    agreed = agree(connection, name, group, start_over)
+    agreed = agree(connection, name, group, start_over, seed)
     run = given or group.gather_objects(name)[0].rsplit(".", 1)[0]
     return Member(run, group.rank, group.ranks, agreed.lineage)
 

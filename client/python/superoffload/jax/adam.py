@@ -33,6 +33,11 @@ def adamw(
         groups: each label's hyper-parameters, as ``{"head": {"learning_rate": 1e-3}}``; others are those above.
         trainable: which leaves are updated: a prefix or a function, as ``mask``. Others are frozen: they may be
             anything, and come back as they are.
+        state_dtype: jnp.float32, or jnp.bfloat16 for moments of half the memory, which results then depend on.
+        rounding: of bf16 moments: "stochastic", under ``seed``, or "nearest", with which an update that is small
+            against a moment is lost.
+        seed: of stochastic rounding; 0 unless the optimizer exists already or comes from a checkpoint, which have
+            their own. The same in all processes.
         max_norm: clip the global 2-norm of the gradients to this, by ``max_norm / (norm + 1e-6)``; None does not clip.
         endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places,
             else a private one that ends with this process.

@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from superoffload._core import stored
+
 Schedule = Callable[[Any], Any]  # committed steps -> value, as in Optax; made of JAX operations
 
 
@@ -14,6 +18,11 @@ class Algorithm:
     daemon_name: str  # Algorithm.name of the proto
     scalars: Mapping[str, str]  # the daemon's name -> Optax's
     decay: str  # the daemon's name of the scalar that is 0 for leaves that mask= leaves out
+
+    def stored_as(self, state_dtype: Any, rounding: stored.Rounding) -> "Algorithm":
+        """The same with moments of another dtype. ValueError: there is none."""
+        name = stored.daemon_name(self.daemon_name, np.dtype(state_dtype).name, rounding)
+        return dataclasses.replace(self, daemon_name=name)
 
     def values(self, group: Mapping[str, Any], decayed: bool) -> dict[str, Any]:
         """A group's values by the daemon's names; a schedule stays one."""

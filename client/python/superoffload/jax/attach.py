@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from superoffload._core import optimizers, policies, run
+from superoffload._core import optimizers, policies, run, stored
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
@@ -32,6 +32,7 @@ class Subject:
     hosted: list[HostedLeaf]
     policies: optimizer_pb2.Policies
     bucket_bytes: int
+    seed: int | None  # of stochastic rounding; None: 0, or the one that the optimizer has
     member: run.Member | None  # None: it trains alone
     gpu: Any | None  # the JAX device that the parameters are on; None: the CPU
 
@@ -58,6 +59,7 @@ def attach(
         parameters=specification,
         policies=subject.policies,
         bucket_bytes=subject.bucket_bytes,
+        seed=subject.seed or 0,
         groups=subject.groups.to_proto(0),
     )
     if subject.member is not None:
@@ -66,6 +68,7 @@ def attach(
     existing = None if created else subject.connection.get_whole(subject.name)
     if existing is not None:
         optimizers.check_algorithm(existing, subject.algorithm.daemon_name)
+        stored.check_same_seed(existing, subject.seed)
         optimizers.check_same(specification, existing)
     request = optimizer_pb2.AttachOptimizerRequest(
         name=subject.name, sync=optimizer_pb2.SYNC_PUSH if created else policies.SYNC[sync]

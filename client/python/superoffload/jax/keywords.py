@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from superoffload._core import policies
+from superoffload._core import policies, stored
 from superoffload._core.optimizers import Directories
 
 
@@ -11,6 +11,9 @@ class Keywords(TypedDict, total=False):
     labels: Any
     groups: Mapping[str, Mapping[str, Any]] | None
     trainable: Any
+    state_dtype: Any
+    rounding: stored.Rounding
+    seed: int | None
     max_norm: float | None
     endpoint: str | None
     name: str | None

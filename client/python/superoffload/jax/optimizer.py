@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import grpc
 import jax
 
-from superoffload._core import names, optimizers, owner, policies, run
+from superoffload._core import names, optimizers, owner, policies, run, stored
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
@@ -50,6 +50,9 @@ class Optimizer(State):
         labels: Any = None,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
         trainable: Any = None,
+        state_dtype: Any = "float32",
+        rounding: stored.Rounding = "stochastic",
+        seed: int | None = None,
         max_norm: float | None = None,
         endpoint: str | None = None,
         name: str | None = None,
@@ -62,8 +65,10 @@ class Optimizer(State):
     ) -> None:
         policies.check_sync(sync, restore)
         policies.check_max_grad_norm("max_norm", max_norm)
+        stored.check_seed(seed)
         lease_seconds = names.lease_of(name, lease_seconds)
-        self._algorithm = algorithm
+        self._algorithm = algorithm = algorithm.stored_as(state_dtype, rounding)
+        self._seed = seed
         self._groups = Groups(algorithm, defaults, labels, groups, mask)
         self._trainable = trainable
         self.max_norm = max_norm
@@ -103,7 +108,7 @@ class Optimizer(State):
         try:
             if self._group is not None:
                 start_over = self._source is not None
-                self._member = run.join(self._connection, self.name, given, self._group, start_over)
+                self._member = run.join(self._connection, self.name, given, self._group, start_over, self._seed)
             own = hosted.match(params, "params")
             attachment, others = run.all_or_none(
                 self._group, "attach", lambda: attach(self._subject(hosted), own, self._sync, self._checkpoints())
@@ -146,6 +151,7 @@ class Optimizer(State):
             hosted.hosted,
             self._policies,
             self._bucket_bytes,
+            self._seed,
             self._member,
             hosted.gpu,
         )

@@ -41,6 +41,7 @@ def _algorithm(daemon_name: str, name: str, other: str, decoupled: bool) -> Algo
         group_values=_group_values,
         refused={"amsgrad": (False, "the daemon has no such moment; build with amsgrad=False")},
         objection=objection,
+        in_bfloat16=True,
     )
 
 
@@ -54,6 +55,11 @@ class AdamW(Optimizer):
         maximize: as for torch.optim.AdamW, for all parameter groups alike.
         amsgrad, differentiable: only False, torch's default; True is refused.
         foreach, capturable, fused: taken as torch.optim takes them; they change nothing.
+        state_dtype: torch.float32, or torch.bfloat16 for moments of half the memory, which results then depend on.
+        rounding: of bf16 moments: "stochastic", under ``seed``, or "nearest", with which an update that is small
+            against a moment is lost.
+        seed: of stochastic rounding; 0 unless the optimizer exists already or comes from a checkpoint, which have
+            their own. The same on all ranks.
         max_grad_norm: clip the global 2-norm of the gradients to this; None does not clip.
         endpoint: the daemon, "unix:/path/control.sock". Default: $SUPEROFFLOAD_ENDPOINT, a daemon at its usual places
             ($XDG_RUNTIME_DIR/superoffloadd, /run/superoffloadd, /tmp/superoffloadd-UID), else a private one that ends

@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+from superoffload._core import stored
+
 MASTER = "master"  # the fp32 parameters, which every algorithm has; "model" in the daemon and in checkpoints
 STEP = "step"
 
@@ -32,9 +36,28 @@ class Algorithm:
     objection: Callable[[Mapping[str, Any]], str | None] = _nothing
     # An element's update depends on its whole parameter, so one rank's daemon hosts all of it.
     matrices: bool = False
+    # Moments may be kept in bf16, and what they are kept in.
+    in_bfloat16: bool = False
+    moment_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         _names[self.daemon_name] = self.name
+        if self.in_bfloat16:
+            for rounding, suffix in stored.BFLOAT16.items():
+                told = f"{self.name} with state_dtype=torch.bfloat16, rounding={rounding!r}"
+                _names[self.daemon_name + suffix] = told
+
+    def stored_as(self, state_dtype: torch.dtype, rounding: stored.Rounding) -> "Algorithm":
+        """The same with moments of another dtype. ValueError: there is none."""
+        dtype = str(state_dtype).removeprefix("torch.")
+        daemon_name = stored.daemon_name(self.daemon_name, dtype, rounding)
+        if daemon_name == self.daemon_name:
+            return self
+        if not self.in_bfloat16:
+            raise ValueError(f"{self.name} keeps its state as it does; leave state_dtype out")
+        return dataclasses.replace(
+            self, daemon_name=daemon_name, name=_names[daemon_name], in_bfloat16=False, moment_dtype=state_dtype
+        )
 
     @property
     def arrays(self) -> tuple[str, ...]:

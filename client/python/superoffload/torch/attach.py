@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import grpc
 import torch
 
-from superoffload._core import optimizers, policies, run
+from superoffload._core import optimizers, policies, run, stored
 from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
@@ -77,6 +77,7 @@ class Subject:
     param_groups: list[dict[str, Any]]
     hosted: list[HostedParameter]
     backend: Backend
+    seed: int | None = None  # of stochastic rounding; None: 0, or the one that the optimizer has
     member: Member | None = None  # None: it trains alone
     replicas: Replicas | None = None
     group: run.Group | None = None  # of the ranks that it trains with
@@ -156,6 +157,7 @@ def _find(
     if not created:
         existing = subject.connection.get_whole(subject.name)
         optimizers.check_algorithm(existing, subject.algorithm.daemon_name, name_of)
+        stored.check_same_seed(existing, subject.seed)
         parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.backend.casts_gradients)
     if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
         try:
@@ -208,6 +210,7 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         parameters=parameters.specification(subject.hosted, torch.float32 if casts_on_gpu else None),
         policies=given,
         bucket_bytes=bucket_bytes,
+        seed=subject.seed or 0,
         groups=[groups.to_proto(subject.algorithm, group) for group in subject.param_groups],
     )
     if subject.member is not None:

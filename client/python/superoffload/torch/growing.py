@@ -108,7 +108,9 @@ class Growing:
             tensors = {}
             for parameter in added:
                 master = parameter.tensor.detach().float()
-                moments = {moment: torch.zeros_like(master) for moment in self._hosting.algorithm.moments}
+                algorithm = self._hosting.algorithm
+                zeros = torch.zeros_like(master, dtype=algorithm.moment_dtype)
+                moments = {moment: zeros.clone() for moment in algorithm.moments}
                 never = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 tensors[parameter.name] = {STEP: never, MASTER: master, **moments}
             path = os.path.join(directory, "added.safetensors")

@@ -3,7 +3,9 @@
 import os
 from typing import Any, TypedDict
 
-from superoffload._core import policies
+import torch
+
+from superoffload._core import policies, stored
 from superoffload._core.optimizers import Directories
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.overlap import Overlap
@@ -17,6 +19,9 @@ class Keywords(TypedDict, total=False):
     capturable: bool
     differentiable: bool
     fused: bool | None
+    state_dtype: torch.dtype
+    rounding: stored.Rounding
+    seed: int | None
     max_grad_norm: float | None
     endpoint: str | None
     name: str | None

@@ -47,6 +47,7 @@ class Wanted:
     restore: Directories | None
     policies: optimizer_pb2.Policies
     bucket_bytes: int
+    seed: int | None  # None: 0, or the one that the optimizer has
     overlap: Overlap
     replicas: Any
     device: str | int | torch.device | None  # the GPU that parameters move to; None: they stay where they are
@@ -163,8 +164,9 @@ class Lifecycle:
         """Has all ranks of a run come to the same step."""
         if self.sharding is None:
             return None
-        start_over = self._wanted.restore is not None
-        return run.join(self.connection, self.name, self._wanted.name, self.sharding.group, start_over)
+        wanted = self._wanted
+        start_over = wanted.restore is not None
+        return run.join(self.connection, self.name, wanted.name, self.sharding.group, start_over, wanted.seed)
 
     def subject(self) -> Subject:
         return Subject(
@@ -175,6 +177,7 @@ class Lifecycle:
             param_groups=self.loop.param_groups,
             hosted=self.hosted,
             backend=self._backend,
+            seed=self._wanted.seed,
             member=self._member,
             replicas=self._replicas,
             group=self.group,

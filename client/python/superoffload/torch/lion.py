@@ -27,11 +27,17 @@ class Lion(Optimizer):
     """Lion (Chen et al. 2023) in the daemon, on fp32 masters; arguments that are not Lion's own as for AdamW.
 
     A step moves every element by ``lr`` in the direction of the sign of its momentum, so that learning rates are 3 to
-    10 times smaller than AdamW's and weight decay as much larger. State is one moment: 8 bytes per parameter.
+    10 times smaller than AdamW's and weight decay as much larger. State is one moment: 8 bytes per parameter, 6 with
+    ``state_dtype=torch.bfloat16``.
     """
 
     algorithm = Algorithm(
-        daemon_name="lion", name="Lion", moments=("exp_avg",), scalars=_scalars, group_values=_group_values
+        daemon_name="lion",
+        name="Lion",
+        moments=("exp_avg",),
+        scalars=_scalars,
+        group_values=_group_values,
+        in_bfloat16=True,
     )
 
     def __init__(

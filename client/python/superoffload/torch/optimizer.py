@@ -5,11 +5,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from superoffload._core import names, owner, policies
+from superoffload._core import names, owner, policies, stored
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.optimizers import Directories
@@ -51,7 +51,7 @@ class Optimizer(torch.optim.Optimizer):
         flags: options that only the algorithm's counterpart in torch has, as given.
     """
 
-    algorithm: ClassVar[Algorithm]
+    algorithm: Algorithm  # of the class: in fp32
 
     def __init__(
         self,
@@ -64,6 +64,9 @@ class Optimizer(torch.optim.Optimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        rounding: stored.Rounding = "stochastic",
+        seed: int | None = None,
         max_grad_norm: float | None = None,
         endpoint: str | None = None,
         name: str | None = None,
@@ -79,6 +82,8 @@ class Optimizer(torch.optim.Optimizer):
         replicas: Any = None,
     ) -> None:
         policies.check_sync(sync, restore)
+        stored.check_seed(seed)
+        self.algorithm = type(self).algorithm.stored_as(state_dtype, rounding)
         lease_seconds = names.lease_of(name, lease_seconds)
         self.max_grad_norm = max_grad_norm
         wanted = Wanted(
@@ -88,6 +93,7 @@ class Optimizer(torch.optim.Optimizer):
             restore=restore,
             policies=policies.policies(speculation, checkpoint, lease_seconds),
             bucket_bytes=bucket_bytes,
+            seed=seed,
             overlap=overlap,
             replicas=replicas,
             device=gpu.device,
@@ -303,8 +309,8 @@ class Optimizer(torch.optim.Optimizer):
     def save_checkpoint(self, directory: str | os.PathLike[str]) -> int:
         """Has the daemon write a checkpoint of this moment, and waits; returns its number of committed steps.
 
-        ``directory`` must not exist. Its safetensors files hold ``model.NAME``, and ``MOMENT.NAME`` for each moment,
-        in fp32. All ranks of a run call it together, with the same ``directory`` of a file system that all share, and
+        ``directory`` must not exist. Its safetensors files hold ``model.NAME`` in fp32, and ``MOMENT.NAME`` for each
+        moment. All ranks of a run call it together, with the same ``directory`` of a file system that all share, and
         it is there once all have written their shards; any number of ranks can restore it.
         """
         self._hosting.check_attached()

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import torch
 
+from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload.torch.algorithm import MASTER, STEP, Algorithm, array_name
 from superoffload.v1 import optimizer_pb2
@@ -39,7 +40,8 @@ def from_torch(
             grpc.StatusCode.INVALID_ARGUMENT,
             f"the state_dict has {', '.join(unknown)}, which {algorithm.name} does not have in the daemon",
         )
-    tensors = {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    narrowed = 0
     for name in keys:
         if name in made:
             saved = state[made[name]]
@@ -53,8 +55,14 @@ def from_torch(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"{array} of {name} is {_words(tensor)} in the state_dict but {_words(here)} in the daemon",
                 )
+            narrowed += array != MASTER and tensor.dtype != here.dtype and here.dtype == torch.bfloat16
             tensors[name][array] = tensor.to("cpu", here.dtype)
         tensors[name][STEP] = saved.get(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
+    if narrowed:
+        warn.warn(
+            f"{narrowed} moments of the state_dict are rounded to bfloat16, in which this {algorithm.name.split()[0]} "
+            "keeps them; build it with state_dtype=torch.float32 to have them as they are"
+        )
     return tensors, max(int(arrays[STEP]) for arrays in tensors.values())
 
 
