@@ -49,10 +49,9 @@ void FillGradients(const Layout& layout, std::byte* gradients, uint32_t slot, ui
   std::minstd_rand random(static_cast<uint32_t>(t));
   const float size = 1e-3f * static_cast<float>(1 + t % 3);
   for (const BucketLayout& bucket : layout.buckets) {
-    for (size_t i = 0; i < bucket.elements; ++i) {
-      const float value = size * (static_cast<float>(random() % 2001) / 1000 - 1);
-      test::StoreElement(gradients + bucket.gradient_offsets[slot], i, bucket.gradient_dtype, value);
-    }
+    std::vector<float> values(bucket.elements);
+    for (float& value : values) value = size * (static_cast<float>(random() % 2001) / 1000 - 1);
+    kernels::Narrow(values.size(), values.data(), {gradients + bucket.gradient_offsets[slot], bucket.gradient_dtype});
   }
   const float nan = std::numeric_limits<float>::quiet_NaN();
   if (bad) test::StoreElement(gradients + layout.buckets[1].gradient_offsets[slot], 5, kernels::DType::kBFloat16, nan);
