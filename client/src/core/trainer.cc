@@ -57,13 +57,16 @@ void Trainer::Reset() {
 
 void Trainer::Leave() {
   StepPlane* left = nullptr;
+  bool open = false;  // a step that nobody ends; it began when the one before was over
   {
     const std::lock_guard lock(mutex_);
     mover_.reset();
     left = std::exchange(plane_, nullptr);
+    open = step_.begun && !step_.ended();
   }
   if (left == nullptr || !left->plane().runs_ahead()) return;
-  (void)left->WaitStep(std::chrono::steady_clock::now() + kLeaveTimeout, nullptr);  // the model keeps its parameters
+  // The model keeps the parameters of the last step.
+  if (!open) (void)left->WaitStep(std::chrono::steady_clock::now() + kLeaveTimeout, nullptr);
   left->plane().End();
 }
 
