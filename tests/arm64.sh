@@ -12,7 +12,7 @@ sysroot="$PWD/build/arm64-sysroot" build="$PWD/build/arm64"
 
 deploy/arm64/sysroot.sh "$sysroot"
 cmake --preset arm64 >/dev/null
-ninja -C "$build" --quiet kernels_test superoffloadd superoffload-plan superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
+ninja -C "$build" --quiet kernels_test algorithms_test superoffloadd superoffload-plan superoffloadctl train_bigram superoffload_fake_cuda superoffload_fake_nccl
 
 # Nothing of a release depends on the folder it was built in.
 for file in server/superoffloadd server/superoffload-plan client/superoffloadctl client/libsuperoffload.so.0; do
@@ -21,15 +21,18 @@ done
 
 run_arm64() { qemu-aarch64-static -cpu "max,sve-default-vector-length=$1" -L "$sysroot" "${@:2}"; }
 # In shards, since tests that fork mostly wait for the emulator. The length of a vector is nothing to kernels without SVE.
-# Death tests start their own file, which only the emulator can.
-# Usage: kernel_tests run_gtest|repeat_gtest BYTES SHARD
+# Death tests start their own file, which only the emulator can, and it lets nobody step through a process.
+# Usage: kernel_tests run_gtest|repeat_gtest PROGRAM BYTES SHARD
 kernel_tests() (
-  (($2 == 16)) && filter='-*DeathTest*' || filter='-*DeathTest*:*SCALAR:*NEON'
-  export GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX="$3"
-  "$1" "$results" "arm64-sve$2-$3" "$filter" run_arm64 "$2" "$build/tests/unit/kernels/kernels_test"
+  filter='-*DeathTest*:*EveryInstruction*'
+  (($3 == 16)) || filter+=':*SCALAR:*NEON'
+  export GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX="$4"
+  "$1" "$results" "arm64-$2-sve$3-$4" "$filter" run_arm64 "$3" "$build/tests/unit/kernels/$2"
 )
 for bytes in 16 32 256; do
-  for shard in 0 1 2 3; do kernel_tests run_gtest $bytes $shard & done
+  for shard in 0 1 2 3; do
+    for program in kernels_test algorithms_test; do kernel_tests run_gtest $program $bytes $shard & done
+  done
 done
 
 daemon="$build/superoffloadd-emulated"
@@ -48,6 +51,8 @@ daemon_tests run_gtest
 wait
 
 for bytes in 16 32 256; do
-  for shard in 0 1 2 3; do kernel_tests repeat_gtest $bytes $shard; done
+  for shard in 0 1 2 3; do
+    for program in kernels_test algorithms_test; do kernel_tests repeat_gtest $program $bytes $shard; done
+  done
 done
 daemon_tests repeat_gtest

@@ -60,7 +60,7 @@ done
 printf '== [%2d:%02d] done\n' $((SECONDS / 60)) $((SECONDS % 60))
 
 expected=(ctest.xml pytest.xml)
-((quick)) || expected+=(arm64-sve{16,32,256}-{0,1,2,3}.xml arm64-daemon.xml arm64-gpu.xml
+((quick)) || expected+=(arm64-{kernels,algorithms}_test-sve{16,32,256}-{0,1,2,3}.xml arm64-daemon.xml arm64-gpu.xml
   asan.xml asan-pytest.xml tsan.xml tsan-pytest.xml)
 ((quick || frameworks == 3)) || expected+=(frameworks.xml)
 "$venv/bin/python" tests/support/summary.py "$results" "${expected[@]}"

@@ -19,7 +19,7 @@ export SUPEROFFLOAD_DAEMON="$build/server/superoffloadd"
 # Only what runs here, and for ThreadSanitizer only what has threads: simulations, plans and explorations have one.
 programs=(superoffloadd superoffload-plan kernels_test kernels_gpu_test server_test client_test client_cpp_test client_gpu_test
   integration_test gpu_test)
-[[ "$preset" == tsan ]] || programs+=(simulator_test peers_test plan_test ctl_test fault_simulator explore_agreement fuzzers)
+[[ "$preset" == tsan ]] || programs+=(algorithms_test simulator_test peers_test plan_test ctl_test fault_simulator explore_agreement fuzzers)
 cmake --preset "$preset" >/dev/null
 ninja -C "$build" --quiet "${programs[@]}"
 # Of the long exactness runs those with three worker threads and the policy that takes every path; nothing that simulates
