@@ -108,7 +108,7 @@ def draw(found: dict[str, list[list[tuple[int, float]]]]) -> str:
     }
     curves = {name: curve[len(curve) // 4 :] for name, curve in curves.items()}
     every = [point for curve in curves.values() for point in curve]
-    (first, last), (low, high) = ((f(v[k] for v in every) for f in (min, max)) for k in (0, 1))
+    (first, *_, last), (low, *_, high) = (sorted(values) for values in zip(*every, strict=True))
     x = lambda step: left + (width - left - 16) * (step - first) / (last - first)  # noqa: E731
     y = lambda loss: 16 + (height - 16 - bottom) * (high - loss) / (high - low)  # noqa: E731
     marks = [
