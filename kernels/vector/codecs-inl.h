@@ -68,14 +68,19 @@ struct BFloat16 {
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
   }
+  // What `value` was rounded to, in the upper half of each lane; of a NaN anything.
   template <class D>
-  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to, bool stream = false) {
+  static HWY_INLINE void StoreRounded(D d, hn::Vec<D> value, hn::Vec<hn::RebindToUnsigned<D>> rounded, uint16_t* to,
+                                      bool stream) {
     const hn::RebindToUnsigned<D> du;
     const auto bits = hn::BitCast(du, value);
-    const auto rounded = hn::ShiftRight<16>(Round(d, value));
     const auto quiet = hn::Or(hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
     const auto nan = hn::RebindMask(du, hn::IsNaN(value));
-    StoreHalves(d, hn::IfThenElse(nan, quiet, rounded), to, stream);
+    StoreHalves(d, hn::IfThenElse(nan, quiet, hn::ShiftRight<16>(rounded)), to, stream);
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::Vec<D> value, uint16_t* to, bool stream = false) {
+    StoreRounded(d, value, Round(d, value), to, stream);
   }
   // Together they need one test for a NaN, which the sum has if one of them does, and one instruction to narrow.
   template <class D>

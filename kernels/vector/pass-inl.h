@@ -1,13 +1,12 @@
 // The passes of algorithm.h over one chunk, for any algorithm that updates element by element: one source, compiled
 // once per instruction set. An algorithm gives its formula, a struct with
 //
-//   using Step                          its constants, as StepConstants holds them; `step` among them is the
-//   parameter's
-//                                       step count, where state is rounded stochastically
-//   using State                         its arrays, a StoredArrays
+//   using Step                 its constants, as StepConstants holds them; `step` among them is the step count of the
+//                              parameter, where state is rounded stochastically
+//   using State                its arrays, a StoredArrays
 //   static void Update(d, step, gradient, p, ...)    one vector of every array, in place
-//   static bool Fits(step)              whether it does what these constants ask for; if not,
-//   using Full                          does
+//   static bool Fits(step)     whether it does what these constants ask for; if not,
+//   using Full                 does
 //
 // Usual pairs of dtypes of gradients and parameters have loops of their own. Others are converted block by block, which
 // takes a few percent longer and saves most of the code.

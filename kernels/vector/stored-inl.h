@@ -65,9 +65,7 @@ struct RoundedBFloat16 : StoredBFloat16<kArray> {
     const auto word = hn::LoadU(du, words);
     const auto bits = hn::BitCast(du, value);
     const auto sum = hn::Add(bits, kArray % 2 == 1 ? hn::And(word, hn::Set(du, 0xffff)) : hn::ShiftRight<16>(word));
-    const auto quiet = hn::Or(hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
-    const auto nan = hn::RebindMask(du, hn::IsNaN(value));
-    StoreHalves(d, hn::IfThenElse(nan, quiet, hn::ShiftRight<16>(sum)), to, /*stream=*/false);
+    BFloat16::StoreRounded(d, value, sum, to, /*stream=*/false);
   }
 };
 
@@ -97,7 +95,7 @@ struct StoredArrays {
   }
 };
 
-// A master weight and kMoments others, stored as `moments`.
+// Moment kArray of a state, stored as `moments`; and the whole state, a master weight with kMoments of them.
 template <Moments moments, size_t kArray>
 using StoredMoment = std::conditional_t<
     moments == Moments::kFloat32, StoredFloat32<kArray>,

@@ -146,10 +146,9 @@ class Reader {
 
   // Of parts that were rounded under one.
   absl::Status SetSeed(const std::string& from, const Index& index) {
-    if (!index.seed || seed_.value_or(*index.seed) == *index.seed) {
-      if (index.seed) seed_ = index.seed;
-      return absl::OkStatus();
-    }
+    if (!index.seed) return absl::OkStatus();
+    if (!seed_) seed_ = index.seed;
+    if (seed_ == index.seed) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(from, " was rounded under seed ", *index.seed,
                                                    " but another checkpoint under ", *seed_,
                                                    "; name the parts of one checkpoint"));

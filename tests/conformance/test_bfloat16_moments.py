@@ -6,7 +6,8 @@ import warnings
 import pytest
 import torch
 from tests import conftest
-from tests.support.bfloat16_moments import Formula, backward, model
+from tests.support.bfloat16_moments import Formula, backward, model, whole
+from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
 
 import superoffload
@@ -42,19 +43,6 @@ def steps(module, optimizer, *numbers):
         backward(module, number)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def bits(optimizer, module):
-    return [p.detach().clone() for p in module.parameters()] + [
-        tensor for arrays in optimizer.state_tensors().values() for tensor in arrays.values()
-    ]
-
-
-def same(a, b):
-    assert len(a) == len(b)
-    for one, other in zip(a, b, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -110,14 +98,7 @@ def test_ranks_have_the_bits_of_one(ranks, make, tmp_path, shards):
     module = model()
     optimizer = make(module, seed=5)
     steps(module, optimizer, *range(6))
-    expected = {
-        **{name: p.detach() for name, p in module.named_parameters()},
-        **{
-            f"{index}.{key}": value
-            for index, arrays in optimizer.torch_state_dict()["state"].items()
-            for key, value in arrays.items()
-        },
-    }
+    expected = whole(optimizer, module)
     saved = str(tmp_path / "saved")
     scenarios = (
         {"name": f"bf16-{shards}-a", "steps": 4, "shards": shards, "seed": 5, "save": saved},
@@ -192,9 +173,7 @@ def test_the_state_of_torch_goes_in_and_out(make, state_dtype):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         heir.load_state_dict(optimizer.state_dict())
-    assert [str(w.message) for w in told if "rounded to bfloat16" in str(w.message)] != [] or (
-        state_dtype == torch.float32
-    )
+    assert any("rounded to bfloat16" in str(w.message) for w in told) is (state_dtype == torch.bfloat16)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(heir.state[p][key], optimizer.state[q][key].to(state_dtype))

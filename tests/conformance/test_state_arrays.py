@@ -8,6 +8,7 @@ import torch
 from tests import conftest
 from tests.support import momentum
 from tests.support.momentum import Formula, backward, model
+from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
 
 import superoffload
@@ -50,18 +51,6 @@ def steps(module, optimizer, *numbers):
         backward(module, number)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def bits(optimizer, module):
-    state = optimizer.state_tensors()
-    return [p.detach().clone() for p in module.parameters()] + [t for arrays in state.values() for t in arrays.values()]
-
-
-def same(a, b):
-    assert len(a) == len(b)
-    for one, other in zip(a, b, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
 
 
 def test_steps_are_those_of_the_formula(make, kind):

@@ -111,6 +111,14 @@ def backward(module: torch.nn.Module, step: int) -> None:
     module(x).square().mean().backward()
 
 
+def whole(optimizer, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Weights by name, and the state of torch.optim's optimizer, of all ranks. All of them call it."""
+    state = optimizer.torch_state_dict()["state"]
+    moments = {f"{index}.{key}": value for index, arrays in state.items() for key, value in arrays.items()}
+    tensors = {**{name: p.detach() for name, p in module.named_parameters()}, **moments}
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
+
+
 def train(
     rank: int,
     *,
@@ -123,7 +131,7 @@ def train(
     seed: int | None = None,
     seeds_differ: bool = False,
 ) -> dict[str, torch.Tensor] | str:
-    """Trains from step ``first`` to ``steps``; returns the weights, and the state of this rank, or why not.
+    """Trains from step ``first`` to ``steps``; returns what `whole` does, or why not.
 
     ``shards``: by fully_shard; else all ranks have the model, and the same gradients.
     """
@@ -149,17 +157,9 @@ def train(
         optimizer.zero_grad()
     if save is not None:
         optimizer.save_checkpoint(save)
-    whole = {
-        key: value
-        for index, arrays in optimizer.torch_state_dict()["state"].items()
-        for key, value in ((f"{index}.{key}", value) for key, value in arrays.items())
-    }
+    found = whole(optimizer, module)
     optimizer.close()
-    weights = {key: p.full_tensor() if shards else p.detach() for key, p in module.named_parameters()}
-    return {
-        **weights,
-        **{key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in whole.items()},
-    }
+    return found
 
 
 if __name__ == "__main__":

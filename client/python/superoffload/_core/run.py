@@ -104,9 +104,9 @@ def _to_c(report: dict[str, Any]) -> structures.RunReport:
 def agree(connection: Connection, name: str, group: Group, start_over: bool, seed: int | None = None) -> Agreed:
     """Has all ranks come to the same step, before any of them attaches.
 
-    ``start_over``: where they cannot, they all begin anew, from a checkpoint or with parameters of their own. ``seed``:
-    of stochastic rounding, which has to be the same on all ranks: INVALID_ARGUMENT.
-    DATA_LOSS otherwise: the sentence names the rank and the remedy, on all ranks.
+    ``start_over``: where they cannot, they all begin anew, from a checkpoint or with parameters of their own.
+    DATA_LOSS otherwise: the sentence names the rank and the remedy, on all ranks. ``seed``: of stochastic rounding;
+    INVALID_ARGUMENT where ranks have different ones.
     """
     message = _Message(name, secrets.randbits(63) | 1, None, seed=seed)
     try:
