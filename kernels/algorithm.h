@@ -39,8 +39,9 @@ inline constexpr size_t kMaxScalars = 16;
 // Where a range of a chunk may begin: every parameter does, and the norm's lanes and the vectors of every machine fit.
 inline constexpr size_t kRangeAlignment = 64;
 
-// How the codes of one block, and its scale, stand for numbers: for whoever has to cut blocks elsewhere. Code 0 is the
-// number 0 under every scale, as the gaps of a layout have it.
+// How the codes of one block (bytes), and its fp32 scale, stand for numbers: for whoever has to cut blocks elsewhere. A
+// code stands for the product, in fp32, of the scale and what it is under scale 1. Code 0 is the number 0, as the gaps
+// of a layout have it. What was decoded is encoded as it was, subnormal numbers aside.
 struct BlockCodec {
   size_t scales;  // the array that has them, an entry per block
   void (*decode)(size_t n, const void* codes, const void* scale, float* values);
@@ -66,6 +67,7 @@ enum class Moments {
   kFloat32,
   kBFloat16,         // rounded to nearest even
   kRoundedBFloat16,  // rounded stochastically (random/rounding.h): their mean is what fp32 would have
+  kDynamic8,         // codes of 8 bits, each array followed by its blocks' scales (codes/dynamic_code.h)
 };
 
 // A hyper-parameter of a parameter group.

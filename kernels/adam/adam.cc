@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/adam/adam_element.h"
+#include "kernels/scalar_block_pass.h"
 #include "kernels/scalar_pass.h"
 #include "kernels/targets.h"
 
@@ -15,6 +16,13 @@ constexpr double kFinite = std::numeric_limits<double>::infinity();
 
 constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}, {"exp_avg_sq"}};
 constexpr StateArray kBFloat16Arrays[] = {{"model"}, {"exp_avg", DType::kBFloat16}, {"exp_avg_sq", DType::kBFloat16}};
+
+constexpr BlockCodec kMomentCodec = DynamicCode<true>::Codec(2), kSquaresCodec = DynamicCode<false>::Codec(4);
+constexpr StateArray kDynamic8Arrays[] = {{"model"},
+                                          {"exp_avg", DType::kUInt8, 1, &kMomentCodec},
+                                          {"exp_avg_scale", DType::kFloat32, kCodeBlock},
+                                          {"exp_avg_sq", DType::kUInt8, 1, &kSquaresCodec},
+                                          {"exp_avg_sq_scale", DType::kFloat32, kCodeBlock}};
 
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay };
 
@@ -75,9 +83,12 @@ const AlgorithmKernels kScalarAdamKernels = ScalarPasses<AdamElement>::Table();
 constexpr AlgorithmKernels kScalarAdamBFloat16Kernels = ScalarPasses<AdamElement, Moments::kRoundedBFloat16>::Table();
 constexpr AlgorithmKernels kScalarAdamBFloat16NearestKernels = ScalarPasses<AdamElement, Moments::kBFloat16>::Table();
 
+constexpr AlgorithmKernels kScalarAdamDynamic8Kernels = ScalarBlockPasses<AdamElement, true, false>::Table();
+
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamKernels, AlgorithmKernels, AdamKernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16Kernels, AlgorithmKernels, AdamBFloat16Kernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16NearestKernels, AlgorithmKernels, AdamBFloat16NearestKernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamDynamic8Kernels, AlgorithmKernels, AdamDynamic8Kernels)
 
 const Algorithm kAdamW{.name = "adamw",
                        .arrays = kArrays,
@@ -121,5 +132,21 @@ const Algorithm kAdamBFloat16Nearest{.name = "adam_bf16_nearest",
                                      .supported = SupportedAdamBFloat16NearestKernels,
                                      .resident_kernel = nullptr,
                                      .in_fp32 = &kAdam};
+const Algorithm kAdamW8Bit{.name = "adamw_8bit",
+                           .arrays = kDynamic8Arrays,
+                           .scalars = kAdamWScalars,
+                           .make_constants = MakeAdamWConstants,
+                           .supported = SupportedAdamDynamic8Kernels,
+                           .resident_kernel = nullptr,
+                           .in_fp32 = &kAdamW,
+                           .block_elements = kCodeBlock};
+const Algorithm kAdam8Bit{.name = "adam_8bit",
+                          .arrays = kDynamic8Arrays,
+                          .scalars = kAdamScalars,
+                          .make_constants = MakeAdamConstants,
+                          .supported = SupportedAdamDynamic8Kernels,
+                          .resident_kernel = nullptr,
+                          .in_fp32 = &kAdam,
+                          .block_elements = kCodeBlock};
 
 }  // namespace superoffload::kernels

@@ -12,7 +12,7 @@
 // limits keep moments of parameters without gradients out of the subnormal range; they change no parameter while
 // eps >= 1e-15, and are 0 with a smaller one.
 //
-// m and v may be kept in bf16. They are rounded as they are stored: p moves by what they were before.
+// m and v may be kept in bf16 or 8 bits. They are rounded as they are stored: p moves by what they were before.
 #ifndef SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 #define SUPEROFFLOAD_KERNELS_ADAM_ADAM_H_
 
@@ -28,6 +28,9 @@ extern const Algorithm kAdam;   // "adam": weight decay as an L2 term of the gra
 // The same with moments in bf16, rounded stochastically, and to nearest.
 extern const Algorithm kAdamWBFloat16, kAdamWBFloat16Nearest;  // "adamw_bf16", "adamw_bf16_nearest"
 extern const Algorithm kAdamBFloat16, kAdamBFloat16Nearest;    // "adam_bf16", "adam_bf16_nearest"
+
+// And as codes of 8 bits with a scale per block.
+extern const Algorithm kAdamW8Bit, kAdam8Bit;  // "adamw_8bit", "adam_8bit"
 
 // The fp32 constants of one step of one parameter group.
 struct AdamStep {

@@ -67,7 +67,7 @@ class AdamBench {
  public:
   AdamBench(const Baselines& baselines, size_t elements, DType dtype, int threads, const std::string& python)
       : baselines_(baselines), team_(threads), arrays_(elements, dtype, dtype, team_), width_(DTypeBytes(dtype)) {
-    for (int i = 0; i < threads; ++i) undo_.emplace_back(kAdamW);
+    for (int i = 0; i < threads; ++i) undo_.emplace_back(kAdamW8Bit);  // the largest
     if (!python.empty()) torch_ = std::make_unique<TorchProcess>(python, arrays_, threads);
   }
 
@@ -165,7 +165,7 @@ class AdamBench {
                baselines_.read_stream(n, a.state(i), a.gradient(i).data, a.theta(i).data, width_);
              }),
         Pass("norm", w, [=, &a](size_t i, int) { benchmark::DoNotOptimize(SumOfSquares(n, a.gradient(i))); })};
-    for (const Algorithm* const algorithm : {&kAdamW, &kAdamWBFloat16, &kAdamWBFloat16Nearest}) {
+    for (const Algorithm* const algorithm : {&kAdamW, &kAdamWBFloat16, &kAdamWBFloat16Nearest, &kAdamW8Bit}) {
       AddPasses(*algorithm, absorb, publish, all);
     }
     for (const char* implementation : {"fused", "foreach"}) {
@@ -183,7 +183,9 @@ class AdamBench {
     const AlgorithmKernels& kernels = algorithm.best();
     const size_t n = kChunkElements;
     double state = 0;
-    for (const StateArray& array : algorithm.arrays) state += static_cast<double>(DTypeBytes(array.dtype));
+    for (const StateArray& array : algorithm.arrays) {
+      state += static_cast<double>(array.Bytes(n)) / static_cast<double>(n);
+    }
     const std::string format(algorithm.name.substr(kAdamW.name.size()));
     const double w = static_cast<double>(width_);
     all.push_back(

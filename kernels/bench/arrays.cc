@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/adam/adam.h"
+
 namespace superoffload::kernels {
 namespace {
 
@@ -26,11 +28,23 @@ void* TryMap(int fd, size_t bytes, int flags) {
 
 Arrays::Arrays(size_t elements, DType gradient_dtype, DType theta_dtype, Team& team)
     : elements_(elements), gradient_dtype_(gradient_dtype), theta_dtype_(theta_dtype) {
-  const size_t widths[kArrays] = {
-      4, 4, 4, 4, DTypeBytes(gradient_dtype), DTypeBytes(gradient_dtype), DTypeBytes(theta_dtype), 2, 2};
+  const size_t blocks = elements / kAdamW8Bit.block_elements;
+  const size_t sizes[kArrays] = {4 * elements,
+                                 4 * elements,
+                                 4 * elements,
+                                 4 * elements,
+                                 DTypeBytes(gradient_dtype) * elements,
+                                 DTypeBytes(gradient_dtype) * elements,
+                                 DTypeBytes(theta_dtype) * elements,
+                                 2 * elements,
+                                 2 * elements,
+                                 elements,
+                                 4 * blocks,
+                                 elements,
+                                 4 * blocks};
   for (int i = 0; i < kArrays; ++i) {
     offsets_[i] = bytes_ + i * kStaggerBytes;
-    bytes_ = RoundUp(offsets_[i] + elements * widths[i], kHugePageBytes);
+    bytes_ = RoundUp(offsets_[i] + sizes[i], kHugePageBytes);
   }
   fd_ = ::memfd_create("adam_bench", MFD_HUGETLB);
   void* mapped = TryMap(fd_, bytes_, MAP_POPULATE);
@@ -79,6 +93,15 @@ void Arrays::Fill(Team& team) {
     Narrow(kChunkElements, s.p, theta(first));
     Narrow(kChunkElements, s.m, {At<uint16_t>(7, first), DType::kBFloat16});
     Narrow(kChunkElements, s.v, {At<uint16_t>(8, first), DType::kBFloat16});
+    const StateView codes = StateOf(kAdamW8Bit, first);
+    for (size_t block = 0; block < kChunkElements / kAdamW8Bit.block_elements; ++block) {
+      const size_t n = kAdamW8Bit.block_elements, at = block * n;
+      for (size_t array = 1; array <= 4; array += 2) {
+        kAdamW8Bit.arrays[array].codec->encode(n, (array == 1 ? s.m : s.v) + at,
+                                               static_cast<uint8_t*>(codes.arrays[array]) + at,
+                                               codes.Floats(array + 1) + block);
+      }
+    }
   });
 }
 

@@ -24,12 +24,17 @@ class Arrays {
 
   // From element `first` on.
   AdamArrays state(size_t first) const { return {At<float>(0, first), At<float>(1, first), At<float>(2, first)}; }
-  // The same numbers as the state of an algorithm of three arrays, whose moments may be in bf16.
+  // The same numbers as the state of an algorithm of two moments, in whatever they are stored.
   StateView StateOf(const Algorithm& algorithm, size_t first) const {
     static const BoxElements whole;
     StateView view = state(first).view();
     if (algorithm.arrays[1].dtype == DType::kBFloat16) {
       for (int moment = 1; moment <= 2; ++moment) view.arrays[moment] = At<uint16_t>(6 + moment, first);
+    } else if (algorithm.block_elements > 1) {
+      for (int array = 1; array <= 4; array += 2) {
+        view.arrays[array] = At<uint8_t>(8 + array, first);
+        view.arrays[array + 1] = At<float>(9 + array, first / algorithm.block_elements);
+      }
     }
     view.rounding = {{{1, 2}}, &whole, first};
     return view;
@@ -52,7 +57,7 @@ class Arrays {
   }
   void Fill(Team& team);
 
-  static constexpr int kArrays = 9;
+  static constexpr int kArrays = 13;
   const size_t elements_;
   const DType gradient_dtype_, theta_dtype_;
   size_t offsets_[kArrays];

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/lion/lion_element.h"
+#include "kernels/scalar_block_pass.h"
 #include "kernels/scalar_pass.h"
 #include "kernels/targets.h"
 
@@ -14,6 +15,10 @@ constexpr double kFinite = std::numeric_limits<double>::infinity();
 
 constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}};
 constexpr StateArray kBFloat16Arrays[] = {{"model"}, {"exp_avg", DType::kBFloat16}};
+
+constexpr BlockCodec kMomentCodec = DynamicCode<true>::Codec(2);
+constexpr StateArray kDynamic8Arrays[] = {
+    {"model"}, {"exp_avg", DType::kUInt8, 1, &kMomentCodec}, {"exp_avg_scale", DType::kFloat32, kCodeBlock}};
 
 enum : size_t { kLr, kBeta1, kBeta2, kWeightDecay };
 
@@ -40,9 +45,12 @@ const AlgorithmKernels kScalarLionKernels = ScalarPasses<LionElement>::Table();
 constexpr AlgorithmKernels kScalarLionBFloat16Kernels = ScalarPasses<LionElement, Moments::kRoundedBFloat16>::Table();
 constexpr AlgorithmKernels kScalarLionBFloat16NearestKernels = ScalarPasses<LionElement, Moments::kBFloat16>::Table();
 
+constexpr AlgorithmKernels kScalarLionDynamic8Kernels = ScalarBlockPasses<LionElement, true>::Table();
+
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedLionKernels, AlgorithmKernels, LionKernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedLionBFloat16Kernels, AlgorithmKernels, LionBFloat16Kernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedLionBFloat16NearestKernels, AlgorithmKernels, LionBFloat16NearestKernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedLionDynamic8Kernels, AlgorithmKernels, LionDynamic8Kernels)
 
 const Algorithm kLion{.name = "lion",
                       .arrays = kArrays,
@@ -65,5 +73,13 @@ const Algorithm kLionBFloat16Nearest{.name = "lion_bf16_nearest",
                                      .supported = SupportedLionBFloat16NearestKernels,
                                      .resident_kernel = nullptr,
                                      .in_fp32 = &kLion};
+const Algorithm kLion8Bit{.name = "lion_8bit",
+                          .arrays = kDynamic8Arrays,
+                          .scalars = kScalars,
+                          .make_constants = MakeConstants,
+                          .supported = SupportedLionDynamic8Kernels,
+                          .resident_kernel = nullptr,
+                          .in_fp32 = &kLion,
+                          .block_elements = kCodeBlock};
 
 }  // namespace superoffload::kernels

@@ -17,6 +17,7 @@ namespace superoffload::kernels {
 
 extern const Algorithm kLion;                                // "lion"
 extern const Algorithm kLionBFloat16, kLionBFloat16Nearest;  // "lion_bf16", "lion_bf16_nearest": m in bf16
+extern const Algorithm kLion8Bit;                            // "lion_8bit": m as codes of 8 bits
 
 // The fp32 constants of one step of one parameter group.
 struct LionStep {

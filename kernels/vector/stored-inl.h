@@ -95,16 +95,11 @@ struct StoredArrays {
   }
 };
 
-// Moment kArray of a state, stored as `moments`; and the whole state, a master weight with kMoments of them.
+// A moment, array kArray of its state.
 template <Moments moments, size_t kArray>
 using StoredMoment = std::conditional_t<
     moments == Moments::kFloat32, StoredFloat32<kArray>,
     std::conditional_t<moments == Moments::kBFloat16, StoredBFloat16<kArray>, RoundedBFloat16<kArray>>>;
-template <Moments moments, size_t kMoments>
-using StateWith = decltype([]<size_t... kArrays>(std::index_sequence<kArrays...>) {
-  return StoredArrays<StoredFloat32<0>, StoredMoment<moments, kArrays + 1>...>();
-}(std::make_index_sequence<kMoments>()));
-
 }  // namespace
 }  // namespace superoffload::kernels
 HWY_AFTER_NAMESPACE();

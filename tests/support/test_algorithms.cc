@@ -47,18 +47,21 @@ struct MomentumElement {
 
 constexpr size_t kBlock = 256;
 
-// The code c of a block with scale s stands for c * s.
-float Decode(uint8_t code, float scale) { return static_cast<float>(static_cast<int8_t>(code)) * scale; }
+// The code c of a block with scale s, its largest magnitude, stands for c / 64 * s.
+constexpr float kLargestCode = 64;
+
+float Decode(uint8_t code, float scale) { return static_cast<float>(static_cast<int8_t>(code)) * scale / kLargestCode; }
 
 uint8_t Encode(float value, float scale) {
-  const float code = scale > 0 && std::isfinite(scale) ? std::nearbyint(value / scale) : 0;
-  return static_cast<uint8_t>(static_cast<int8_t>(std::isnan(code) ? 0 : std::clamp(code, -127.0f, 127.0f)));
+  const float code = scale > 0 && std::isfinite(scale) ? std::nearbyint(value / scale * kLargestCode) : 0;
+  return static_cast<uint8_t>(
+      static_cast<int8_t>(std::isnan(code) ? 0 : std::clamp(code, -kLargestCode, kLargestCode)));
 }
 
 float ScaleOf(const float* values, size_t n) {
   float largest = 0;
   for (size_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(values[i]));
-  return largest / 127;
+  return largest;
 }
 
 constexpr BlockCodec kCodec = {.scales = 2,

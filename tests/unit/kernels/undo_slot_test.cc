@@ -29,29 +29,35 @@ struct Memory {
   UndoSlot slot;
   std::byte old[kMaxStateArrays * UndoElements(256) * sizeof(float)];  // of any algorithm
   uint64_t completed;                                                  // ranges that the owner recorded as complete
-  alignas(64) float p[kElements], m[kElements], v[kElements], pending[kElements], gradient[kElements];
+  alignas(64) float arrays[kMaxStateArrays][kElements], pending[kElements], gradient[kElements];  // of any dtype
   alignas(64) uint16_t theta[kElements];
 
   StateView state(size_t first = 0) {
     static const BoxElements whole;
-    return {{p + first, m + first, v + first}, nullptr, {{{3, 4}}, &whole, first}};
+    StateView view;
+    for (size_t a = 0; a < kMaxStateArrays; ++a) view.arrays[a] = arrays[a] + first;
+    view.rounding = {{{3, 4}}, &whole, first};
+    return view;
   }
   ConstElements Pending(size_t first = 0) const { return {pending + first, DType::kFloat32}; }
   ConstElements Gradient(size_t first = 0) const { return {gradient + first, DType::kFloat32}; }
   MutableElements Theta(size_t first = 0) { return {theta + first, DType::kBFloat16}; }
 
   bool SameState(const Memory& other, size_t n) const {
-    return std::memcmp(p, other.p, 4 * n) == 0 && std::memcmp(m, other.m, 4 * n) == 0 &&
-           std::memcmp(v, other.v, 4 * n) == 0;
+    for (size_t a = 0; a < kMaxStateArrays; ++a) {
+      if (std::memcmp(arrays[a], other.arrays[a], 4 * n) != 0) return false;
+    }
+    return true;
   }
 
   void FillRandomly(std::mt19937_64& random) {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < kElements; ++i) {
-      p[i] = normal(random);
-      m[i] = 1e-3f * normal(random);
-      v[i] = 1e-6f * normal(random) * normal(random);
-      v[i] = std::abs(v[i]);
+      arrays[0][i] = normal(random);
+      for (size_t a = 1; a < kMaxStateArrays; ++a) {
+        arrays[a][i] = (a == 1 ? 1e-3f : 1e-6f) * normal(random);
+        if (a > 1) arrays[a][i] = std::abs(arrays[a][i]);
+      }
       pending[i] = 1e-3f * normal(random);
       gradient[i] = 1e-3f * normal(random);
     }

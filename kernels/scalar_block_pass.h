@@ -1,0 +1,108 @@
+// The scalar reference of algorithm.h's passes over moments that are stored as dynamic codes (codes/dynamic_code.h),
+// from the formula that scalar_pass.h takes. kSigned: of each moment, whether its codes have signs.
+#ifndef SUPEROFFLOAD_KERNELS_SCALAR_BLOCK_PASS_H_
+#define SUPEROFFLOAD_KERNELS_SCALAR_BLOCK_PASS_H_
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/algorithm.h"
+#include "kernels/codes/dynamic_code.h"
+#include "kernels/elements/scalar_element.h"
+#include "kernels/undo_slot.h"
+
+namespace superoffload::kernels {
+
+template <class F, bool... kSigned>
+struct ScalarBlockPasses {
+  static constexpr size_t kMoments = sizeof...(kSigned), kKept = UndoElements(kCodeBlock);
+  static_assert(F::kArrays == 1 + kMoments);
+  static constexpr BlockCodec kCodecs[] = {DynamicCode<kSigned>::Codec(0)...};
+
+  static void* Codes(const StateView& state, size_t moment, size_t first) {
+    return static_cast<uint8_t*>(state.arrays[1 + 2 * moment]) + first;
+  }
+  static float* Scale(const StateView& state, size_t moment, size_t first) {
+    return state.Floats(2 + 2 * moment) + first / kCodeBlock;
+  }
+
+  // The next state of a block, before it is rounded.
+  struct Next {
+    Next(const StateView& state, size_t first, size_t n, const StepConstants& constants, ConstElements gradient) {
+      const auto step = constants.As<typename F::Step>();
+      std::memcpy(values[0], state.Floats(0) + first, n * sizeof(float));
+      for (size_t moment = 0; moment < kMoments; ++moment) {
+        kCodecs[moment].decode(n, Codes(state, moment, first), Scale(state, moment, first), values[1 + moment]);
+      }
+      for (size_t i = 0; i < n; ++i) {
+        float element[F::kArrays];
+        for (size_t a = 0; a < F::kArrays; ++a) element[a] = values[a][i];
+        F::Update(step, LoadElement(gradient, first + i), element);
+        for (size_t a = 0; a < F::kArrays; ++a) values[a][i] = element[a];
+      }
+    }
+
+    float values[F::kArrays][kCodeBlock];
+  };
+
+  template <typename Visit>
+  static void ForEachBlock(size_t first, size_t n, Visit visit) {
+    for (size_t i = first; i < n; i += kCodeBlock) visit(i, std::min(kCodeBlock, n - i));
+  }
+
+  static void Save(const StateView& state, size_t first, size_t n, UndoSlot& undo) {
+    const size_t at = first % kKept;
+    std::memcpy(undo.OldBytes(0, kKept) + at * sizeof(float), state.Floats(0) + first, n * sizeof(float));
+    for (size_t moment = 0; moment < kMoments; ++moment) {
+      std::memcpy(undo.OldBytes(1 + 2 * moment, kKept) + at, Codes(state, moment, first), n);
+      std::memcpy(undo.OldBytes(2 + 2 * moment, kKept) + at / kCodeBlock * sizeof(float), Scale(state, moment, first),
+                  sizeof(float));
+    }
+    KeepOrder();
+    undo.torn = TornGranule(first, n);
+    KeepOrder();
+  }
+
+  static void Absorb(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                     UndoSlot* undo) {
+    ForEachBlock(first, n, [&](size_t i, size_t count) {
+      const Next next(state, i, count, absorb, pending);
+      if (undo != nullptr) Save(state, i, count, *undo);
+      std::memcpy(state.Floats(0) + i, next.values[0], count * sizeof(float));
+      for (size_t moment = 0; moment < kMoments; ++moment) {
+        kCodecs[moment].encode(count, next.values[1 + moment], Codes(state, moment, i), Scale(state, moment, i));
+      }
+    });
+  }
+
+  static void Publish(size_t first, size_t n, const StateView& state, const StepConstants& publish,
+                      ConstElements gradient, MutableElements theta, NormLanes* norm) {
+    ForEachBlock(first, n, [&](size_t i, size_t count) {
+      const Next next(state, i, count, publish, gradient);
+      for (size_t j = 0; j < count; ++j) {
+        StoreElement(theta, i + j, next.values[0][j]);
+        const double g = LoadElement(gradient, i + j);
+        if (norm != nullptr) norm->lanes[(i + j) % kNormLanes] += g * g;
+      }
+    });
+  }
+
+  static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
+                               ConstElements pending, const StepConstants& publish, ConstElements gradient,
+                               MutableElements theta, NormLanes* norm, UndoSlot* undo) {
+    Absorb(first, n, state, absorb, pending, undo);
+    Publish(first, n, state, publish, gradient, theta, norm);
+  }
+
+  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
+                    MutableElements theta) {
+    Absorb(first, n, state, absorb, pending, nullptr);
+    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
+  }
+
+  static constexpr AlgorithmKernels Table() { return {"SCALAR", Absorb, Publish, AbsorbAndPublish, Plain}; }
+};
+
+}  // namespace superoffload::kernels
+
+#endif  // SUPEROFFLOAD_KERNELS_SCALAR_BLOCK_PASS_H_
