@@ -35,10 +35,12 @@ std::string ProgressText(const v1::CheckpointProgress& p) {
 
 std::string RestoredText(const v1::Optimizer& o) {
   std::string text = absl::StrFormat("optimizer \"%s\" is restored to step %d\n", o.name(), o.committed_steps());
-  if (o.blocks_encoded_again() > 0) {
-    absl::StrAppendFormat(&text,
-                          "%d blocks of codes were cut elsewhere by the ranks that saved them, and are rounded anew\n",
-                          o.blocks_encoded_again());
+  if (o.blocks_rounded() > 0) {
+    absl::StrAppendFormat(
+        &text,
+        "%d blocks of codes were saved in another dtype, or by ranks that cut them elsewhere, and are "
+        "rounded anew\n",
+        o.blocks_rounded());
   }
   if (o.tensors_converted() > 0) {
     absl::StrAppendFormat(&text, "%d tensors of moments were saved in another dtype, and are converted\n",

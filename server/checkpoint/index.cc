@@ -78,8 +78,8 @@ absl::StatusOr<BlockedArray> ParseBlocked(const std::string& array, const Json& 
     return Bad(absl::StrCat("the scales of array \"", array, "\" are missing"));
   }
   const uint64_t elements = JsonFields(json).Unsigned("elements", 0, kMaxBlockElements);
-  if (elements == 0) return Bad(absl::StrCat("the blocks of array \"", array, "\" have no size"));
-  return BlockedArray{json["scales"].get<std::string>(), static_cast<uint32_t>(elements)};
+  if (elements < 2) return Bad(absl::StrCat("the blocks of array \"", array, "\" have no size"));
+  return BlockedArray{.scales = json["scales"].get<std::string>(), .elements = static_cast<uint32_t>(elements)};
 }
 
 absl::Status ParseMetadata(const Json& json, Index& index) {
@@ -145,7 +145,7 @@ BlockedArrays BlockedArraysOf(const kernels::Algorithm& algorithm) {
   for (const kernels::StateArray& array : algorithm.arrays) {
     if (array.codec == nullptr) continue;
     blocks[std::string(array.name)] = {std::string(algorithm.arrays[array.codec->scales].name),
-                                       algorithm.block_elements};
+                                       algorithm.block_elements, array.codec};
   }
   return blocks;
 }
@@ -226,9 +226,11 @@ absl::StatusOr<Index> ParseIndex(std::string_view text) {
     }
   }
   if (json.contains("blocks")) {
+    const BlockedArrays known = algorithm == nullptr ? BlockedArrays() : BlockedArraysOf(*algorithm);
     for (const auto& [name, json_blocked] : json["blocks"].items()) {
       absl::StatusOr<BlockedArray> blocked = ParseBlocked(name, json_blocked);
       if (!blocked.ok()) return blocked.status();
+      if (const auto found = known.find(name); found != known.end()) blocked->codec = found->second.codec;
       index.blocks[name] = *std::move(blocked);
     }
   }

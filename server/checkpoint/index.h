@@ -50,7 +50,8 @@ struct ShardPlace {
 // An array whose elements are codes, each block of which has a scale in another array.
 struct BlockedArray {
   std::string scales;
-  uint32_t elements = 1;  // of a block
+  uint32_t elements = 1;                       // of a block
+  const kernels::BlockCodec* codec = nullptr;  // of the index's algorithm; null: it is not known here
 };
 using BlockedArrays = std::map<std::string, BlockedArray>;  // by the array's name
 

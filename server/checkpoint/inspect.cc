@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -105,19 +107,21 @@ class Inspector {
       bytes += part.index.total_bytes;
     }
     json["bytes"] = bytes;
-    std::map<std::string, std::string> arrays;
+    std::map<std::string, std::set<std::string>> arrays;  // dtypes: parameters may differ in theirs
     std::map<std::string, Json> parameters;
     for (const auto& [name, slices] : saved_.slices()) {
       const size_t dot = name.find('.');
       if (dot == std::string::npos) continue;
-      arrays[name.substr(0, dot)] = slices.front().dtype;
+      arrays[name.substr(0, dot)].insert(slices.front().dtype);
       parameters.try_emplace(name.substr(dot + 1), Json{{"name", name.substr(dot + 1)},
                                                         {"shape", slices.front().box.global_shape},
                                                         {"steps", slices.front().steps},
                                                         {"shards", slices.size()}});
     }
     json["arrays"] = Json::array();
-    for (const auto& [name, dtype] : arrays) json["arrays"].push_back({{"name", name}, {"dtype", dtype}});
+    for (const auto& [name, dtypes] : arrays) {
+      json["arrays"].push_back({{"name", name}, {"dtype", absl::StrJoin(dtypes, ", ")}});
+    }
     json["parameters"] = Json::array();
     for (auto& [name, parameter] : parameters) json["parameters"].push_back(parameter);
     return json;

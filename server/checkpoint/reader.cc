@@ -48,19 +48,18 @@ class Reader {
                           ? Box::Whole(parameter.shape)
                           : Box{parameter.global_shape, parameter.global_offset, parameter.shape};
       std::optional<uint64_t> steps;
-      for (const kernels::StateArray& array : algorithm_.arrays) {
+      const kernels::Algorithm& algorithm = parameter.in_fp32 ? *algorithm_.in_fp32 : algorithm_;
+      for (const kernels::StateArray& array : algorithm.arrays) {
         if (array.elements_per_entry > 1) {  // comes with its codes
           tensors_.emplace_back();
           continue;
         }
         absl::StatusOr<SavedTensors::Tensor> tensor =
             saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box,
-                        /*converts=*/&array != &algorithm_.arrays.front());
+                        /*converts=*/&array != &algorithm.arrays.front());
         if (!tensor.ok()) return tensor.status();
-        tensors_converted_ += tensor->converts() ? 1 : 0;
-        if (array.codec != nullptr) {
-          if (absl::Status status = CheckBlocks(*tensor, algorithm_, array); !status.ok()) return status;
-        }
+        tensors_converted_ += array.codec == nullptr && tensor->converts() ? 1 : 0;
+        if (absl::Status status = CheckBlocks(*tensor, array); !status.ok()) return status;
         for (const SavedTensors::Slice* slice : tensor->slices) {
           if (steps.value_or(slice->steps) != slice->steps) {
             return absl::FailedPreconditionError(
@@ -92,28 +91,32 @@ class Reader {
 
   absl::Status Load(optimizer::HostedOptimizer& optimizer) {
     if (seed_) optimizer.set_seed(*seed_);
-    const engine::Layout& layout = optimizer.layout();
-    const size_t arrays = layout.state_arrays.size();
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const kernels::StateArray& array = layout.state_arrays[i % arrays].array;
-      if (array.elements_per_entry > 1) continue;
-      const auto at = [&](size_t number) {
-        return optimizer.memory().state.data() + layout.StateByte(number, layout.placements[i / arrays].state_offset);
+    auto tensor = tensors_.begin();
+    for (const engine::Placement& placement : optimizer.layout().placements) {
+      const engine::StateFormat& format = optimizer.layout().FormatOf(placement);
+      const auto at = [&](size_t array) {
+        return optimizer.memory().state.data() + format.Byte(array, placement.state_offset);
       };
-      if (array.codec == nullptr) {
-        if (absl::Status status = SavedTensors::Read(tensors_[i], at(i % arrays), scope_); !status.ok()) return status;
-        continue;
+      for (size_t a = 0; a < format.arrays.size(); ++a, ++tensor) {
+        const kernels::StateArray& array = format.arrays[a].array;
+        if (array.elements_per_entry > 1) continue;
+        absl::Status status;
+        if (array.codec != nullptr) {
+          status =
+              ReadBlocks(*tensor, *format.algorithm, array, at(a), at(array.codec->scales), scope_, &blocks_rounded_);
+        } else if (HasBlocks(*tensor)) {
+          status = ReadDecoded(*tensor, {at(a), array.dtype}, scope_);
+        } else {
+          status = SavedTensors::Read(*tensor, at(a), scope_);
+        }
+        if (!status.ok()) return status;
       }
-      const absl::StatusOr<uint64_t> again =
-          ReadBlocks(tensors_[i], algorithm_, array, at(i % arrays), at(array.codec->scales), scope_);
-      if (!again.ok()) return again.status();
-      blocks_encoded_again_ += *again;
     }
     return absl::OkStatus();
   }
 
   const engine::StepEngine::Moment& moment() const { return moment_; }
-  Restored restored() const { return {blocks_encoded_again_, tensors_converted_}; }
+  Restored restored() const { return {blocks_rounded_, tensors_converted_}; }
 
   // The run that an optimizer goes on with: that of the checkpoint of one of this name, or of rank 0 of its run. 0 when
   // there is none, or it does not know.
@@ -185,13 +188,13 @@ class Reader {
   engine::StepEngine::Moment moment_;
   bool any_ = false;  // a step is known
   std::optional<uint64_t> seed_;
-  uint64_t blocks_encoded_again_ = 0, tensors_converted_ = 0;
+  uint64_t blocks_rounded_ = 0, tensors_converted_ = 0;
   std::map<std::string, uint64_t> optimizers_;  // runs by name of the optimizer
   std::map<std::string, uint64_t> runs_;        // those of ranks 0 by name of the run of several ranks
   std::map<std::string, uint64_t> lineages_;    // by name of the run
   std::map<std::string, NamedScalars> groups_;  // by parameter name
   SavedTensors saved_;
-  std::vector<SavedTensors::Tensor> tensors_;  // per parameter and, in it, per state array
+  std::vector<SavedTensors::Tensor> tensors_;  // per parameter and, in it, per state array of its format
 };
 
 }  // namespace

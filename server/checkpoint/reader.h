@@ -27,8 +27,8 @@ struct RestoreSource {
 };
 
 struct Restored {
-  uint64_t blocks_encoded_again = 0;  // see read_blocks.h
-  uint64_t tensors_converted = 0;     // moments that were saved in another dtype
+  uint64_t blocks_rounded = 0;     // see read_blocks.h
+  uint64_t tensors_converted = 0;  // to fp32 or bf16, moments that were saved in another dtype
 };
 
 // Restores masters, moments, the number of committed steps, the hyper-parameters, and the seed of stochastic rounding.

@@ -36,20 +36,19 @@ bool HasScales(const std::string& tensor, const BlockedArrays& blocks) {
   return std::any_of(blocks.begin(), blocks.end(), [&](const auto& blocked) { return blocked.second.scales == array; });
 }
 
-// Where the tensor `name` is one of blocks: which scales it has.
+constexpr char kFloat32Name[] = "F32", kBFloat16Name[] = "BF16";
+
+bool IsFloat(const std::string& dtype) { return dtype == kFloat32Name || dtype == kBFloat16Name; }
+
+// Where the tensor `name` is one of codes: which scales it has. Some parameters may have floats under an array's name.
 void SetScales(const std::string& name, const BlockedArrays& blocks,
                const std::map<std::string, const SavedTensors::Slice*>& scales, SavedTensors::Slice* slice) {
   const auto blocked = blocks.find(ArrayOf(name));
-  if (blocked == blocks.end()) return;
+  if (blocked == blocks.end() || IsFloat(slice->dtype)) return;
   slice->block_elements = blocked->second.elements;
+  slice->codec = blocked->second.codec;
   const auto found = scales.find(absl::StrCat(blocked->second.scales, ".", ParameterOf(name)));
   if (found != scales.end()) slice->scales = found->second;
-}
-
-constexpr char kFloat32Name[] = "F32", kBFloat16Name[] = "BF16";
-
-bool Converts(const std::string& from, const std::string& to) {
-  return (from == kFloat32Name && to == kBFloat16Name) || (from == kBFloat16Name && to == kFloat32Name);
 }
 
 // `n` elements between fp32 and bf16.
@@ -237,7 +236,7 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
   for (const Slice& slice : found->second) {
     // A file may have the shard alone.
     const bool shard = slice.box == Box::Whole(box.shape) && !slice.file->crc32 && found->second.size() == 1;
-    const bool readable = slice.dtype == dtype || (converts && Converts(slice.dtype, dtype));
+    const bool readable = slice.dtype == dtype || (converts && (IsFloat(slice.dtype) || slice.codec != nullptr));
     if (!readable || (!shard && slice.box.global_shape != box.global_shape)) {
       return absl::FailedPreconditionError(
           absl::StrCat("tensor \"", name, "\" is ", Words(slice.dtype, slice.box.global_shape),

@@ -35,9 +35,12 @@ class SavedTensors {
     uint64_t offset;  // of its first byte in the file
     std::string dtype;
     Box box;
-    uint64_t steps = 0;             // committed ones of its parameter
-    const Slice* scales = nullptr;  // of its blocks, if it has some: an element each
+    uint64_t steps = 0;  // committed ones of its parameter
+    // Of codes: the scales of their blocks, an element each, and how they stand for numbers; null where that is not
+    // known here.
+    const Slice* scales = nullptr;
     uint32_t block_elements = 1;
+    const kernels::BlockCodec* codec = nullptr;
   };
   // A tensor, or a box of it, and the slices that together have its elements, each once.
   struct Tensor {
@@ -58,8 +61,8 @@ class SavedTensors {
   // A file that is no part of a checkpoint; see reader.h.
   absl::Status AddFile(const std::string& path, uint64_t committed_steps);
 
-  // `name` as TensorName has it. `converts`: numbers may have been saved in fp32 or bf16, whatever `dtype` is.
-  // FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
+  // `name` as TensorName has it. `converts`: numbers may have been saved in fp32, bf16 or as codes, whatever `dtype`
+  // is. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box,
                               bool converts = false) const;
 
@@ -69,7 +72,8 @@ class SavedTensors {
   // Compares the files of these tensors with their checksums. DATA_LOSS: one is damaged.
   static absl::Status Verify(const std::vector<Tensor>& tensors, const ReadScope& scope = {});
 
-  // The elements, row-major, converted where they were saved in another dtype: bf16 is rounded to nearest even.
+  // The elements, row-major, converted where they were saved in another dtype: bf16 is rounded to nearest even. For
+  // codes see read_blocks.h.
   static absl::Status Read(const Tensor& tensor, std::byte* to, const ReadScope& scope = {});
 
  private:

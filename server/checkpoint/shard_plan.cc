@@ -10,17 +10,52 @@
 namespace superoffload::checkpoint {
 namespace {
 
-// Ranges of parameters whose tensors share a file.
-std::vector<std::vector<uint32_t>> Split(const std::vector<uint64_t>& bytes, uint64_t shard_bytes) {
+// What a parameter has of the arrays of one name.
+struct NamedTensor {
+  uint32_t parameter;
+  size_t array;  // of its format
+  uint64_t bytes;
+};
+
+const std::vector<engine::ArrayLayout>& ArraysOf(const engine::Layout& layout, size_t parameter) {
+  return layout.FormatOf(layout.placements[parameter]).arrays;
+}
+
+// Of all formats, each once.
+std::vector<std::string_view> ArrayNames(const engine::Layout& layout) {
+  std::vector<std::string_view> names;
+  for (const engine::StateFormat& format : layout.formats) {
+    for (const engine::ArrayLayout& array : format.arrays) {
+      if (std::ranges::find(names, array.array.name) == names.end()) names.push_back(array.array.name);
+    }
+  }
+  return names;
+}
+
+std::vector<NamedTensor> TensorsOf(std::string_view name, const engine::OptimizerSpec& spec,
+                                   const engine::Layout& layout) {
+  std::vector<NamedTensor> tensors;
+  for (uint32_t i = 0; i < spec.parameters.size(); ++i) {
+    const std::vector<engine::ArrayLayout>& arrays = ArraysOf(layout, i);
+    for (size_t a = 0; a < arrays.size(); ++a) {
+      if (arrays[a].array.name != name) continue;
+      tensors.push_back({i, a, arrays[a].array.Bytes(engine::ElementCount(spec.parameters[i]))});
+    }
+  }
+  return tensors;
+}
+
+// Ranges of tensors that share a file.
+std::vector<std::vector<uint32_t>> Split(const std::vector<NamedTensor>& tensors, uint64_t shard_bytes) {
   std::vector<std::vector<uint32_t>> ranges(1);
   uint64_t filled = 0;
-  for (uint32_t i = 0; i < bytes.size(); ++i) {
-    if (!ranges.back().empty() && filled + bytes[i] > shard_bytes) {
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    if (!ranges.back().empty() && filled + tensors[i].bytes > shard_bytes) {
       ranges.emplace_back();
       filled = 0;
     }
     ranges.back().push_back(i);
-    filled += bytes[i];
+    filled += tensors[i].bytes;
   }
   return ranges;
 }
@@ -70,29 +105,29 @@ ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& la
                      const std::map<std::string, std::string>& metadata, uint64_t shard_bytes) {
   ShardPlan plan;
   plan.bucket_pieces = SplitByBucket(spec, layout);
-  plan.places.resize(spec.algorithm->arrays.size());
-  for (size_t a = 0; a < plan.places.size(); ++a) {
-    const kernels::StateArray& array = spec.algorithm->arrays[a];
-    std::vector<uint64_t> bytes;
-    for (const engine::ParameterSpec& parameter : spec.parameters) {
-      bytes.push_back(array.Bytes(engine::ElementCount(parameter)));
-    }
-    const std::vector<std::vector<uint32_t>> ranges = Split(bytes, shard_bytes);
-    plan.places[a].resize(bytes.size());
+  plan.places.resize(spec.parameters.size());
+  for (size_t i = 0; i < plan.places.size(); ++i) plan.places[i].resize(ArraysOf(layout, i).size());
+  for (const std::string_view name : ArrayNames(layout)) {
+    const std::vector<NamedTensor> tensors = TensorsOf(name, spec, layout);
+    const std::vector<std::vector<uint32_t>> ranges = Split(tensors, shard_bytes);
     for (size_t range = 0; range < ranges.size(); ++range) {
       SafetensorsHeader header{.tensors = {}, .metadata = metadata};
       uint64_t end = 0;
       for (const uint32_t i : ranges[range]) {
-        const engine::ParameterSpec& parameter = spec.parameters[i];
+        const NamedTensor& tensor = tensors[i];
+        const engine::ParameterSpec& parameter = spec.parameters[tensor.parameter];
+        const kernels::StateArray& array = ArraysOf(layout, tensor.parameter)[tensor.array].array;
         header.tensors.push_back({TensorName(array, parameter.name), SafetensorsDType(array.dtype),
-                                  TensorShape(array, parameter), end, end + bytes[i]});
-        plan.places[a][i] = {static_cast<uint32_t>(plan.shards.size()), end};
-        end += bytes[i];
+                                  TensorShape(array, parameter), end, end + tensor.bytes});
+        plan.places[tensor.parameter][tensor.array] = {static_cast<uint32_t>(plan.shards.size()), end};
+        end += tensor.bytes;
       }
-      Shard shard{absl::StrFormat("%s-%05d-of-%05d.safetensors", std::string(array.name), range + 1, ranges.size()),
+      Shard shard{absl::StrFormat("%s-%05d-of-%05d.safetensors", name, range + 1, ranges.size()),
                   EncodeSafetensorsHeader(header), 0};
       shard.bytes = shard.header.size() + end;
-      for (const uint32_t i : ranges[range]) plan.places[a][i].offset += shard.header.size();
+      for (const uint32_t i : ranges[range]) {
+        plan.places[tensors[i].parameter][tensors[i].array].offset += shard.header.size();
+      }
       plan.shards.push_back(std::move(shard));
     }
   }

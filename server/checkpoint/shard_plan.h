@@ -33,7 +33,7 @@ struct ShardPlan {
     uint64_t offset = 0;  // of the tensor's first byte in the file
   };
   std::vector<Shard> shards;
-  std::vector<std::vector<Place>> places;         // per state array, per parameter
+  std::vector<std::vector<Place>> places;         // per parameter, per state array of its format
   std::vector<std::vector<Piece>> bucket_pieces;  // per bucket; together every element of every parameter
 };
 
@@ -41,7 +41,8 @@ struct ShardPlan {
 std::string TensorName(const kernels::StateArray& array, const std::string& parameter);
 const char* SafetensorsDType(kernels::DType dtype);
 
-// Shards hold whole tensors of one array, as many as fit `shard_bytes`, at least one. `metadata` goes into each header.
+// Shards hold whole tensors of arrays of one name, as many as fit `shard_bytes`, at least one. `metadata` goes into
+// each header.
 ShardPlan PlanShards(const engine::OptimizerSpec& spec, const engine::Layout& layout,
                      const std::map<std::string, std::string>& metadata, uint64_t shard_bytes = kShardBytes);
 

@@ -131,9 +131,10 @@ class Writer {
       if (!parameter.global_shape.empty()) {
         index.shards[parameter.name] = {parameter.global_shape, parameter.global_offset};
       }
-      for (size_t array = 0; array < plan_.places.size(); ++array) {
-        index.tensor_files[TensorName(spec.algorithm->arrays[array], parameter.name)] =
-            plan_.shards[plan_.places[array][p].shard].file;
+      const engine::StateFormat& format = optimizer_.layout().FormatOf(optimizer_.layout().placements[p]);
+      for (size_t array = 0; array < format.arrays.size(); ++array) {
+        index.tensor_files[TensorName(format.arrays[array].array, parameter.name)] =
+            plan_.shards[plan_.places[p][array].shard].file;
       }
     }
     if (doubts_.empty()) return WriteText(kIndexFile, EncodeIndex(index));
@@ -175,7 +176,7 @@ class Writer {
       const std::optional<uint32_t> bucket = optimizer_.engine().ClaimSnapshotBucket();
       if (!bucket) break;
       for (const Piece& piece : plan_.bucket_pieces[*bucket]) {
-        for (size_t array = 0; array < plan_.places.size(); ++array) {
+        for (size_t array = 0; array < plan_.places[piece.parameter].size(); ++array) {
           if (cancelled_) return absl::CancelledError("the checkpoint was cancelled");
           if (absl::Status status = WritePiece(piece, array); !status.ok()) return status;
         }
@@ -186,13 +187,13 @@ class Writer {
   }
 
   absl::Status WritePiece(const Piece& piece, size_t array) {
-    const engine::Layout& layout = optimizer_.layout();
-    const kernels::StateArray& written_array = layout.state_arrays[array].array;
+    const engine::Placement& placement = optimizer_.layout().placements[piece.parameter];
+    const engine::StateFormat& format = optimizer_.layout().FormatOf(placement);
+    const kernels::StateArray& written_array = format.arrays[array].array;
     const size_t bytes = written_array.Bytes(piece.elements);
     const std::byte* const data =
-        optimizer_.memory().state.data() +
-        layout.StateByte(array, layout.placements[piece.parameter].state_offset + piece.first);
-    const ShardPlan::Place& place = plan_.places[array][piece.parameter];
+        optimizer_.memory().state.data() + format.Byte(array, placement.state_offset + piece.first);
+    const ShardPlan::Place& place = plan_.places[piece.parameter][array];
     const WrittenPiece written{place.offset + written_array.Bytes(piece.first), bytes, memory::Crc32(data, bytes)};
     if (absl::Status status = files_[place.shard].WriteAt(written.offset, data, written.bytes); !status.ok()) {
       return status;

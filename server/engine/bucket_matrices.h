@@ -36,8 +36,9 @@ class BucketMatrices {
       matrix.rows = shape.rows;
       matrix.columns = shape.columns;
       matrix.scratch = scratch;
-      for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
-        matrix.state.arrays[array] = memory.state + layout.StateByte(array, bucket.state_offset + at);
+      const StateFormat& format = layout.FormatOf(bucket);
+      for (size_t array = 0; array < format.arrays.size(); ++array) {
+        matrix.state.arrays[array] = memory.state + format.Byte(array, bucket.state_offset + at);
       }
       matrix.state.directions = directions + at;
       matrix.gradient = {memory.gradients + bucket.gradient_offsets[0] + at * kernels::DTypeBytes(gradient_dtype_),

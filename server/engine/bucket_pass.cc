@@ -103,7 +103,7 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   const uint64_t absorbed_step = absorbs ? arguments_.absorbed_step : 0;
   const kernels::ConstElements gradient = view.gradients[arguments_.slot];
   const kernels::ConstElements pending = view.gradients[SlotOf(arguments_.absorbed_step)];
-  const kernels::AlgorithmKernels& kernels = layout_.algorithm->best();
+  const kernels::AlgorithmKernels& kernels = layout_.FormatOf(bucket_layout_).algorithm->best();
   const size_t chunk = bucket_layout_.first_chunk + index;
   if (matrices_ && absorbed_step != 0 && record_->absorbed(chunk) == absorbed_step) return;  // before a kill
   kernels::UndoSlot* const undo = absorbed_step != 0 ? record_->BeginAbsorb(worker, chunk, absorbed_step) : nullptr;
@@ -149,7 +149,7 @@ JobWork BucketPass::work() const {
     const uint64_t elements = segment.end - segment.begin;
     if (round().stage) {  // reads what it is made of, and writes directions
       const bool runs = (absorbs && segment.absorb) || (publishes && segment.publish);
-      if (runs) work.bytes += layout_.StateBytes(elements) + (gradient + sizeof(float)) * elements;
+      if (runs) work.bytes += layout_.FormatOf(bucket_layout_).Bytes(elements) + (gradient + sizeof(float)) * elements;
       continue;
     }
     if (arguments_.kind == PassKind::kNorm) {
@@ -157,7 +157,7 @@ JobWork BucketPass::work() const {
       continue;
     }
     // What is absorbed and published is read once.
-    const uint64_t state = layout_.StateBytes(elements);
+    const uint64_t state = layout_.FormatOf(bucket_layout_).Bytes(elements);
     const bool absorbed = absorbs && segment.absorb, published = publishes && segment.publish;
     if (absorbed) work.bytes += 2 * state + gradient * elements;
     if (published) work.bytes += (gradient + theta) * elements + (absorbed ? 0 : state);

@@ -22,7 +22,7 @@ struct OptimizerMemory {
 
 struct ChunkView {
   size_t elements;
-  uint64_t first;  // of the state's elements
+  uint64_t first;  // of the elements of its format
   kernels::StateView state;
   kernels::MutableElements parameters;
   std::array<kernels::ConstElements, kGradientSlots> gradients;
@@ -33,8 +33,9 @@ inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, 
                            size_t index) {
   const size_t first = index * kernels::kChunkElements;
   kernels::StateView state;
-  for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
-    state.arrays[array] = memory.state + layout.StateByte(array, bucket.state_offset + first);
+  const StateFormat& format = layout.FormatOf(bucket);
+  for (size_t array = 0; array < format.arrays.size(); ++array) {
+    state.arrays[array] = memory.state + format.Byte(array, bucket.state_offset + first);
   }
   if (layout.directions_elements > 0) {
     state.directions = reinterpret_cast<float*>(memory.state + layout.directions_offset) + first;

@@ -18,7 +18,7 @@ constexpr uint64_t kRegionAlignmentBytes = 4096;
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Parameters that may share a bucket.
-using RangeKey = std::tuple<uint32_t, kernels::DType, kernels::DType>;
+using RangeKey = std::tuple<uint32_t, uint32_t, kernels::DType, kernels::DType>;  // format, group, dtypes
 
 struct Range {
   RangeKey key;
@@ -31,7 +31,7 @@ std::vector<Range> CollectRanges(const OptimizerSpec& spec) {
   std::vector<Range> ranges;
   for (size_t i = spec.parameters.size(); i-- > 0;) {
     const ParameterSpec& parameter = spec.parameters[i];
-    const RangeKey key{parameter.group, parameter.dtype, parameter.gradient_dtype};
+    const RangeKey key{parameter.in_fp32 ? 1 : 0, parameter.group, parameter.dtype, parameter.gradient_dtype};
     const auto [it, inserted] = index_of.try_emplace(key, ranges.size());
     if (inserted) ranges.push_back(Range{key, {}});
     ranges[it->second].parameters.push_back(static_cast<uint32_t>(i));
@@ -52,6 +52,10 @@ class Planner {
     layout_.algorithm = spec.algorithm;
     layout_.groups = static_cast<uint32_t>(spec.groups.size());
     layout_.placements.resize(spec.parameters.size());
+    layout_.formats.push_back({.algorithm = spec.algorithm});
+    if (std::ranges::any_of(spec.parameters, &ParameterSpec::in_fp32)) {
+      layout_.formats.push_back({.algorithm = spec.algorithm->in_fp32});
+    }
     uint64_t before = 0;
     for (const ParameterSpec& parameter : spec.parameters) {
       bytes_before_.push_back(before);
@@ -60,7 +64,7 @@ class Planner {
   }
 
   void AddRange(const Range& range) {
-    std::tie(group_, dtype_, gradient_dtype_) = range.key;
+    std::tie(format_, group_, dtype_, gradient_dtype_) = range.key;
     slot_bytes_ = RoundUp(slot_bytes_, kRegionAlignmentBytes);
     const ParameterSpec* last = nullptr;
     for (uint32_t index : range.parameters) {
@@ -86,9 +90,11 @@ class Planner {
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
     uint64_t offset = 0;
-    for (const kernels::StateArray& array : layout_.algorithm->arrays) {
-      layout_.state_arrays.push_back({offset, array});
-      offset = RoundUp(offset + array.Bytes(layout_.state_elements), kRegionAlignmentBytes) + kArrayStaggerBytes;
+    for (StateFormat& format : layout_.formats) {
+      for (const kernels::StateArray& array : format.algorithm->arrays) {
+        format.arrays.push_back({offset, array});
+        offset = RoundUp(offset + array.Bytes(format.elements), kRegionAlignmentBytes) + kArrayStaggerBytes;
+      }
     }
     if (layout_.algorithm->stages != nullptr) offset = LayOutDirections(offset);
     if (layout_.algorithm->rounds_stochastically) SetRoundings();
@@ -124,7 +130,8 @@ class Planner {
   }
 
   static bool SameRange(const BucketLayout& a, const BucketLayout& b) {
-    return RangeKey{a.group, a.dtype, a.gradient_dtype} == RangeKey{b.group, b.dtype, b.gradient_dtype};
+    return RangeKey{a.format, a.group, a.dtype, a.gradient_dtype} ==
+           RangeKey{b.format, b.group, b.dtype, b.gradient_dtype};
   }
 
   void SetRoundings() {
@@ -173,10 +180,13 @@ class Planner {
     }
     bucket_capacity_ = bytes / element_bytes / alignment_ * alignment_;
     if (spec_.algorithm->stages != nullptr) bucket_capacity_ = std::max(bucket_capacity_, elements);
-    BucketLayout bucket{
-        .group = group_, .unit = spec_.parameters[parameter].unit, .dtype = dtype_, .gradient_dtype = gradient_dtype_};
+    BucketLayout bucket{.format = format_,
+                        .group = group_,
+                        .unit = spec_.parameters[parameter].unit,
+                        .dtype = dtype_,
+                        .gradient_dtype = gradient_dtype_};
     bucket.gradient_offsets[0] = slot_bytes_;
-    bucket.state_offset = layout_.state_elements;
+    bucket.state_offset = layout_.formats[format_].elements;
     bucket.first_part = static_cast<uint32_t>(layout_.parts.size());
     layout_.buckets.push_back(bucket);
   }
@@ -184,7 +194,8 @@ class Planner {
   void Place(uint32_t parameter, uint64_t elements) {
     Placement& placement = layout_.placements[parameter];
     placement.gradient_offsets[0] = slot_bytes_;
-    placement.state_offset = layout_.state_elements;
+    placement.format = format_;
+    placement.state_offset = layout_.formats[format_].elements;
     placement.first_bucket = static_cast<uint32_t>(layout_.buckets.size() - 1);
     while (elements > 0) {
       if (layout_.buckets.back().elements == bucket_capacity_) OpenBucket(parameter, elements);
@@ -193,7 +204,7 @@ class Planner {
       layout_.parts.push_back({parameter, taken});
       ++layout_.buckets.back().part_count;
       slot_bytes_ += taken * kernels::DTypeBytes(gradient_dtype_);
-      layout_.state_elements += taken;
+      layout_.formats[format_].elements += taken;
       elements -= taken;
     }
     placement.bucket_count = static_cast<uint32_t>(layout_.buckets.size() - placement.first_bucket);
@@ -210,7 +221,7 @@ class Planner {
   std::vector<uint64_t> bytes_before_;  // of gradients, by parameter: of those registered before it
   Layout layout_;
   uint64_t slot_bytes_ = 0;
-  uint32_t group_ = 0;
+  uint32_t format_ = 0, group_ = 0;
   kernels::DType dtype_ = kernels::DType::kBFloat16;
   kernels::DType gradient_dtype_ = kernels::DType::kBFloat16;
   uint64_t bucket_capacity_ = 0;  // elements, of the bucket that was opened last

@@ -26,7 +26,7 @@
 // No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
 // fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
 //
-// Each of the algorithm's state arrays is indexed by the element's position in the flat space, or by its block's; each
+// Each state array is indexed by the element's position in the flat space of its format, or by its block's; each
 // gradient slot holds the ranges one after the other, in their dtypes.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
 #define SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
@@ -56,6 +56,7 @@ inline constexpr uint64_t kMaxBuckets = 1u << 20;
 constexpr uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % kGradientSlots); }
 
 struct BucketLayout {
+  uint32_t format = 0;  // in Layout::formats
   uint32_t group = 0;
   uint32_t unit = 0;
   kernels::DType dtype = kernels::DType::kBFloat16;
@@ -74,6 +75,7 @@ struct BucketLayout {
 };
 
 struct Placement {
+  uint32_t format = 0;                                      // in Layout::formats
   uint64_t parameters_offset = 0;                           // bytes
   std::array<uint64_t, kGradientSlots> gradient_offsets{};  // bytes
   uint64_t state_offset = 0;                                // elements
@@ -91,6 +93,26 @@ struct Part {
 struct ArrayLayout {
   uint64_t offset = 0;
   kernels::StateArray array;
+};
+
+// How the state of some parameters is stored: as the arrays of one algorithm, each for the elements of those
+// parameters.
+struct StateFormat {
+  const kernels::Algorithm* algorithm = nullptr;
+  uint64_t elements = 0;
+  std::vector<ArrayLayout> arrays{};  // in the algorithm's order
+
+  // The byte of the state memory at which the entry of `array` for element `element` begins, the first of its block.
+  uint64_t Byte(size_t array, uint64_t element) const {
+    return arrays[array].offset + arrays[array].array.Bytes(element);
+  }
+
+  // What all arrays have for so many elements, in bytes.
+  uint64_t Bytes(uint64_t count) const {
+    uint64_t bytes = 0;
+    for (const ArrayLayout& layout : arrays) bytes += layout.array.Bytes(count);
+    return bytes;
+  }
 };
 
 // A parameter of an algorithm with stages, as MatrixView has it.
@@ -115,8 +137,8 @@ struct Layout {
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
-  uint64_t state_elements = 0;               // of each array
-  std::vector<ArrayLayout> state_arrays;     // in the algorithm's order
+  // That of `algorithm`, and behind it, if some parameters have their state in fp32, that of its in_fp32.
+  std::vector<StateFormat> formats;
   std::vector<ParameterRounding> roundings;  // one per parameter; none unless the algorithm rounds stochastically
   // Of algorithms with stages: the matrices, one per parameter, and where in the state memory directions and scratch of
   // one bucket lie, which all take in turn.
@@ -131,9 +153,14 @@ struct Layout {
     return std::span(parts).subspan(bucket.first_part, bucket.part_count);
   }
 
-  // The byte of the state memory at which the entry of `array` for element `element` begins, the first of its block.
-  uint64_t StateByte(size_t array, uint64_t element) const {
-    return state_arrays[array].offset + state_arrays[array].array.Bytes(element);
+  const StateFormat& FormatOf(const BucketLayout& bucket) const { return formats[bucket.format]; }
+  const StateFormat& FormatOf(const Placement& placement) const { return formats[placement.format]; }
+
+  // Of all formats, gaps included.
+  uint64_t state_elements() const {
+    uint64_t elements = 0;
+    for (const StateFormat& format : formats) elements += format.elements;
+    return elements;
   }
 
   // For state of `parameter` in a range that begins at element `state_element`; it may begin before the parameter.
@@ -141,13 +168,6 @@ struct Layout {
     const ParameterRounding& rounding = roundings[parameter];
     return {kernels::RoundingKey(seed, rounding.hash), &rounding.box,
             state_element - placements[parameter].state_offset};
-  }
-
-  // What all state arrays have for so many elements, in bytes.
-  uint64_t StateBytes(uint64_t elements) const {
-    uint64_t bytes = 0;
-    for (const ArrayLayout& layout : state_arrays) bytes += layout.array.Bytes(elements);
-    return bytes;
   }
 };
 

@@ -51,6 +51,13 @@ constexpr size_t kOldHeaderBytes = 256;  // before version 5
 
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Of an undo slot of any format.
+size_t SlotBytes(const Layout& layout) {
+  size_t bytes = 0;
+  for (const StateFormat& format : layout.formats) bytes = std::max(bytes, kernels::UndoSlotBytes(*format.algorithm));
+  return bytes;
+}
+
 // Where the parts of a record begin.
 struct Offsets {
   explicit Offsets(const Layout& layout)
@@ -59,7 +66,7 @@ struct Offsets {
         steps(scalars + RoundUp(layout.kept_steps * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
         absorbed(steps + RoundUp(layout.kept_steps * layout.placements.size() * sizeof(uint64_t))),
         slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
-        end(slots + kMaxWorkers * kernels::UndoSlotBytes(*layout.algorithm)) {}
+        end(slots + kMaxWorkers * SlotBytes(layout)) {}
   size_t terms, scalars, steps, absorbed, slots, end;
 };
 
@@ -97,7 +104,8 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       scalars_(At<double>(memory, Offsets(layout).scalars)),
       steps_(At<uint64_t>(memory, Offsets(layout).steps)),
       absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
-      slots_(memory + Offsets(layout).slots) {
+      slots_(memory + Offsets(layout).slots),
+      slot_bytes_(SlotBytes(layout)) {
   static_assert(sizeof(Header) == kOldHeaderBytes);
   SUPEROFFLOAD_CHECK(algorithm_->name.size() < sizeof(Header::algorithm), algorithm_->name);
   if (header_->magic != 0) return;

@@ -186,7 +186,7 @@ class Record {
     }
   }
   kernels::UndoSlot& slot(size_t worker) {
-    return *reinterpret_cast<kernels::UndoSlot*>(slots_ + worker * kernels::UndoSlotBytes(*algorithm_));
+    return *reinterpret_cast<kernels::UndoSlot*>(slots_ + worker * slot_bytes_);
   }
 
  private:
@@ -230,6 +230,7 @@ class Record {
   uint64_t* const steps_;
   uint64_t* const absorbed_;
   std::byte* const slots_;
+  const size_t slot_bytes_;
 };
 
 }  // namespace superoffload::engine

@@ -51,7 +51,8 @@ void RecoveryPass::RunChunk(size_t index, size_t worker) {
   if (platform_ != nullptr) return;  // nothing is left to do
   while (record_.absorbed(index) < record_.committed()) {
     const uint64_t t = record_.absorbed(index) + 1;
-    Absorb(index, t, 0, layout_.algorithm->best(), record_.BeginAbsorb(worker, index, t));
+    const kernels::Algorithm& algorithm = *layout_.FormatOf(BucketOf(index)).algorithm;
+    Absorb(index, t, 0, algorithm.best(), record_.BeginAbsorb(worker, index, t));
     record_.EndAbsorb(worker, index, t);
   }
 }
@@ -61,10 +62,11 @@ void RecoveryPass::Repair(const Record::Torn& torn) {
   const BucketLayout& bucket = BucketOf(torn.chunk);
   const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
   kernels::UndoSlot& slot = record_.slot(torn.worker);
-  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, *layout_.algorithm, chunk.state);
+  const kernels::Algorithm& algorithm = *layout_.FormatOf(bucket).algorithm;
+  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, algorithm, chunk.state);
   if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
   // Another instruction set may have cut it where no granule of this one begins.
-  Absorb(torn.chunk, torn.step, done, layout_.algorithm->scalar(), &slot);
+  Absorb(torn.chunk, torn.step, done, algorithm.scalar(), &slot);
   record_.EndAbsorb(torn.worker, torn.chunk, torn.step);
 }
 

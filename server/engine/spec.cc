@@ -82,6 +82,10 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
     elements *= extent;
   }
   if (absl::Status status = ValidateShard(parameter); !status.ok()) return status;
+  if (parameter.in_fp32 && algorithm.in_fp32 == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("state_in_float32 is set, and ", std::string(algorithm.name),
+                                                   " has no counterpart that keeps its state in fp32; leave it out"));
+  }
   if (algorithm.rounds_stochastically) {
     if (absl::Status status = ValidateRounding(parameter); !status.ok()) return status;
   }

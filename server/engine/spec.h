@@ -23,6 +23,7 @@ struct ParameterSpec {
   uint32_t unit = 0;                      // parameters of one unit are used together; no bucket holds two units
   std::vector<uint64_t> global_shape{};   // of the tensor that this is a shard of; empty: this is the whole tensor
   std::vector<uint64_t> global_offset{};  // of the shard's first element in it, per dimension
+  bool in_fp32 = false;                   // its state, by the algorithm's in_fp32
 };
 
 // Which part of a training run of several ranks an optimizer is.

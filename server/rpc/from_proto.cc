@@ -39,6 +39,7 @@ absl::StatusOr<engine::ParameterSpec> ToParameter(const v1::Parameter& proto, in
   parameter.unit = proto.unit();
   parameter.global_shape.assign(proto.global_shape().begin(), proto.global_shape().end());
   parameter.global_offset.assign(proto.global_offset().begin(), proto.global_offset().end());
+  parameter.in_fp32 = proto.state_in_float32();
   absl::StatusOr<DType> dtype = ToDType(proto.dtype(), field + ".dtype");
   if (!dtype.ok()) return dtype.status();
   parameter.dtype = parameter.gradient_dtype = *dtype;

@@ -1,7 +1,10 @@
 #include "server/rpc/plan_pages.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <numeric>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -60,6 +63,7 @@ void SetParameter(const engine::ParameterSpec& parameter, v1::Parameter* out) {
   out->set_unit(parameter.unit);
   out->mutable_global_shape()->Assign(parameter.global_shape.begin(), parameter.global_shape.end());
   out->mutable_global_offset()->Assign(parameter.global_offset.begin(), parameter.global_offset.end());
+  out->set_state_in_float32(parameter.in_fp32);
 }
 
 void SetPlacement(const engine::Placement& placement, v1::Placement* out) {
@@ -68,6 +72,7 @@ void SetPlacement(const engine::Placement& placement, v1::Placement* out) {
   out->set_state_offset(placement.state_offset);
   out->set_first_bucket(placement.first_bucket);
   out->set_bucket_count(placement.bucket_count);
+  out->set_format(placement.format);
 }
 
 void SetBucket(const engine::BucketLayout& bucket, v1::Bucket* out) {
@@ -78,6 +83,17 @@ void SetBucket(const engine::BucketLayout& bucket, v1::Bucket* out) {
   out->set_parameters_offset(bucket.parameters_offset);
   for (uint64_t offset : bucket.gradient_offsets) out->add_gradient_offsets(offset);
   out->set_state_offset(bucket.state_offset);
+  out->set_format(bucket.format);
+}
+
+void SetCodes(const kernels::Algorithm& algorithm, const kernels::BlockCodec& codec, v1::StateArray* out) {
+  std::array<uint8_t, 256> codes{};
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  std::array<float, codes.size()> values{};
+  const float scale = 1;
+  codec.decode(codes.size(), codes.data(), &scale, values.data());
+  out->mutable_codes()->Add(values.begin(), values.end());
+  out->set_scales(std::string(algorithm.arrays[codec.scales].name));
 }
 
 // What of the layout is no list of the model's parts.
@@ -85,14 +101,17 @@ void SetSizes(const engine::Layout& layout, v1::Layout* out) {
   out->set_parameters_bytes(layout.parameters_bytes);
   out->set_gradients_bytes(layout.gradients_bytes);
   out->set_state_bytes(layout.state_bytes);
-  out->set_state_elements(layout.state_elements);
-  for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
-    v1::StateArray* const proto = out->add_arrays();
-    const engine::ArrayLayout& laid_out = layout.state_arrays[array];
-    proto->set_name(std::string(laid_out.array.name));
-    proto->set_dtype(ToProto(laid_out.array.dtype));
-    proto->set_offset(laid_out.offset);
-    proto->set_elements_per_entry(laid_out.array.elements_per_entry);
+  out->set_state_elements(layout.state_elements());
+  for (uint32_t format = 0; format < layout.formats.size(); ++format) {
+    for (const engine::ArrayLayout& laid_out : layout.formats[format].arrays) {
+      v1::StateArray* const proto = out->add_arrays();
+      proto->set_format(format);
+      proto->set_name(std::string(laid_out.array.name));
+      proto->set_dtype(ToProto(laid_out.array.dtype));
+      proto->set_offset(laid_out.offset);
+      proto->set_elements_per_entry(laid_out.array.elements_per_entry);
+      if (laid_out.array.codec != nullptr) SetCodes(*layout.formats[format].algorithm, *laid_out.array.codec, proto);
+    }
   }
 }
 

@@ -264,7 +264,7 @@ grpc::Status OptimizerServiceImpl::RestoreOptimizer(grpc::ServerContext* context
   absl::StatusOr<CheckpointCalls::Restored> restored = checkpoints_.Restore(*context, *request);
   if (!restored.ok()) return ToGrpc(restored.status());
   *response = Show(*restored->optimizer);
-  response->set_blocks_encoded_again(restored->answer.blocks_encoded_again);
+  response->set_blocks_rounded(restored->answer.blocks_rounded);
   response->set_tensors_converted(restored->answer.tensors_converted);
   return grpc::Status::OK;
 }

@@ -111,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   NullObserver observer;
   const auto policy = static_cast<engine::SpeculationPolicy>(bytes.Next() % 3);
   engine::StepEngine engine(&layout, Spec().groups, memory.view(), policy, &pool, &observer);
-  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, layout.algorithm->best());
+  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, &kernels::Algorithm::best);
   Sink sink(buckets);
   engine.Attach(&sink);
 
@@ -208,10 +208,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   engine.Detach();
   Expect(engine.WaitSettled().ok(), "WaitSettled");
   Expect(engine.parameter_steps() == reference.steps(), "step counts");
-  for (const auto& [offset, array] : layout.state_arrays) {
-    Expect(std::memcmp(memory.state.data() + offset, reference.memory().state.data() + offset,
-                       array.Bytes(layout.state_elements)) == 0,
+  test::ForEachArray(layout, [&](const engine::StateFormat& format, size_t array) {
+    const uint64_t at = format.Byte(array, 0);
+    Expect(std::memcmp(memory.state.data() + at, reference.memory().state.data() + at,
+                       format.arrays[array].array.Bytes(format.elements)) == 0,
            "state");
-  }
+  });
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/algorithm.h"
+#include "server/engine/spec.h"
 
 namespace superoffload::test {
 
@@ -23,6 +24,13 @@ inline std::vector<const kernels::Algorithm*> EveryKindOfAlgorithm() {
     }
   }
   return kinds;
+}
+
+// Every third parameter keeps its state in fp32, where the algorithm has narrower state.
+inline void KeepSomeInFp32(engine::OptimizerSpec& spec) {
+  for (size_t i = 1; i < spec.parameters.size(); i += 3) {
+    spec.parameters[i].in_fp32 = spec.algorithm->in_fp32 != nullptr;
+  }
 }
 
 }  // namespace superoffload::test

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "superoffload/superoffload.h"
 #include "superoffload/v1/optimizer.pb.h"
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
@@ -62,6 +63,7 @@ inline engine::OptimizerSpec Spec(const Dtypes& dtypes,
                                .group = static_cast<uint32_t>(i % 2)});
   }
   spec.bucket_bytes = 8192;
+  KeepSomeInFp32(spec);
   return spec;
 }
 
@@ -79,6 +81,7 @@ inline v1::CreateOptimizerRequest Request(const engine::OptimizerSpec& spec, v1:
     added->set_dtype(ToProto(parameter.dtype));
     added->set_gradient_dtype(ToProto(parameter.gradient_dtype));
     added->set_group(parameter.group);
+    added->set_state_in_float32(parameter.in_fp32);
   }
   return request;
 }
@@ -141,10 +144,9 @@ class ExactTraining {
                   BytesOf(i, dtypes_.parameters));
       kernels::kScalarElementKernels.widen(
           ElementCount(spec_.parameters[i]), {ParameterBytes(i), dtypes_.parameters},
-          reinterpret_cast<float*>(mirror_.state.data() + layout_.state_arrays[0].offset) + place.state_offset);
+          reinterpret_cast<float*>(mirror_.state.data() + layout_.FormatOf(place).Byte(0, place.state_offset)));
     }
-    reference_ =
-        std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups, spec_.algorithm->scalar());
+    reference_ = std::make_unique<SequentialOptimizer>(layout_, mirror_.view(), spec_.groups);
   }
 
   // Two accumulated micro-batches per step, in the gradient's dtype, as a trainer adds them.

@@ -29,11 +29,21 @@ struct Memory {
   std::vector<kernels::UndoSlot> record_bytes;  // aligned as a record is
 };
 
+// Calls visit(format, index of the array) for the state arrays of all formats.
+template <typename Visit>
+void ForEachArray(const engine::Layout& layout, Visit visit) {
+  for (const engine::StateFormat& format : layout.formats) {
+    for (size_t array = 0; array < format.arrays.size(); ++array) visit(format, array);
+  }
+}
+
 // One pass per step after the verdict, no pending gradients, one thread.
 class SequentialOptimizer {
  public:
+  using Kernels = const kernels::AlgorithmKernels& (kernels::Algorithm::*)() const;
+
   SequentialOptimizer(const engine::Layout& layout, const engine::OptimizerMemory& initial,
-                      std::vector<engine::Scalars> groups, const kernels::AlgorithmKernels& kernels)
+                      std::vector<engine::Scalars> groups, Kernels kernels = &kernels::Algorithm::scalar)
       : layout_(layout),
         memory_(layout),
         groups_(std::move(groups)),
@@ -71,9 +81,10 @@ class SequentialOptimizer {
       ForEachRun(bucket, [&](uint32_t parameter, size_t chunk, size_t first, size_t end) {
         if (is_absent(parameter)) return;
         const engine::ChunkView view = engine::ViewChunk(layout_, memory_.view(), bucket, chunk);
-        kernels_.plain(first, end, engine::StateOf(layout_, view, parameter, seed_),
-                       layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
-                       Gradient(bucket, gradients, slot, chunk), view.parameters);
+        (Real(*layout_.FormatOf(bucket).algorithm).*kernels_)().plain(
+            first, end, engine::StateOf(layout_, view, parameter, seed_),
+            layout_.algorithm->make_constants(groups_[bucket.group].data(), steps_[parameter], scale * clip),
+            Gradient(bucket, gradients, slot, chunk), view.parameters);
       });
     }
     return clip < 1 ? engine::Verdict::kClip : engine::Verdict::kCommit;
@@ -86,14 +97,18 @@ class SequentialOptimizer {
   void set_steps(std::vector<uint64_t> steps) { steps_ = std::move(steps); }  // those that `initial` holds
 
  private:
+  // A layout's algorithm may be one that dies.
+  static const kernels::Algorithm& Real(const kernels::Algorithm& algorithm) {
+    return *kernels::FindAlgorithm(algorithm.name);
+  }
+
   // The directions of the bucket's matrices, stage by stage.
   void Prepare(const engine::BucketLayout& bucket, const std::byte* gradients, uint32_t slot, double scale,
                const std::vector<bool>& absent) {
     engine::OptimizerMemory memory = memory_.view();
     memory.gradients = const_cast<std::byte*>(gradients);
     const engine::BucketMatrices matrices(layout_, memory, bucket);
-    // A layout's algorithm may be one that dies.
-    const kernels::MatrixStages& stages = *kernels::FindAlgorithm(layout_.algorithm->name)->stages;
+    const kernels::MatrixStages& stages = *Real(*layout_.algorithm).stages;
     for (size_t stage = 0; stage < stages.count; ++stage) {
       for (size_t i = 0; i < matrices.tasks(); ++i) {
         const engine::BucketMatrices::Task& task = matrices.task(i);
@@ -131,7 +146,7 @@ class SequentialOptimizer {
   const engine::Layout& layout_;
   Memory memory_;
   std::vector<engine::Scalars> groups_;
-  const kernels::AlgorithmKernels& kernels_;
+  const Kernels kernels_;
   std::vector<uint64_t> steps_;  // by parameter: those in which it had a gradient
   double norm_ = 0;
   uint64_t seed_ = 0;

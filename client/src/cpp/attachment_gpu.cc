@@ -29,7 +29,9 @@ absl::Status Attachment::GiveGpu(const v1::Optimizer& optimizer, uint32_t next_s
     for (const v1::Scalar& scalar : group.scalars()) scalars.push_back(scalar.value());
   }
   std::vector<uint64_t> array_offsets;
-  for (const v1::StateArray& array : optimizer.layout().arrays()) array_offsets.push_back(array.offset());
+  for (const v1::StateArray& array : optimizer.layout().arrays()) {
+    if (array.format() == 0) array_offsets.push_back(array.offset());
+  }
   const superoffload_gpu_options options{
       .ordinal = gpu_->ordinal,
       .mover = gpu_->mover,

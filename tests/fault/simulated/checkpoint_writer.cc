@@ -57,10 +57,11 @@ void CheckpointWriter::Claim(uint64_t number) {
 void CheckpointWriter::Save(uint64_t number, uint32_t bucket) {
   ground_.log.Add("checkpoint", "saves bucket", bucket);
   const engine::BucketLayout& place = ground_.layout.buckets[bucket];
-  for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
-    const uint64_t at = ground_.layout.StateByte(array, place.state_offset);
+  const engine::StateFormat& format = ground_.layout.FormatOf(place);
+  for (size_t array = 0; array < format.arrays.size(); ++array) {
+    const uint64_t at = format.Byte(array, place.state_offset);
     std::memcpy(writing_->state.data() + at, ground_.memory.state.data() + at,
-                ground_.layout.state_arrays[array].array.Bytes(place.elements));
+                format.arrays[array].array.Bytes(place.elements));
   }
   ++saved_;
   --claimed_;

@@ -142,6 +142,10 @@ const Algorithm& Make() {
     Algorithm copy = *kernels::Algorithms()[kIndex];
     copy.supported = []() -> const std::vector<const AlgorithmKernels*>& { return supported; };
     if (real_stages != nullptr) copy.stages = &stages;
+    if (copy.in_fp32 != nullptr) {
+      copy.in_fp32 =
+          &MortalAlgorithm(std::ranges::find(kernels::Algorithms(), copy.in_fp32) - kernels::Algorithms().begin());
+    }
     return copy;
   }();
   return algorithm;

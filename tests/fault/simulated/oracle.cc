@@ -20,13 +20,11 @@ Oracle::Oracle(Ground* ground, const std::vector<std::byte>& parameters)
 }
 
 float* Oracle::Masters(test::Memory& memory, const engine::BucketLayout& bucket) const {
-  return reinterpret_cast<float*>(memory.state.data() + ground_.layout.StateByte(0, bucket.state_offset));
+  return reinterpret_cast<float*>(memory.state.data() + ground_.layout.FormatOf(bucket).Byte(0, bucket.state_offset));
 }
 
 void Oracle::Reset(test::Memory& initial, std::vector<uint64_t> steps) {
-  // The real algorithm's kernels: those of the run may be killed.
-  optimizer_.emplace(ground_.layout, initial.view(), groups_,
-                     kernels::FindAlgorithm(ground_.layout.algorithm->name)->scalar());
+  optimizer_.emplace(ground_.layout, initial.view(), groups_);
   optimizer_->set_steps(std::move(steps));
   Keep();
 }
@@ -94,11 +92,13 @@ void Oracle::CheckParameters(const std::vector<std::byte>& parameters, const cha
 
 const char* Oracle::Compare(const Moment& moment, const std::vector<std::byte>& state,
                             const std::vector<uint64_t>& parameter_steps) const {
-  for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
-    const uint64_t at = ground_.layout.StateByte(array, 0);
-    const uint64_t bytes = ground_.layout.state_arrays[array].array.Bytes(ground_.layout.state_elements);
-    if (std::memcmp(state.data() + at, moment.state.data() + at, bytes) != 0) return array == 0 ? "masters" : "moments";
-  }
+  const char* differing = nullptr;
+  test::ForEachArray(ground_.layout, [&](const engine::StateFormat& format, size_t array) {
+    const uint64_t at = format.Byte(array, 0), bytes = format.arrays[array].array.Bytes(format.elements);
+    if (differing != nullptr || std::memcmp(state.data() + at, moment.state.data() + at, bytes) == 0) return;
+    differing = array == 0 ? "masters" : "moments";
+  });
+  if (differing != nullptr) return differing;
   return parameter_steps == moment.parameter_steps ? nullptr : "the parameters' steps";
 }
 

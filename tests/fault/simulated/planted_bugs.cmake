@@ -26,6 +26,8 @@ plant_bug(rounding_that_depends_on_the_thread server/engine/bucket_pass.cc 500
   "segment.parameter, record_->seed()" "segment.parameter, record_->seed() + worker")
 plant_bug(recovery_rounds_as_another_parameter server/engine/recovery.cc 500
   "segment.parameter, record_.seed()" "0, record_.seed()")
+plant_bug(repaired_by_the_algorithm_of_another_format server/engine/recovery.cc 500
+  "algorithm = *layout_.FormatOf(bucket).algorithm" "algorithm = *layout_.algorithm")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  gradient_scale_[t] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  gradient_scale_[t] = values.gradient_scale;")

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/fault/simulated/mortal_algorithm.h"
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/scalars.h"
 
 namespace superoffload::faults {
@@ -17,6 +18,16 @@ using kernels::DType;
 // Of the seeds have buckets of several chunks, which matter most to algorithms that update whole matrices.
 constexpr double kLarge = 0.02, kLargeMatrices = 0.2;
 
+// Those with stages are few, and have rules of their own.
+size_t ChooseAlgorithm(RandomSource& random) {
+  constexpr double kStages = 0.1;
+  const auto algorithms = kernels::Algorithms();
+  if (!random.Chance(kStages)) return random.Below(algorithms.size());
+  const auto found =
+      std::ranges::find_if(algorithms, [](const auto* algorithm) { return algorithm->stages != nullptr; });
+  return static_cast<size_t>(found - algorithms.begin());
+}
+
 engine::OptimizerSpec MakeSpec(RandomSource& random) {
   static constexpr std::array<std::pair<DType, DType>, 5> kDtypes = {{{DType::kBFloat16, DType::kBFloat16},
                                                                       {DType::kBFloat16, DType::kFloat32},
@@ -24,7 +35,7 @@ engine::OptimizerSpec MakeSpec(RandomSource& random) {
                                                                       {DType::kFloat16, DType::kFloat32},
                                                                       {DType::kFloat32, DType::kFloat32}}};
   engine::OptimizerSpec spec;
-  spec.algorithm = &MortalAlgorithm(random.Below(kernels::Algorithms().size()));
+  spec.algorithm = &MortalAlgorithm(ChooseAlgorithm(random));
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
   const auto [dtype, gradient_dtype] = kDtypes[random.Below(kDtypes.size())];
@@ -42,6 +53,7 @@ engine::OptimizerSpec MakeSpec(RandomSource& random) {
                                .global_shape = {},
                                .global_offset = {}});
   }
+  if (random.Chance(0.3)) test::KeepSomeInFp32(spec);
   return spec;
 }
 

@@ -118,10 +118,11 @@ void SimulatedDaemon::Agree(const Wish& wish) {
 void SimulatedDaemon::Load(const Wish& wish, uint32_t bucket) {
   if (bucket < ground_.buckets() && !ground_.random.Chance(0.02)) {
     const engine::BucketLayout& place = ground_.layout.buckets[bucket];
-    for (size_t array = 0; array < ground_.layout.state_arrays.size(); ++array) {
-      const uint64_t at = ground_.layout.StateByte(array, place.state_offset);
+    const engine::StateFormat& format = ground_.layout.FormatOf(place);
+    for (size_t array = 0; array < format.arrays.size(); ++array) {
+      const uint64_t at = format.Byte(array, place.state_offset);
       std::memcpy(ground_.memory.state.data() + at, wish.restore->state.data() + at,
-                  ground_.layout.state_arrays[array].array.Bytes(place.elements));
+                  format.arrays[array].array.Bytes(place.elements));
     }
     return After([this, wish, bucket] { Load(wish, bucket + 1); });
   }

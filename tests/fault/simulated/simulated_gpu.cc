@@ -65,7 +65,7 @@ struct GpuOptions {
                                        .reserved = 0},
                                       &model));
     for (const engine::Scalars& group : start.groups) scalars.insert(scalars.end(), group.begin(), group.end());
-    for (const engine::ArrayLayout& array : ground.layout.state_arrays) array_offsets.push_back(array.offset);
+    for (const engine::ArrayLayout& array : ground.layout.formats[0].arrays) array_offsets.push_back(array.offset);
     options.array_count = static_cast<uint32_t>(array_offsets.size());
     options.algorithm = algorithm.c_str();
     options.scalars = scalars.data();

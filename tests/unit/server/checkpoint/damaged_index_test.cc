@@ -68,9 +68,9 @@ class DamagedIndexTest : public ::testing::Test {
     const engine::Layout& layout = optimizer.layout();
     std::string state;
     for (size_t i = 0; i < layout.placements.size(); ++i) {
-      for (size_t array = 0; array < layout.state_arrays.size(); ++array) {
+      for (size_t array = 0; array < layout.formats[0].arrays.size(); ++array) {
         const std::byte* const first =
-            optimizer.memory().state.data() + layout.StateByte(array, layout.placements[i].state_offset);
+            optimizer.memory().state.data() + layout.formats[0].Byte(array, layout.placements[i].state_offset);
         state.append(reinterpret_cast<const char*>(first),
                      engine::ElementCount(optimizer.spec().parameters[i]) * sizeof(float));
       }

@@ -48,7 +48,7 @@ class LayoutsTest : public ::testing::Test {
   static float* State(const HostedOptimizer& optimizer, size_t array, size_t parameter) {
     const engine::Layout& layout = optimizer.layout();
     return reinterpret_cast<float*>(optimizer.memory().state.data() +
-                                    layout.StateByte(array, layout.placements[parameter].state_offset));
+                                    layout.formats[0].Byte(array, layout.placements[parameter].state_offset));
   }
 
   // Of each parameter's elements, array after array.
@@ -56,7 +56,7 @@ class LayoutsTest : public ::testing::Test {
     std::vector<std::vector<float>> all;
     for (size_t i = 0; i < optimizer.spec().parameters.size(); ++i) {
       std::vector<float>& elements = all.emplace_back();
-      for (size_t array = 0; array < optimizer.layout().state_arrays.size(); ++array) {
+      for (size_t array = 0; array < optimizer.layout().formats[0].arrays.size(); ++array) {
         const float* const first = State(optimizer, array, i);
         elements.insert(elements.end(), first, first + engine::ElementCount(optimizer.spec().parameters[i]));
       }
@@ -72,7 +72,7 @@ class LayoutsTest : public ::testing::Test {
       float value = 0;
       for (size_t i = 0; i < optimizer.spec().parameters.size(); ++i) {
         const uint64_t elements = engine::ElementCount(optimizer.spec().parameters[i]);
-        for (size_t array = 0; array < optimizer.layout().state_arrays.size(); ++array) {
+        for (size_t array = 0; array < optimizer.layout().formats[0].arrays.size(); ++array) {
           for (uint64_t j = 0; j < elements; ++j) State(optimizer, array, i)[j] = value += 0.25f;
         }
       }
@@ -97,7 +97,7 @@ TEST_F(LayoutsTest, ACheckpointOfOneLayoutIsRestoredIntoAnother) {
     const OptimizerPtr from = back ? *house_.table.Get(FakeHouse::User(::geteuid()), "newer") : older;
     const OptimizerPtr to =
         back ? Create("older-again", engine::kOldestLayoutVersion, 4096) : Create("newer", engine::kLayoutVersion, 0);
-    EXPECT_NE(from->layout().state_elements, to->layout().state_elements);
+    EXPECT_NE(from->layout().state_elements(), to->layout().state_elements());
     const std::string path = directory_ + (back ? "/back" : "/forth");
     const std::atomic<bool> cancelled = false;
     Progress progress;

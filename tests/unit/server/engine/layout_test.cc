@@ -194,7 +194,7 @@ TEST(LayoutTest, AnUnknownVersionIsRefused) {
 std::vector<float> TrainedMasters(OptimizerSpec spec) {
   const Layout layout = *PlanLayout(spec);
   test::Memory memory(layout);
-  test::SequentialOptimizer optimizer(layout, memory.view(), spec.groups, spec.algorithm->scalar());
+  test::SequentialOptimizer optimizer(layout, memory.view(), spec.groups);
   std::minstd_rand random(1);
   for (int step = 1; step <= 6; ++step) {
     for (size_t i = 0; i < spec.parameters.size(); ++i) {
@@ -209,8 +209,8 @@ std::vector<float> TrainedMasters(OptimizerSpec spec) {
   }
   std::vector<float> masters;
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
-    const auto* const first = reinterpret_cast<const float*>(optimizer.memory().state.data() +
-                                                             layout.StateByte(0, layout.placements[i].state_offset));
+    const auto* const first = reinterpret_cast<const float*>(
+        optimizer.memory().state.data() + layout.formats[0].Byte(0, layout.placements[i].state_offset));
     masters.insert(masters.end(), first, first + ElementCount(spec.parameters[i]));
   }
   return masters;
@@ -237,11 +237,11 @@ TEST(LayoutTest, EveryStateArrayHasItsOwnDtype) {
   spec.algorithm = &algorithm;
   const absl::StatusOr<Layout> layout = PlanLayout(spec);
   ASSERT_TRUE(layout.ok()) << layout.status();
-  ASSERT_EQ(layout->state_arrays.size(), 3u);
-  EXPECT_GE(layout->state_arrays[1].offset, layout->StateByte(0, layout->state_elements));
-  EXPECT_GE(layout->state_arrays[2].offset, layout->StateByte(1, layout->state_elements));
-  EXPECT_EQ(layout->StateByte(1, 10) - layout->StateByte(1, 0), 20u);
-  EXPECT_GE(layout->state_bytes, layout->StateByte(2, layout->state_elements));
+  ASSERT_EQ(layout->formats[0].arrays.size(), 3u);
+  EXPECT_GE(layout->formats[0].arrays[1].offset, layout->formats[0].Byte(0, layout->state_elements()));
+  EXPECT_GE(layout->formats[0].arrays[2].offset, layout->formats[0].Byte(1, layout->state_elements()));
+  EXPECT_EQ(layout->formats[0].Byte(1, 10) - layout->formats[0].Byte(1, 0), 20u);
+  EXPECT_GE(layout->state_bytes, layout->formats[0].Byte(2, layout->state_elements()));
 }
 
 // However a range begins, what it is rounded with is counted from each parameter's own first element.
@@ -300,7 +300,7 @@ TEST(LayoutTest, RandomPlansNeverOverlap) {
     const absl::StatusOr<Layout> layout = PlanLayout(spec);
     ASSERT_TRUE(layout.ok()) << layout.status();
     std::vector<char> parameters(layout->parameters_bytes), gradients(layout->gradients_bytes);
-    std::vector<char> state(layout->state_elements);
+    std::vector<char> state(layout->state_elements());
     const auto take = [](std::vector<char>& region, uint64_t first, uint64_t bytes) {
       ASSERT_LE(first + bytes, region.size());
       for (uint64_t i = first; i < first + bytes; ++i) ASSERT_EQ(region[i]++, 0);

@@ -51,6 +51,7 @@ OptimizerSpec TestSpec(DType dtype, DType gradient_dtype,
                                .group = static_cast<uint32_t>(i % 2)});
   }
   spec.bucket_bytes = 8192;
+  test::KeepSomeInFp32(spec);
   return spec;
 }
 
@@ -151,7 +152,8 @@ class TrainingRun {
       }
     }
     EXPECT_TRUE(engine_.WaitPushed().ok());
-    reference_ = std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups, spec_.algorithm->best());
+    reference_ =
+        std::make_unique<SequentialOptimizer>(layout_, memory_.view(), spec_.groups, &kernels::Algorithm::best);
     engine_.Attach(&sink_);
   }
 
@@ -172,12 +174,7 @@ class TrainingRun {
     const StepStatistics statistics = engine_.statistics();
     EXPECT_EQ(statistics.step, step_);
     EXPECT_EQ(engine_.parameter_steps(), reference_->steps());
-    for (const auto& [offset, array] : layout_.state_arrays) {
-      EXPECT_EQ(std::memcmp(memory_.state.data() + offset, reference_->memory().state.data() + offset,
-                            array.Bytes(layout_.state_elements)),
-                0)
-          << "state at " << offset;
-    }
+    EXPECT_EQ(Hashes(memory_.state), Hashes(reference_->memory().state));
     engine_.Detach();
   }
 
@@ -185,17 +182,19 @@ class TrainingRun {
   size_t snapshots() const { return snapshots_.size(); }
 
  private:
-  // Of one array of the state.
-  size_t Hash(const std::vector<std::byte>& state, size_t array) const {
-    return std::hash<std::string_view>()(
-        {reinterpret_cast<const char*>(state.data() + layout_.state_arrays[array].offset),
-         layout_.state_arrays[array].array.Bytes(layout_.state_elements)});
+  // Of the arrays of the state.
+  std::vector<size_t> Hashes(const std::vector<std::byte>& state) const {
+    std::vector<size_t> hashes;
+    test::ForEachArray(layout_, [&](const StateFormat& format, size_t array) {
+      hashes.push_back(
+          std::hash<std::string_view>()({reinterpret_cast<const char*>(state.data() + format.Byte(array, 0)),
+                                         format.arrays[array].array.Bytes(format.elements)}));
+    });
+    return hashes;
   }
 
   void KeepReferenceHash() {
-    for (size_t array = 0; array < layout_.state_arrays.size(); ++array) {
-      reference_hashes_[engine_.statistics().committed_steps][array] = Hash(reference_->memory().state, array);
-    }
+    reference_hashes_[engine_.statistics().committed_steps] = Hashes(reference_->memory().state);
   }
 
   void TakeSnapshots() {
@@ -211,9 +210,10 @@ class TrainingRun {
       while (const std::optional<uint32_t> bucket = engine_.ClaimSnapshotBucket()) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
         const BucketLayout& b = layout_.buckets[*bucket];
-        for (const auto& [offset, array] : layout_.state_arrays) {
-          const uint64_t at = offset + array.Bytes(b.state_offset);
-          std::memcpy(saved.data() + at, memory_.state.data() + at, array.Bytes(b.elements));
+        const StateFormat& format = layout_.FormatOf(b);
+        for (size_t array = 0; array < format.arrays.size(); ++array) {
+          const uint64_t at = format.Byte(array, b.state_offset);
+          std::memcpy(saved.data() + at, memory_.state.data() + at, format.arrays[array].array.Bytes(b.elements));
         }
         engine_.BucketSaved(*bucket);
       }
@@ -225,10 +225,7 @@ class TrainingRun {
 
   void CompareSnapshots() const {
     for (const auto& [committed_steps, saved] : snapshots_) {
-      for (size_t array = 0; array < layout_.state_arrays.size(); ++array) {
-        EXPECT_EQ(Hash(saved, array), reference_hashes_.at(committed_steps)[array])
-            << "array " << array << " of the snapshot of step " << committed_steps;
-      }
+      EXPECT_EQ(Hashes(saved), reference_hashes_.at(committed_steps)) << "snapshot of step " << committed_steps;
     }
   }
 
@@ -351,8 +348,7 @@ class TrainingRun {
   std::unique_ptr<SequentialOptimizer> reference_;
   uint64_t step_ = 0;
   std::atomic<bool> stop_saving_{false};
-  std::map<uint64_t, std::array<size_t, kernels::kMaxStateArrays>>
-      reference_hashes_;  // of the state, by committed steps
+  std::map<uint64_t, std::vector<size_t>> reference_hashes_;  // of the state, by committed steps
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> snapshots_;
 };
 
@@ -573,8 +569,8 @@ TEST_F(StepEngineTest, ARestoredStateIsPublishedAndACutOffOneIsKnown) {
     ExpectError(successor.CheckComplete(), absl::StatusCode::kDataLoss, "cut off");
   }
   const auto load = [this] {
-    float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_arrays[0].offset);
-    std::fill_n(masters, layout_.state_elements, 0.5f);
+    float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.formats[0].Byte(0, 0));
+    std::fill_n(masters, layout_.state_elements(), 0.5f);
     return absl::OkStatus();
   };
   ASSERT_TRUE(engine_.WaitRestored(moment, load).ok());
@@ -627,9 +623,9 @@ TEST_F(StepEngineTest, APushThatWasCutOffIsFinishedAndChangesNoParameter) {
   std::fill(memory_.parameters.begin(), memory_.parameters.end(), std::byte{0x3f});
   ASSERT_TRUE(engine_.WaitPushed().ok());
   engine_.Detach();
-  float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.state_arrays[0].offset);
-  const std::vector<float> pushed(masters, masters + layout_.state_elements);
-  std::fill_n(masters, layout_.state_elements / 2, 0.0f);  // those that the push had not come to
+  float* const masters = reinterpret_cast<float*>(memory_.state.data() + layout_.formats[0].Byte(0, 0));
+  const std::vector<float> pushed(masters, masters + layout_.state_elements());
+  std::fill_n(masters, layout_.state_elements() / 2, 0.0f);  // those that the push had not come to
   Record(memory_.view().record, layout_).BeginPush();
   StepEngine successor(&layout_, spec_.groups, memory_.view(), SpeculationPolicy::kAlways, &pool_, &observer_);
   EXPECT_TRUE(successor.CheckComplete().ok());

@@ -158,7 +158,7 @@ TEST_P(StepRunTest, TheTotalDecides) {
   // The same, by a rank that trains alone with that coefficient as its scale.
   test::Memory plain(layout_);
   std::memcpy(plain.gradients.data(), memory_.gradients.data(), plain.gradients.size());
-  test::SequentialOptimizer reference(layout_, plain.view(), spec_.groups, spec_.algorithm->scalar());
+  test::SequentialOptimizer reference(layout_, plain.view(), spec_.groups);
   reference.Step(plain.gradients.data(), 0, verdict.clip_coefficient, 0);
   EXPECT_EQ(std::memcmp(clipped.data(), reference.memory().state.data(), layout_.state_bytes), 0);
 

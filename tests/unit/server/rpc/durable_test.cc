@@ -52,10 +52,10 @@ TEST(DurableTest, AnOptimizerKeepsTheLayoutOfTheDaemonThatMadeIt) {
   *request.add_parameters() = request.parameters(0);
   request.mutable_parameters(1)->set_name("v");
   engine::OptimizerSpec spec = *ToSpec(request);
-  const uint64_t present = engine::PlanLayout(spec)->state_elements;
+  const uint64_t present = engine::PlanLayout(spec)->state_elements();
   spec.layout_version = 3;
   const engine::Layout layout = *engine::PlanLayout(spec);
-  ASSERT_LT(layout.state_elements, present);
+  ASSERT_LT(layout.state_elements(), present);
   v1::DurableOptimizer durable;
   durable.set_uid(1001);
   *durable.mutable_request() = request;
@@ -69,7 +69,7 @@ TEST(DurableTest, AnOptimizerKeepsTheLayoutOfTheDaemonThatMadeIt) {
   const absl::Status status = Adopt(house.table, scheduler, {1001, "o"}, std::move(fds));
   ASSERT_TRUE(status.ok()) << status;
   const optimizer::OptimizerPtr adopted = *house.table.Get(optimizer::FakeHouse::User(1001), "o");
-  EXPECT_EQ(adopted->layout().state_elements, layout.state_elements);
+  EXPECT_EQ(adopted->layout().state_elements(), layout.state_elements());
   EXPECT_EQ(adopted->record_version(), 3u);
   ASSERT_TRUE(RememberPolicies(*adopted, WithLease(60, 0)).ok());
   EXPECT_EQ(ReadDurable(adopted->memory())->record_version(), 3u);

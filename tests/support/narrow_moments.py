@@ -1,6 +1,6 @@
-"""AdamW and Lion with moments in bf16, element by element in torch and NumPy.
+"""AdamW and Lion with moments in bf16 or 8 bits, element by element in torch and NumPy.
 
-Run as a module it is one rank of a run on gloo: python -m tests.support.bfloat16_moments STORE RANK RANKS OUT
+Run as a module it is one rank of a run on gloo: python -m tests.support.narrow_moments STORE RANK RANKS OUT
 SCENARIO...; each scenario is a JSON object of arguments of `train`, and OUT gets a list of what it returned.
 """
 
@@ -57,13 +57,52 @@ def rounded(values: torch.Tensor, bits: np.ndarray | None) -> torch.Tensor:
     return halves.view(torch.bfloat16).view(values.shape)
 
 
-class Formula(torch.optim.Optimizer):
-    """kernels/adam/adam.h and kernels/lion/lion.h, with moments in bf16; parameters are named."""
+def code_values(signed: bool) -> np.ndarray:
+    """What the codes of kernels/codes/dynamic_code.h stand for under scale 1, by code."""
+    f, extra, one = np.float32, 0 if signed else 1, 128 if signed else 1
+    powers = [f(10.0 ** (decade - 6)) for decade in range(7)]
+    values = np.zeros(256, np.float32)
+    for magnitude in range(1 << extra, 128 << extra):
+        decade = magnitude.bit_length() - 1
+        mantissa, half = f(magnitude / (1 << decade)), f(f(0.9) / f(1 << (decade + 1)))
+        fused = f(np.float64(f(0.9)) * np.float64(mantissa) + np.float64(half - f(0.8)))
+        values[magnitude] = fused * powers[decade - extra]
+    if signed:
+        values[129:] = -values[1:128]
+    values[one] = 1
+    return values
 
-    def __init__(self, named, kind: str, rounding: str, seed: int = 0, lr: float = 1e-2) -> None:
+
+def in_8_bits(values: torch.Tensor, signed: bool) -> torch.Tensor:
+    """What is left of ``values`` when they are kept as codes, in blocks of 256."""
+    known = code_values(signed)
+    order = np.argsort(known)
+    flat = values.numpy().reshape(-1)
+    blocks = np.pad(flat, (0, -flat.size % 256)).reshape(-1, 256)
+    largest, least = blocks.max(1).clip(min=0), blocks.min(1).clip(max=0)
+    scales = np.where(largest >= -least, largest, least)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(scales == 0, 0, blocks * (np.float32(1) / scales))
+    between = (known[order][1:].astype(np.float64) + known[order][:-1]) / 2  # as many are nearest to one as below
+    if not signed:
+        between[0] = 0  # what is not 0 becomes no 0
+    places = np.searchsorted(between, relative.astype(np.float64), side="right" if signed else "left")
+    found = known[order][places] * scales
+    return torch.from_numpy(found.astype(np.float32).reshape(-1)[: flat.size]).view(values.shape)
+
+
+class Formula(torch.optim.Optimizer):
+    """kernels/adam/adam.h and kernels/lion/lion.h, with narrow moments; parameters are named.
+
+    ``rounding``: of bf16; None: moments are in 8 bits, but those of parameters that ``in_float32`` names.
+    """
+
+    def __init__(
+        self, named, kind: str, rounding: str | None, seed: int = 0, lr: float = 1e-2, in_float32: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(named, {"lr": lr})
         self._update = getattr(self, f"_{kind.lower()}")
-        self._stochastic, self._seed = rounding == "stochastic", seed
+        self._rounding, self._seed, self._in_float32 = rounding, seed, in_float32
 
     @torch.no_grad()
     def step(self) -> None:
@@ -75,8 +114,13 @@ class Formula(torch.optim.Optimizer):
                 state["step"] = state.get("step", 0) + 1
                 moments = self._update(p, group["lr"], state["step"], lambda key, s=state, p=p: self._moment(s, key, p))
                 for array, (key, value) in enumerate(moments.items(), start=1):
-                    bits = random_bits(self._seed, name, state["step"], p.numel(), array) if self._stochastic else None
-                    state[key] = rounded(value, bits)
+                    state[key] = self._kept(name, state["step"], array, value)
+
+    def _kept(self, name: str, step: int, array: int, value: torch.Tensor) -> torch.Tensor:
+        if self._rounding is None:
+            return value if name in self._in_float32 else in_8_bits(value, signed=array == 1)
+        stochastic = self._rounding == "stochastic"
+        return rounded(value, random_bits(self._seed, name, step, value.numel(), array) if stochastic else None)
 
     @staticmethod
     def _moment(state: dict, key: str, p: torch.Tensor) -> torch.Tensor:
@@ -101,9 +145,9 @@ class Formula(torch.optim.Optimizer):
         return {"exp_avg": fma(f(0.99), m, f(1 - 0.99) * p.grad)}
 
 
-def model() -> torch.nn.Sequential:
+def model(hidden: int = 90) -> torch.nn.Sequential:
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(40, 90), torch.nn.Tanh(), torch.nn.Linear(90, 7))
+    return torch.nn.Sequential(torch.nn.Linear(40, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 7))
 
 
 def backward(module: torch.nn.Module, step: int) -> None:
@@ -123,6 +167,8 @@ def train(
     rank: int,
     *,
     name: str,
+    hidden: int = 90,
+    eight_bits: bool = False,
     first: int = 0,
     steps: int,
     shards: bool = True,
@@ -135,20 +181,17 @@ def train(
 
     ``shards``: by fully_shard; else all ranks have the model, and the same gradients.
     """
-    module = model()
+    module = model(hidden)
     options = {} if shards else {"replicas": True}
     if shards:
         torch.distributed.fsdp.fully_shard(module)
     try:
-        optimizer = superoffload.torch.AdamW(
-            module.named_parameters(),
-            lr=1e-2,
-            name=name,
-            restore=restore,
-            state_dtype=torch.bfloat16,
-            seed=rank if seeds_differ else seed,
-            **options,
-        )
+        common = {"lr": 1e-2, "name": name, "restore": restore, **options}
+        if eight_bits:
+            optimizer = superoffload.torch.AdamW8bit(module.named_parameters(), **common)
+        else:
+            options = {"state_dtype": torch.bfloat16, "seed": rank if seeds_differ else seed}
+            optimizer = superoffload.torch.AdamW(module.named_parameters(), **common, **options)
     except superoffload.Error as error:
         return str(error)
     for step in range(first, steps):
