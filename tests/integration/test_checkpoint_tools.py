@@ -33,8 +33,8 @@ def build(tied):
     return transformers.LlamaForCausalLM(config)
 
 
-def trained(daemon, model, directory, name="run"):
-    optimizer = superoffload.torch.AdamW(model.named_parameters(), lr=1e-2, endpoint=daemon.endpoint, name=name)
+def trained(daemon, model, directory, name="run", parameters=None, kind=superoffload.torch.AdamW):
+    optimizer = kind(parameters or model.named_parameters(), lr=1e-2, endpoint=daemon.endpoint, name=name)
     for seed in range(2):
         tokens = torch.randint(48, (2, 8), generator=torch.Generator().manual_seed(seed))
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -107,6 +107,23 @@ def test_another_model_is_refused(daemon, tmp_path):
     optimizer.save_checkpoint(tmp_path / "nameless")
     done = ctl("export", tmp_path / "nameless", tmp_path / "out")
     assert done.returncode == 1 and "named_parameters()" in done.stderr
+
+
+def test_moments_of_several_dtypes_are_inspected_and_weights_exported(daemon, tmp_path):
+    model = build(tied=False)
+    model.save_pretrained(tmp_path / "source")
+    matrices = [named for named in model.named_parameters() if named[1].dim() > 1]
+    vectors = [named for named in model.named_parameters() if named[1].dim() == 1]
+    groups = [{"params": matrices, "optim_bits": 8}, {"params": vectors}]
+    trained(daemon, model, tmp_path / "ckpt", parameters=groups, kind=superoffload.torch.AdamW8bit)
+    found = json.loads(ctl("inspect", tmp_path / "ckpt", "--json", "--verify").stdout)
+    dtypes = {array["name"]: array["dtype"] for array in found["arrays"]}
+    assert dtypes == {"model": "F32", "exp_avg": "F32, U8", "exp_avg_sq": "F32, U8"}
+    done = ctl("export", tmp_path / "ckpt", tmp_path / "out", f"--source={tmp_path}/source", "--dtype=fp32")
+    assert done.returncode == 0, done.stderr
+    exported = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    for name, parameter in exported.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name))
 
 
 def test_inspect_says_what_is_there_and_what_is_damaged(daemon, tmp_path):

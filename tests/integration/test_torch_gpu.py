@@ -276,6 +276,35 @@ def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_p
     optimizer.close()
 
 
+@pytest.mark.parametrize("narrow", ["bfloat16", "8bit"])
+def test_narrow_moments_are_those_of_the_host(gpu_daemon, daemon, narrow):
+    def run(residents=0):
+        model = build()
+        half = [{"params": list(model.layers.named_parameters(prefix="layers")), "optim_bits": 32}]
+        half += [{"params": [(n, p) for n, p in model.named_parameters() if not n.startswith("layers")]}]
+        options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 4096, "endpoint": daemon.endpoint}
+        if narrow == "bfloat16":
+            kind, options["state_dtype"] = superoffload.torch.AdamW, torch.bfloat16
+        else:
+            kind, half[1]["optim_bits"] = superoffload.torch.AdamW8bit, 8
+        optimizer = kind(half, gpu=GpuOptions(resident_buckets=residents), **options)
+        try:
+            train(model, optimizer)
+            return weights(model), optimizer.state_tensors()
+        finally:
+            optimizer.close()
+
+    on_gpu = run()
+    with pytest.raises(superoffload.Error, match="no bucket can be resident: adamw_.* has no kernel for the GPU"):
+        run(residents=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
+        on_host = run()
+    assert same(on_gpu[0], on_host[0])
+    for name, arrays in on_host[1].items():
+        assert same(on_gpu[1][name], arrays)
+
+
 def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):
     def run(**options):
         model = build(torch.float16)

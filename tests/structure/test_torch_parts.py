@@ -185,9 +185,11 @@ def test_one_class_is_an_optimizer_of_torch_and_those_below_it_only_begin_it():
     direct, found = optimizers(read(ROOT))
     assert direct == ["optimizer.py:Optimizer"]
     below = {key: node for key, node in found.items() if key not in direct}
-    assert set(below) == {"adam.py:Adam", "adam.py:AdamW", "lion.py:Lion"}
+    own = {"adam.py:Adam", "adam.py:AdamW", "lion.py:Lion"}
+    assert set(below) == own | {f"{key}8bit" for key in own}
     for key, node in below.items():
-        assert [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)] == ["__init__"], key
+        methods = [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)]
+        assert methods == (["__init__"] if key in own else []), key
     assert [ast.unparse(base) for base in found["optimizer.py:Optimizer"].bases] == ["torch.optim.Optimizer"]
 
 

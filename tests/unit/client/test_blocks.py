@@ -31,7 +31,7 @@ def test_without_a_list_all_are_of_one_unit(names):
 def specified(width):
     model = torch.nn.Sequential(*(torch.nn.Linear(width, 1 << 10, bias=False, dtype=torch.bfloat16) for _ in range(3)))
     hosted = parameters.collect([{"params": list(model.parameters()), "param_names": ["0.w", "1.w", "2.w"]}])
-    return [parameter.unit for parameter in parameters.specification(hosted)]
+    return [parameter.unit for parameter in parameters.specification(hosted, [False] * len(hosted))]
 
 
 def test_small_blocks_share_buckets():

@@ -1,6 +1,7 @@
 """Where an optimizer's arrays lie in the memory that the daemon shares."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from superoffload._core import dtypes
 from superoffload.v1 import optimizer_pb2
@@ -10,14 +11,21 @@ from superoffload.v1 import optimizer_pb2
 class ArrayPart:
     """What a parameter has of a state array: ``entries`` of ``dtype``, as torch and NumPy call it.
 
-    An entry stands for one element of the parameter, or for a block of them: then it ``is_scale``.
+    An entry stands for ``block`` elements of the parameter. One of an array with ``codes`` stands for the number
+    ``codes[entry]``, times the element's entry in the array ``scales``.
     """
 
     offset: int  # bytes from the beginning of the state
     bytes: int
     dtype: str
     entries: int
-    is_scale: bool
+    block: int
+    codes: Sequence[float]
+    scales: str
+
+    @property
+    def is_scale(self) -> bool:
+        return self.block > 1
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         """Its shape, where the parameter's is this."""
@@ -25,10 +33,11 @@ class ArrayPart:
 
 
 def parts_of(layout: optimizer_pb2.Layout, parameter: int, elements: int) -> dict[str, ArrayPart]:
-    """Returns what a parameter of so many elements has, by the array's name, masters first."""
-    first = layout.placements[parameter].state_offset
+    """Returns what a parameter of so many elements has, by the array's name, masters first; scales too."""
+    placement = layout.placements[parameter]
+    first = placement.state_offset
     parts = {}
-    for array in layout.arrays:
+    for array in _arrays(layout, placement.format):
         width = dtypes.BYTES[array.dtype]
         entries = _entries(array, elements)
         parts[array.name] = ArrayPart(
@@ -36,20 +45,27 @@ def parts_of(layout: optimizer_pb2.Layout, parameter: int, elements: int) -> dic
             bytes=entries * width,
             dtype=dtypes.NAMES[array.dtype],
             entries=entries,
-            is_scale=array.elements_per_entry > 1,
+            block=array.elements_per_entry or 1,
+            codes=array.codes,
+            scales=array.scales,
         )
     return parts
 
 
 def array_offsets(layout: optimizer_pb2.Layout) -> list[int]:
-    """Returns the bytes from the beginning of the state to each array, in the algorithm's order."""
-    return [array.offset for array in layout.arrays]
+    """Returns the bytes from the beginning of the state to each array of format 0, in the algorithm's order."""
+    return [array.offset for array in _arrays(layout, 0)]
 
 
 def bucket_bytes(layout: optimizer_pb2.Layout, bucket: optimizer_pb2.Bucket) -> int:
     """Returns what a bucket's state and one gradient of it take."""
-    state = sum(_entries(array, bucket.elements) * dtypes.BYTES[array.dtype] for array in layout.arrays)
+    arrays = _arrays(layout, bucket.format)
+    state = sum(_entries(array, bucket.elements) * dtypes.BYTES[array.dtype] for array in arrays)
     return state + bucket.elements * dtypes.BYTES[bucket.gradient_dtype]
+
+
+def _arrays(layout: optimizer_pb2.Layout, format: int) -> list[optimizer_pb2.StateArray]:
+    return [array for array in layout.arrays if array.format == format]
 
 
 def _entries(array: optimizer_pb2.StateArray, elements: int) -> int:

@@ -51,11 +51,11 @@ def restore(connection: Connection, name: str, source: optimizer_pb2.RestoreOpti
     request.CopyFrom(source)
     request.name, request.lineage = name, lineage
     restored = connection.call_again("RestoreOptimizer", request)
-    if restored.blocks_encoded_again > 0:
+    if restored.blocks_rounded > 0:
         warn.warn(
-            f"{name} is restored from ranks that cut {restored.blocks_encoded_again} blocks of quantized state "
-            "elsewhere: these are quantized again, with scales of their own, so that their values are rounded once "
-            "more than those of a run that goes on. Restore with the number of ranks that was saved to have every bit"
+            f"{name} has {restored.blocks_rounded} blocks of quantized state that were saved in another dtype, or by "
+            "ranks that cut them elsewhere: their values are rounded once more than those of a run that goes on. "
+            "Restore what its own kind has saved, with as many ranks as have saved it, to have every bit"
         )
     if restored.tensors_converted > 0:
         warn.warn(
@@ -111,4 +111,6 @@ def check_same(ours: Sequence[optimizer_pb2.Parameter], optimizer: optimizer_pb2
 
 
 def _words(parameter: optimizer_pb2.Parameter) -> str:
-    return f'"{parameter.name}" {list(parameter.shape)} {dtypes.NAMES[parameter.dtype]} in group {parameter.group}'
+    state = ", its state in float32," if parameter.state_in_float32 else ""
+    dtype = dtypes.NAMES[parameter.dtype]
+    return f'"{parameter.name}" {list(parameter.shape)} {dtype}{state} in group {parameter.group}'

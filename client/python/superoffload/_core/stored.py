@@ -1,5 +1,7 @@
-"""How an optimizer keeps its moments: in fp32, or in bf16 with either rounding."""
+"""How an optimizer keeps its moments: in fp32, in bf16 with either rounding, or in 8 bits."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import grpc
@@ -8,6 +10,8 @@ from superoffload._core.error import Error
 from superoffload.v1 import optimizer_pb2
 
 Rounding = Literal["stochastic", "nearest"]
+
+_LEAST_8BIT_ELEMENTS = 4096
 
 # What is appended to the daemon's name of an algorithm whose moments are in bf16.
 BFLOAT16: dict[Rounding, str] = {"stochastic": "_bf16", "nearest": "_bf16_nearest"}
@@ -22,6 +26,29 @@ def daemon_name(in_float32: str, dtype: str, rounding: Rounding) -> str:
     if dtype == "bfloat16":
         return in_float32 + BFLOAT16[rounding]
     raise ValueError(f"state_dtype is {dtype} but must be float32 or bfloat16")
+
+
+def in_float32(name: str, shape: Sequence[int], state_bits: int, optim_bits: int | None) -> bool:
+    """Whether a parameter's moments are kept in fp32 by an optimizer that keeps moments in ``state_bits``.
+
+    ``shape``: of the whole tensor. ``optim_bits``: what its group asks for. Without it moments in 8 bits are kept in
+    fp32 for small parameters, vectors and embeddings, as bitsandbytes advises; these are known by their names.
+    """
+    if optim_bits is not None or state_bits > 8:
+        return optim_bits == 32 and state_bits < 32
+    return len(shape) < 2 or math.prod(shape) < _LEAST_8BIT_ELEMENTS or any(map(_is_embedding, name.split(".")))
+
+
+def _is_embedding(part: str) -> bool:
+    return "embed" in part.lower() or part in ("wte", "wpe")
+
+
+def check_optim_bits(optim_bits: object, state_bits: int) -> None:
+    if optim_bits not in (None, state_bits, 32):
+        raise ValueError(
+            f"optim_bits is {optim_bits!r} but must be 32{'' if state_bits == 32 else f' or {state_bits}'}; moments in "
+            "8 bits are those of the optimizers whose names end in 8bit, moments in 16 those of state_dtype="
+        )
 
 
 def check_seed(seed: int | None) -> None:

@@ -30,9 +30,21 @@ extras.need("jax", "jax")
 # ruff: noqa: E402
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.jax.adam import adam, adamw
-from superoffload.jax.lion import lion
+from superoffload.jax.adam import adam, adam8bit, adamw, adamw8bit
+from superoffload.jax.lion import lion, lion8bit
 from superoffload.jax.offload import offloaded
 from superoffload.jax.optimizer import Optimizer
 
-__all__ = ["CheckpointSchedule", "Optimizer", "StepResult", "VerdictKind", "adam", "adamw", "lion", "offloaded"]
+__all__ = [
+    "CheckpointSchedule",
+    "Optimizer",
+    "StepResult",
+    "VerdictKind",
+    "adam",
+    "adam8bit",
+    "adamw",
+    "adamw8bit",
+    "lion",
+    "lion8bit",
+    "offloaded",
+]

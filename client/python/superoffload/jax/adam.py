@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 _SCALARS = {"lr": "learning_rate", "beta1": "b1", "beta2": "b2", "eps": "eps", "weight_decay": "weight_decay"}
 _ADAMW = Algorithm("adamw", _SCALARS, "weight_decay")
 _ADAM = Algorithm("adam", _SCALARS, "weight_decay")
+_ADAMW8BIT = Algorithm("adamw_8bit", _SCALARS, "weight_decay", state_bits=8)
+_ADAM8BIT = Algorithm("adam_8bit", _SCALARS, "weight_decay", state_bits=8)
 
 
 def adamw(
@@ -30,7 +32,8 @@ def adamw(
         b1, b2, eps, weight_decay: as for optax.adamw.
         mask: which leaves decay: a pytree prefix of bools, or a function that makes one of the parameters.
         labels: the group of each leaf, as for optax.multi_transform: a pytree prefix of strings, or a function.
-        groups: each label's hyper-parameters, as ``{"head": {"learning_rate": 1e-3}}``; others are those above.
+        groups: each label's hyper-parameters, as ``{"head": {"learning_rate": 1e-3}}``; others are those above. With
+            narrow moments also ``"optim_bits": 32``, for a group whose moments are kept in fp32.
         trainable: which leaves are updated: a prefix or a function, as ``mask``. Others are frozen: they may be
             anything, and come back as they are.
         state_dtype: jnp.float32, or jnp.bfloat16 for moments of half the memory, which results then depend on.
@@ -67,3 +70,33 @@ def adam(
     """Adam as optax.adam defines it; arguments as for `adamw`."""
     defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "weight_decay": 0.0}
     return Optimizer(_ADAM, defaults, **options)
+
+
+def adamw8bit(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    mask: Any = None,
+    **options: "Unpack[Keywords]",
+) -> Optimizer:
+    """`adamw` whose moments are kept in 8 bits, with an fp32 scale per 256, as bitsandbytes and torchao keep them.
+
+    Moments of leaves of one dimension, of fewer than 4096 elements, and of embeddings (by their names: a part with
+    "embed", "wte", "wpe") are kept in fp32, unless their group says ``"optim_bits": 8``.
+    """
+    defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
+    return Optimizer(_ADAMW8BIT, defaults, mask, **options)
+
+
+def adam8bit(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    **options: "Unpack[Keywords]",
+) -> Optimizer:
+    """`adam` whose moments are kept as those of `adamw8bit`."""
+    defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "weight_decay": 0.0}
+    return Optimizer(_ADAM8BIT, defaults, **options)

@@ -18,11 +18,16 @@ class Algorithm:
     daemon_name: str  # Algorithm.name of the proto
     scalars: Mapping[str, str]  # the daemon's name -> Optax's
     decay: str  # the daemon's name of the scalar that is 0 for leaves that mask= leaves out
+    state_bits: int = 32  # of moments
 
     def stored_as(self, state_dtype: Any, rounding: stored.Rounding) -> "Algorithm":
         """The same with moments of another dtype. ValueError: there is none."""
         name = stored.daemon_name(self.daemon_name, np.dtype(state_dtype).name, rounding)
-        return dataclasses.replace(self, daemon_name=name)
+        if name == self.daemon_name:
+            return self
+        if self.state_bits < 32:
+            raise ValueError(f"{self.daemon_name} keeps its state as it does; leave state_dtype out")
+        return dataclasses.replace(self, daemon_name=name, state_bits=16)
 
     def values(self, group: Mapping[str, Any], decayed: bool) -> dict[str, Any]:
         """A group's values by the daemon's names; a schedule stays one."""

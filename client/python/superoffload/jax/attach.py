@@ -51,7 +51,7 @@ def attach(
 
     ``leaves``: the parameters, in the order of ``subject.hosted``.
     """
-    specification = [leaf.to_proto() for leaf in subject.hosted]
+    specification = [leaf.to_proto(subject.groups.in_float32(leaf)) for leaf in subject.hosted]
     create = optimizer_pb2.CreateOptimizerRequest(
         anonymous=subject.anonymous,
         name=subject.name,

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from superoffload._core import stored
 from superoffload.jax import tree
 from superoffload.jax.algorithm import Algorithm
 from superoffload.v1 import optimizer_pb2
 
 _ALL = "all"
+_OPTIM_BITS = "optim_bits"  # what a group's moments are kept in, if it says so
 
 
 @dataclasses.dataclass
@@ -38,13 +40,15 @@ class Groups:
         if (labels is None) != (groups is None):
             raise ValueError("labels= and groups= go together: labels of leaves, and each label's hyper-parameters")
         self._algorithm = algorithm
-        self._values = tree.group_values(defaults, {_ALL: {}} if groups is None else groups)
+        self._values = tree.group_values({**defaults, _OPTIM_BITS: None}, {_ALL: {}} if groups is None else groups)
         self._labels, self._mask = labels, mask
         self._keys: list[tuple[str, bool]] = []
         self._compiled: dict[int, _Compiled] = {}  # by schedule
         for label, values in self._values.items():
             for name, value in values.items():
-                if callable(value):
+                if name == _OPTIM_BITS:
+                    stored.check_optim_bits(value, algorithm.state_bits)
+                elif callable(value):
                     if name != "learning_rate":
                         raise ValueError(f"{name} of group {label!r} is a schedule, but only learning_rate may be one")
                 elif not math.isfinite(value):
@@ -60,6 +64,12 @@ class Groups:
         keys = [(label, bool(decay)) for label, decay in zip(labels, decayed, strict=True)]
         self._keys = sorted(set(keys), key=keys.index)
         return [self._keys.index(key) for key in keys]
+
+    def in_float32(self, leaf: tree.HostedLeaf) -> bool:
+        """Whether the leaf's moments are kept in fp32, whatever those of others are."""
+        label, _ = self._keys[leaf.group]
+        optim_bits = self._values[label][_OPTIM_BITS]
+        return stored.in_float32(leaf.name, leaf.shape, self._algorithm.state_bits, optim_bits)
 
     def __len__(self) -> int:
         return len(self._keys)

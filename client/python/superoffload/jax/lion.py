@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _SCALARS = {"lr": "learning_rate", "beta1": "b1", "beta2": "b2", "weight_decay": "weight_decay"}
 _LION = Algorithm("lion", _SCALARS, "weight_decay")
+_LION8BIT = Algorithm("lion_8bit", _SCALARS, "weight_decay", state_bits=8)
 
 
 def lion(
@@ -24,3 +25,16 @@ def lion(
     """Lion as optax.lion defines it; arguments as for `adamw`."""
     defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "weight_decay": weight_decay}
     return Optimizer(_LION, defaults, mask, **options)
+
+
+def lion8bit(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    weight_decay: float = 1e-3,
+    mask: Any = None,
+    **options: "Unpack[Keywords]",
+) -> Optimizer:
+    """`lion` whose moment is kept as those of `adamw8bit`."""
+    defaults = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "weight_decay": weight_decay}
+    return Optimizer(_LION8BIT, defaults, mask, **options)

@@ -10,7 +10,7 @@ import numpy as np
 
 from superoffload._core import optimizers, run, run_checkpoint
 from superoffload._core.attachment import Attachment
-from superoffload._core.layout import parts_of
+from superoffload._core.layout import ArrayPart, parts_of
 from superoffload._core.optimizers import Directories
 from superoffload.jax.attach import Subject, push, refresh
 from superoffload.jax.hosted_tree import HostedTree
@@ -105,20 +105,34 @@ class State:
         return params
 
     def state_tensors(self) -> dict[str, dict[str, np.ndarray]]:
-        """Copies of ``master`` and of the moments by parameter name: in the dtype of each array and the
-        shape of what is hosted here; scales of blocks are one row."""
+        """Copies of ``master`` and of the moments by parameter name, in the shape of what is hosted here.
+
+        Each has the dtype of its array; of codes these are the fp32 numbers that the codes stand for.
+        """
         self._check_attached()
         self._stepping.quiesce()
         self._attachment.call("SettleOptimizer", optimizer_pb2.SettleOptimizerRequest(name=self.name))
         layout = self._attachment.optimizer.layout
         tensors: dict[str, dict[str, np.ndarray]] = {}
         for index, leaf in enumerate(self.hosted_tree.hosted):
-            tensors[leaf.name] = {}
-            for name, part in parts_of(layout, index, leaf.elements).items():
-                view = self._attachment.state(part.offset, part.bytes)
-                array = np.frombuffer(view, np.dtype(part.dtype)).reshape(part.shape(leaf.part.shape)).copy()
-                tensors[leaf.name]["master" if name == _MASTER else name] = array
+            parts = parts_of(layout, index, leaf.elements)
+            tensors[leaf.name] = {
+                "master" if name == _MASTER else name: self._numbers(parts, name).reshape(leaf.part.shape)
+                for name, part in parts.items()
+                if not part.is_scale
+            }
         return tensors
+
+    def _numbers(self, parts: Mapping[str, ArrayPart], name: str) -> np.ndarray:
+        part = parts[name]
+        stored = self._stored(part)
+        if not part.codes:
+            return stored.copy()
+        scales = parts[part.scales]
+        return np.asarray(part.codes, np.float32)[stored] * np.repeat(self._stored(scales), scales.block)[: stored.size]
+
+    def _stored(self, part: ArrayPart) -> np.ndarray:
+        return np.frombuffer(self._attachment.state(part.offset, part.bytes), np.dtype(part.dtype))
 
     @property
     def committed_steps(self) -> int:

@@ -77,10 +77,15 @@ class HostedLeaf:
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
-    def to_proto(self) -> optimizer_pb2.Parameter:
+    def to_proto(self, state_in_float32: bool) -> optimizer_pb2.Parameter:
         dtype, part = dtypes.FLOATS[self.dtype.name], self.part
         parameter = optimizer_pb2.Parameter(
-            name=self.name, shape=part.shape, dtype=dtype, gradient_dtype=dtype, group=self.group
+            name=self.name,
+            shape=part.shape,
+            dtype=dtype,
+            gradient_dtype=dtype,
+            group=self.group,
+            state_in_float32=state_in_float32,
         )
         if part.shape != self.shape:
             parameter.global_shape.extend(self.shape)

@@ -31,8 +31,20 @@ extras.need("torch", "torch")
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.torch.adam import Adam, AdamW
+from superoffload.torch.adam import Adam, Adam8bit, AdamW, AdamW8bit
 from superoffload.torch.gpu.options import GpuOptions
-from superoffload.torch.lion import Lion
+from superoffload.torch.lion import Lion, Lion8bit
 
-__all__ = ["Adam", "AdamW", "CheckpointSchedule", "GpuOptions", "GpuReport", "Lion", "StepResult", "VerdictKind"]
+__all__ = [
+    "Adam",
+    "Adam8bit",
+    "AdamW",
+    "AdamW8bit",
+    "CheckpointSchedule",
+    "GpuOptions",
+    "GpuReport",
+    "Lion",
+    "Lion8bit",
+    "StepResult",
+    "VerdictKind",
+]

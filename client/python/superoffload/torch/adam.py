@@ -27,7 +27,7 @@ def _group_values(scalars: Mapping[str, float]) -> dict[str, Any]:
     return {**values, "betas": (scalars["beta1"], scalars["beta2"])}
 
 
-def _algorithm(daemon_name: str, name: str, other: str, decoupled: bool) -> Algorithm:
+def _algorithm(daemon_name: str, name: str, other: str, decoupled: bool, state_bits: int = 32) -> Algorithm:
     def objection(group: Mapping[str, Any]) -> str | None:
         if group.get("decoupled_weight_decay", decoupled) is decoupled or group["weight_decay"] == 0:
             return None
@@ -41,7 +41,8 @@ def _algorithm(daemon_name: str, name: str, other: str, decoupled: bool) -> Algo
         group_values=_group_values,
         refused={"amsgrad": (False, "the daemon has no such moment; build with amsgrad=False")},
         objection=objection,
-        in_bfloat16=True,
+        in_bfloat16=state_bits == 32,
+        state_bits=state_bits,
     )
 
 
@@ -50,7 +51,8 @@ class AdamW(Optimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
-            not require gradients are left alone; tied ones are updated once.
+            not require gradients are left alone; tied ones are updated once. Where moments are narrow, a group with
+            ``optim_bits=32`` has them in fp32.
         lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
         maximize: as for torch.optim.AdamW, for all parameter groups alike.
         amsgrad, differentiable: only False, torch's default; True is refused.
@@ -124,3 +126,23 @@ class Adam(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, {"amsgrad": amsgrad}, **options)
+
+
+class AdamW8bit(AdamW):
+    """AdamW whose moments are kept in 8 bits, with an fp32 scale per 256, as bitsandbytes and torchao keep them.
+
+    6 bytes of state per parameter instead of 12. Moments of parameters of one dimension, of fewer than 4096 elements,
+    and of embeddings (by their names, where ``model.named_parameters()`` is passed: a part with "embed", "wte", "wpe")
+    are kept in fp32, unless their group says ``optim_bits=8``. Arguments as for AdamW.
+
+    ``optimizer.state``, ``state_tensors()`` and ``torch_state_dict()`` have moments as the fp32 numbers that the codes
+    stand for; written back, these become the same codes.
+    """
+
+    algorithm = _algorithm("adamw_8bit", "AdamW8bit", other="Adam8bit", decoupled=True, state_bits=8)
+
+
+class Adam8bit(Adam):
+    """Adam whose moments are kept as those of AdamW8bit."""
+
+    algorithm = _algorithm("adam_8bit", "Adam8bit", other="AdamW8bit", decoupled=False, state_bits=8)

@@ -1,7 +1,7 @@
 """How an optimizer of torch spells what the daemon computes with; the arithmetic is the daemon's."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from superoffload._core import stored
 
 MASTER = "master"  # the fp32 parameters, which every algorithm has; "model" in the daemon and in checkpoints
 STEP = "step"
+OPTIM_BITS = "optim_bits"  # of a parameter group, as bitsandbytes calls what its parameters' state is kept in
 
 _names: dict[str, str] = {}  # of the algorithms that torch's users can build, by the daemon's
 
@@ -36,9 +37,11 @@ class Algorithm:
     objection: Callable[[Mapping[str, Any]], str | None] = _nothing
     # An element's update depends on its whole parameter, so one rank's daemon hosts all of it.
     matrices: bool = False
-    # Moments may be kept in bf16, and what they are kept in.
+    # Moments may be kept in bf16, and what they are kept in; those in 8 bits are handed out as the fp32 numbers that
+    # they stand for.
     in_bfloat16: bool = False
     moment_dtype: torch.dtype = torch.float32
+    state_bits: int = 32
 
     def __post_init__(self) -> None:
         _names[self.daemon_name] = self.name
@@ -56,8 +59,17 @@ class Algorithm:
         if not self.in_bfloat16:
             raise ValueError(f"{self.name} keeps its state as it does; leave state_dtype out")
         return dataclasses.replace(
-            self, daemon_name=daemon_name, name=_names[daemon_name], in_bfloat16=False, moment_dtype=state_dtype
+            self,
+            daemon_name=daemon_name,
+            name=_names[daemon_name],
+            in_bfloat16=False,
+            moment_dtype=state_dtype,
+            state_bits=16,
         )
+
+    def in_float32(self, name: str, shape: Sequence[int], group: Mapping[str, Any]) -> bool:
+        """Whether the moments of a parameter of ``group`` are kept in fp32, whatever those of others are."""
+        return stored.in_float32(name, shape, self.state_bits, group.get(OPTIM_BITS))
 
     @property
     def arrays(self) -> tuple[str, ...]:

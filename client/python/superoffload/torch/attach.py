@@ -82,6 +82,13 @@ class Subject:
     replicas: Replicas | None = None
     group: run.Group | None = None  # of the ranks that it trains with
 
+    def in_float32(self) -> list[bool]:
+        """Whose state is kept so, whatever that of others is."""
+        return [
+            self.algorithm.in_float32(parameter.name, parameter.tensor.shape, self.param_groups[parameter.group])
+            for parameter in self.hosted
+        ]
+
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Has the daemon load ``source`` into this optimizer, and takes hyper-parameters over. Nobody is attached."""
         optimizers.restore(self.connection, self.name, source, 0 if self.member is None else self.member.lineage)
@@ -158,7 +165,7 @@ def _find(
         existing = subject.connection.get_whole(subject.name)
         optimizers.check_algorithm(existing, subject.algorithm.daemon_name, name_of)
         stored.check_same_seed(existing, subject.seed)
-        parameters.check_same(subject.hosted, existing, any_gradient_dtype=subject.backend.casts_gradients)
+        parameters.check_same(subject.hosted, subject.in_float32(), existing, subject.backend.casts_gradients)
     if restore is not None and (existing is None or existing.state == optimizer_pb2.OPTIMIZER_STATE_INCOMPLETE):
         try:
             subject.restore(restore)
@@ -207,7 +214,9 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         anonymous=subject.anonymous,
         name=subject.name,
         algorithm=subject.algorithm.daemon_name,
-        parameters=parameters.specification(subject.hosted, torch.float32 if casts_on_gpu else None),
+        parameters=parameters.specification(
+            subject.hosted, subject.in_float32(), torch.float32 if casts_on_gpu else None
+        ),
         policies=given,
         bucket_bytes=bucket_bytes,
         seed=subject.seed or 0,

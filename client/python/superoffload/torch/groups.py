@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import torch
 
+from superoffload._core import stored
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
-from superoffload.torch.algorithm import Algorithm
+from superoffload.torch.algorithm import OPTIM_BITS, Algorithm
 from superoffload.v1 import optimizer_pb2
 
 # Options that would change results: the value that does not, and what to do instead.
@@ -72,9 +73,34 @@ def check_groups(groups: Iterable[dict[str, Any]], algorithm: Algorithm) -> None
     """Raises Error for an option of a parameter group, built, loaded or changed, that would have to change results."""
     for index, group in enumerate(groups):
         check_flags(group, algorithm, f"parameter group {index}: ")
+        stored.check_optim_bits(group.get(OPTIM_BITS), algorithm.state_bits)
         if (objection := algorithm.objection(group)) is not None:
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, f"parameter group {index} {objection}")
     sign(groups)
+
+
+def optim_bits(groups: Iterable[Mapping[str, Any]]) -> list[int | None]:
+    """In how many bits each group asks to have its state kept; None: that is up to the optimizer."""
+    return [group.get(OPTIM_BITS) for group in groups]
+
+
+def check_optim_bits(groups: Sequence[dict[str, Any]], built: list[int | None]) -> None:
+    """Raises Error where a group asks for another width than the one that the optimizer was built with."""
+    for index, (now, then) in enumerate(zip(optim_bits(groups), built, strict=True)):
+        if now != then:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"parameter group {index} has {OPTIM_BITS}={now}, but the optimizer keeps its state as {then} says, "
+                "with which it was built; set it before, or build another optimizer and load this one's state_dict()",
+            )
+
+
+def set_optim_bits(groups: Sequence[dict[str, Any]], built: list[int | None]) -> None:
+    """Has loaded groups say what the optimizer was built with."""
+    for group, bits in zip(groups, built, strict=True):
+        group.pop(OPTIM_BITS, None)
+        if bits is not None:
+            group[OPTIM_BITS] = bits
 
 
 def send(algorithm: Algorithm, attachment: Attachment, param_groups: Sequence[dict[str, Any]]) -> None:

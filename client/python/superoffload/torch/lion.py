@@ -23,6 +23,18 @@ def _group_values(scalars: Mapping[str, float]) -> dict[str, Any]:
     return {**values, "betas": (scalars["beta1"], scalars["beta2"])}
 
 
+def _algorithm(daemon_name: str, name: str, state_bits: int = 32) -> Algorithm:
+    return Algorithm(
+        daemon_name=daemon_name,
+        name=name,
+        moments=("exp_avg",),
+        scalars=_scalars,
+        group_values=_group_values,
+        in_bfloat16=state_bits == 32,
+        state_bits=state_bits,
+    )
+
+
 class Lion(Optimizer):
     """Lion (Chen et al. 2023) in the daemon, on fp32 masters; arguments that are not Lion's own as for AdamW.
 
@@ -31,14 +43,7 @@ class Lion(Optimizer):
     ``state_dtype=torch.bfloat16``.
     """
 
-    algorithm = Algorithm(
-        daemon_name="lion",
-        name="Lion",
-        moments=("exp_avg",),
-        scalars=_scalars,
-        group_values=_group_values,
-        in_bfloat16=True,
-    )
+    algorithm = _algorithm("lion", "Lion")
 
     def __init__(
         self,
@@ -49,3 +54,9 @@ class Lion(Optimizer):
         **options: "Unpack[Keywords]",
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, {}, **options)
+
+
+class Lion8bit(Lion):
+    """Lion whose moment is kept as those of AdamW8bit: 5 bytes of state per parameter."""
+
+    algorithm = _algorithm("lion_8bit", "Lion8bit", state_bits=8)

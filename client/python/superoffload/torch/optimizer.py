@@ -102,6 +102,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "maximize": maximize})
         groups.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         groups.check_groups(self.param_groups, self.algorithm)
+        self._optim_bits = groups.optim_bits(self.param_groups)
         directory = None if state_directory is None else os.path.abspath(state_directory)
         self._grad_scale = GradScale()
         self._copies = StateCopies()
@@ -175,6 +176,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         hosting = self._hosting
+        groups.check_optim_bits(self.param_groups, self._optim_bits)
         with hosting.submitter.told():
             self._written.send()
         with hosting.submitter.cut_off:
@@ -258,6 +260,7 @@ class Optimizer(torch.optim.Optimizer):
         self._growing.check()
         super().add_param_group(param_group)
         self._growing.take_last_group(self.save_checkpoint)
+        self._optim_bits = groups.optim_bits(self.param_groups)
 
     def push_params(self) -> None:
         """The trainer wins: sets the masters to the model's parameters as they are; moments stay."""
@@ -299,6 +302,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._state.load(state_dict)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        groups.set_optim_bits(self.param_groups, self._optim_bits)
         self._written.fill()
         self._state.load_others(state_dict)
 

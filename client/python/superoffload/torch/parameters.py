@@ -114,9 +114,12 @@ def _shares_memory(parameter: HostedParameter) -> Error:
 
 
 def specification(
-    hosted: list[HostedParameter], gradient_dtype: torch.dtype | None = None
+    hosted: list[HostedParameter], in_float32: list[bool], gradient_dtype: torch.dtype | None = None
 ) -> list[optimizer_pb2.Parameter]:
-    """Returns what CreateOptimizer takes; gradients have their own dtype, or `gradient_dtype`."""
+    """Returns what CreateOptimizer takes; gradients have their own dtype, or `gradient_dtype`.
+
+    ``in_float32``: whose state is kept so, whatever that of others is.
+    """
     units = _units(hosted)
     return [
         optimizer_pb2.Parameter(
@@ -128,8 +131,9 @@ def specification(
             unit=unit,
             global_shape=global_shape,
             global_offset=global_offset,
+            state_in_float32=wide,
         )
-        for parameter, unit in zip(hosted, units, strict=True)
+        for parameter, wide, unit in zip(hosted, in_float32, units, strict=True)
         for global_shape, global_offset in [parameter.place()]
     ]
 
@@ -146,13 +150,16 @@ def _units(hosted: list[HostedParameter]) -> list[int]:
 
 
 def check_same(
-    hosted: list[HostedParameter], optimizer: optimizer_pb2.Optimizer, any_gradient_dtype: bool = False
+    hosted: list[HostedParameter],
+    in_float32: list[bool],
+    optimizer: optimizer_pb2.Optimizer,
+    any_gradient_dtype: bool = False,
 ) -> None:
     """Raises Error unless the hosted optimizer was made for these very parameters.
 
     ``any_gradient_dtype``: gradients are cast on their way, so theirs may be another.
     """
-    ours = specification(hosted)
+    ours = specification(hosted, in_float32)
     if any_gradient_dtype:
         for mine, other in zip(ours, optimizer.parameters, strict=False):
             mine.gradient_dtype = other.gradient_dtype

@@ -17,9 +17,10 @@ from superoffload.torch.hosting import Hosting, Ranks, tensors_of
 from superoffload.torch.ranks import host_mesh, shards
 from superoffload.torch.state import tensor_file
 from superoffload.torch.state.checkpoints import Checkpoints, drop_others
+from superoffload.torch.state.codes import as_of_torch
 from superoffload.torch.state.moment import FORMAT, Lineage, Moment, callers, find_directory, module_of
 from superoffload.torch.state.parameter import ParameterState
-from superoffload.torch.state.views import have_scales, state_views
+from superoffload.torch.state.views import state_views, stored_views
 
 _KEY = "superoffload"  # of the moment in a state_dict
 # In the place of each parameter's step, of which torch.optim makes a number when it loads a state; its error quotes it.
@@ -119,7 +120,6 @@ class State:
         by_tensor = {id(parameter.tensor): views[index] for index, parameter in enumerate(self._hosting.hosted)}
         if self._hosting.group is not None:
             self._warn_of_absent_ranks(self._hosting.group)
-            self._check_whole_blocks(self._hosting.group)
             self._hosting.gather_state(by_tensor, keys)
         state["state"] = {
             index: {
@@ -168,8 +168,8 @@ class State:
             prefix = os.path.join(self._state_directory, f"{self._hosting.name}-{self._hosting.committed_steps():08d}")
         else:
             self._hosting.synchronize()
-            views = self.state_of(range(len(self._hosting.hosted)), (STEP, *self._hosting.algorithm.arrays))
-            return {"state": {self._hosting.hosted[index].name: tensors for index, tensors in views.items()}}
+            self._written.send()
+            return {"state": stored_views(self._hosting)}
         directory = f"{prefix}-{uuid.uuid4().hex[:12]}"
         self._hosting.check_attached()
         self._hosting.quiesce()
@@ -261,11 +261,9 @@ class State:
             return  # of an optimizer that has made no step, as this one
         if self._has_changed_parameters():
             self.push_params()
-        if self._hosting.group is not None:
-            self._check_whole_blocks(self._hosting.group)
         views = self.state_of(range(len(self._hosting.hosted)), self._hosting.algorithm.arrays)
         present = {parameter.name: views[index] for index, parameter in enumerate(self._hosting.hosted)}
-        given = state_dict["state"]
+        given = as_of_torch(state_dict["state"], self._hosting.algorithm.moments)
         by_tensor = {tensor: given[key] for tensor, key in saved.items() if key in given}
         whole = self._hosting.gather_loaded(by_tensor)
         state = {
@@ -281,16 +279,6 @@ class State:
         if self._hosting.group is not None:  # a rank may have no element of those with most steps
             committed_steps = max(self._hosting.group.gather_objects(committed_steps))
         self._checkpoints.restore_tensors(tensors, committed_steps)
-
-    def _check_whole_blocks(self, group: Ranks) -> None:
-        """Raises Error, on all ranks, where blocks of codes count from what each rank has of a parameter."""
-        if any(group.gather_objects(have_scales(self._hosting))):
-            raise Error(
-                grpc.StatusCode.UNIMPLEMENTED,
-                f"{self._hosting.algorithm.name} keeps codes in blocks that each rank counts from its own first "
-                "element, so that those of several ranks cannot be put together in a state_dict; "
-                "have all ranks call save_checkpoint(), which any number of them restores",
-            )
 
     def _check_same_groups(self, state_dict: dict[str, Any]) -> None:
         saved = [len(group["params"]) for group in state_dict["param_groups"]]

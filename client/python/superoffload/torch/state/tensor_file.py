@@ -50,7 +50,7 @@ def from_torch(
         tensors[name] = {array: saved.get(array, present[name][MASTER]) for array in algorithm.arrays}
         for array, tensor in tensors[name].items():
             here = present[name][array]
-            if tensor.shape != here.shape or (tensor.dtype != here.dtype and not here.is_floating_point()):
+            if tensor.shape != here.shape or not tensor.is_floating_point():
                 raise Error(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"{array} of {name} is {_words(tensor)} in the state_dict but {_words(here)} in the daemon",

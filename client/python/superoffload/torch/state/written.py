@@ -60,12 +60,6 @@ class WrittenState:
         shape = like.shape
         given = torch.as_tensor(shards.local(value) if torch.is_tensor(value) else value, device="cpu")
         name = self._hosting.hosted[index].name
-        if torch.is_tensor(value) and given.is_floating_point() and not like.is_floating_point():
-            raise Error(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{key} of {name} is given in {given.dtype} but holds codes of {like.dtype}, which only its scales "
-                "make numbers of; give it such codes",
-            )
         given = given.to(like.dtype)
         if given.shape != shape and given.numel() != 1:
             raise Error(
