@@ -25,8 +25,9 @@ FORMATS = {
     "fp32, one weight an ulp away": {"nudge": True},
     "bf16, stochastic": {"state_dtype": torch.bfloat16},
     "bf16, to nearest": {"state_dtype": torch.bfloat16, "rounding": "nearest"},
+    "8 bits": {"kind": superoffload.torch.AdamW8bit},
 }
-COLOURS = ("#f5a623", "#1a4fa0", "#c00000", "#2a7d2a")
+COLOURS = ("#f5a623", "#1a4fa0", "#c00000", "#2a7d2a", "#7b3fa0")
 
 
 def text() -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +56,13 @@ def judge(llama: torch.nn.Module, tokens: torch.Tensor) -> float:
 
 
 def train(
-    seed: int, steps: int, learned: torch.Tensor, unseen: torch.Tensor, nudge: bool = False, **options
+    seed: int,
+    steps: int,
+    learned: torch.Tensor,
+    unseen: torch.Tensor,
+    kind: type[superoffload.torch.AdamW] = superoffload.torch.AdamW,
+    nudge: bool = False,
+    **options,
 ) -> list[tuple[int, float]]:
     """Losses on ``unseen``, by step."""
     torch.manual_seed(seed)
@@ -63,9 +70,7 @@ def train(
     if nudge:
         weight = llama.lm_head.weight.data
         weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(1.0))
-    optimizer = superoffload.torch.AdamW(
-        llama.named_parameters(), lr=LR, weight_decay=0.1, max_grad_norm=1.0, seed=seed, **options
-    )
+    optimizer = kind(llama.named_parameters(), lr=LR, weight_decay=0.1, max_grad_norm=1.0, seed=seed, **options)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: min(1, (t + 1) / WARM_UP) * (0.55 + 0.45 * math.cos(math.pi * min(1, t / steps)))
     )
@@ -121,7 +126,7 @@ def draw(found: dict[str, list[list[tuple[int, float]]]]) -> str:
     ]
     for place, ((name, curve), colour) in enumerate(zip(curves.items(), COLOURS, strict=False)):
         path = " ".join(f"{'L' if i else 'M'}{x(step):.1f},{y(loss):.1f}" for i, (step, loss) in enumerate(curve))
-        line = f'fill="none" stroke="{colour}" stroke-width="{7 - 2 * place}" stroke-linejoin="round"'
+        line = f'fill="none" stroke="{colour}" stroke-width="{max(1, 7 - 2 * place)}" stroke-linejoin="round"'
         at = 32 + 20 * place
         marks += [
             f'<path d="{path}" {line}/><path d="M{width - 220},{at} h28" {line}/>',

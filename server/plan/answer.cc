@@ -84,10 +84,15 @@ std::vector<std::string> Assumptions(const Question& question) {
   sentences.push_back(
       "A step is simulated with the daemon's own step machine, layout and order of copies; launching takes "
       "no time, and packing does not slow down the model's kernels.");
-  if (const kernels::Algorithm* const first = kernels::Algorithms().front(); question.spec.algorithm != first) {
-    sentences.push_back(absl::StrCat("The passes of ", std::string(question.spec.algorithm->name),
-                                     " move their own bytes; their arithmetic is taken to last as long as that of ",
-                                     std::string(first->name), ", which is an upper bound."));
+  const kernels::Algorithm& algorithm = *question.spec.algorithm;
+  if (const kernels::Algorithm& first = *kernels::Algorithms().front(); &algorithm != &first) {
+    const simulator::PassCosts costs = question.machine.passes, own = simulator::CostsOf(costs, algorithm);
+    sentences.push_back(absl::StrFormat(
+        "The passes of %s move their own bytes; their arithmetic is taken to last %.2g times as long to absorb, and "
+        "%.2g "
+        "times to publish, as that of %s, by the instructions of their loops; where it is no more, that is an upper "
+        "bound.",
+        algorithm.name, own.absorb / costs.absorb, own.publish / costs.publish, first.name));
   }
   if (question.ranks > 1) {
     sentences.push_back(

@@ -27,15 +27,18 @@ std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engi
   const uint64_t record_bytes = engine::Record::Bytes(layout);
   std::vector<MemoryItem> items;
   uint64_t arrays_bytes = 0;
-  for (size_t i = 0; i < layout.state_arrays.size(); ++i) {
-    const kernels::StateArray& array = layout.state_arrays[i].array;
-    const uint64_t bytes = array.Bytes(layout.state_elements);
-    const std::string name(array.name);
-    const std::string per = array.elements_per_entry == 1 ? "" : absl::StrCat(" / ", array.elements_per_entry);
-    items.push_back(
-        {i == 0 ? "master weights" : absl::StrCat("state ", name), bytes,
-         absl::StrCat(layout.state_elements, " elements", per, " x ", kernels::DTypeBytes(array.dtype), " bytes")});
-    arrays_bytes += bytes;
+  for (const engine::StateFormat& format : layout.formats) {
+    const char* const whose = &format == &layout.formats.front() ? "" : " of parameters with fp32 moments";
+    for (size_t i = 0; i < format.arrays.size(); ++i) {
+      const kernels::StateArray& array = format.arrays[i].array;
+      const uint64_t bytes = array.Bytes(format.elements);
+      const std::string name(array.name);
+      const std::string per = array.elements_per_entry == 1 ? "" : absl::StrCat(" / ", array.elements_per_entry);
+      items.push_back(
+          {absl::StrCat(i == 0 ? "master weights" : absl::StrCat("state ", name), whose), bytes,
+           absl::StrCat(format.elements, " elements", per, " x ", kernels::DTypeBytes(array.dtype), " bytes")});
+      arrays_bytes += bytes;
+    }
   }
   items.push_back(
       {"gradient slots", use.gradients_bytes, absl::StrCat(engine::kGradientSlots, " slots, one of them pending")});

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/from_proto.h"
 #include "server/simulator/catalogue.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -114,6 +115,7 @@ absl::StatusOr<DescribedModel> ToModel(const v1::PlanRequest& request) {
     if (!known.ok()) return known.status();
     model = *std::move(known);
   }
+  simulator::KeepSomeInFp32(*spec->algorithm, model.parameters);
   spec->parameters = model.parameters;
   return DescribedModel{std::move(model), *std::move(spec)};
 }

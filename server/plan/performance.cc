@@ -1,6 +1,7 @@
 #include "server/plan/performance.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "server/plan/narrower_state.h"
 #include "server/plan/timeline_file.h"
 #include "server/plan/tuning.h"
 #include "server/simulator/outcome.h"
@@ -169,6 +171,8 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   SetTimeline(question, outcome, response);
   const bool searches = !question.quick && PassesOf(question) <= kMostSearchedPasses;
   if (searches) {
+    const std::optional<std::string> gain = GainOfNarrowerState(question, workload, options, outcome.step_seconds);
+    if (gain) response.mutable_recommendation()->add_sentences(*gain);
     RecommendBuckets(question, workload, options, outcome.step_seconds, *response.mutable_recommendation());
   }
   if (simulator::HidesOffloading(outcome)) {

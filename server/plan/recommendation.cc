@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/plan/narrower_state.h"
 #include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
@@ -134,6 +135,7 @@ class Recommender {
     const std::string over =
         absl::StrCat("The optimizer takes ", GiB(needed), " of host memory on a rank; the daemon's budget is ",
                      GiB(static_cast<double>(HostBudgetBytes(q_.machine))), " (80 %).");
+    std::optional<uint32_t> more_ranks;
     if (needed <= q_.machine.host.memory_bytes * 0.95) {
       Say(absl::StrCat(over, " Set memory_budget_bytes in superoffloadd.textproto to at least ",
                        static_cast<uint64_t>(needed), "."));
@@ -143,10 +145,11 @@ class Recommender {
       Say(absl::StrCat(over, most == 1 ? absl::StrCat(" ", q_.machine.name, " comes alone; take another machine.")
                                        : absl::StrCat(" No number of ranks up to ", most, " holds it.")));
     } else {
+      more_ranks = *ranks;
       Say(absl::StrCat(over, " ", *ranks, " ranks hold it: pass --ranks=", *ranks, "."));
-      return GoOnWith(*ranks);
     }
-    return absl::OkStatus();
+    if (const std::optional<std::string> narrower = NarrowerStateThatFits(q_)) Say(*narrower);
+    return more_ranks ? GoOnWith(*more_ranks) : absl::OkStatus();
   }
 
   absl::Status GoOnWith(uint32_t ranks) {

@@ -31,7 +31,7 @@ uint64_t ResidentBytes(const engine::Layout& layout, uint32_t count) {
   uint64_t bytes = 0;
   for (size_t i = layout.buckets.size() - std::min<size_t>(count, layout.buckets.size()); i < layout.buckets.size();
        ++i) {
-    bytes += layout.StateBytes(layout.buckets[i].elements) + layout.buckets[i].gradient_bytes();
+    bytes += layout.FormatOf(layout.buckets[i]).Bytes(layout.buckets[i].elements) + layout.buckets[i].gradient_bytes();
   }
   return bytes;
 }

@@ -95,6 +95,16 @@ std::string_view BasisName(Basis basis) {
   return "unknown";
 }
 
+PassCosts CostsOf(const PassCosts& costs, const kernels::Algorithm& algorithm) {
+  PassCosts own = costs;
+  if (algorithm.rounds_stochastically) own.absorb *= costs.rounded_absorb;
+  if (algorithm.block_elements > 1) {
+    own.absorb *= costs.coded_absorb;
+    own.publish *= costs.coded_publish;
+  }
+  return own;
+}
+
 double CollectiveSeconds(const NetworkModel& network, uint32_t ranks, double bytes) {
   if (ranks == 1) return 0;
   const double adapters = std::min(network.node_bandwidth, network.node_ranks * network.bandwidth);

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/algorithm.h"
 #include "server/simulator/link_curve.h"
 
 namespace superoffload::simulator {
@@ -42,7 +43,15 @@ struct PassCosts {
   double absorb = 0;
   double publish = 0;
   double publish_masters = 0;  // the masters narrowed to the parameters' dtype
+
+  // How many times as long, where moments are rounded stochastically, or are codes. On SVE2 at 128 bits by the
+  // instructions of the loops, four a cycle, against what the divider takes (kernels/bench/README.md).
+  double rounded_absorb = 1.9;
+  double coded_absorb = 6, coded_publish = 3;
 };
+
+// What the passes of `algorithm` compute, which are those above but for that.
+PassCosts CostsOf(const PassCosts& costs, const kernels::Algorithm& algorithm);
 
 // What connects the ranks of a run. Zeros: not known, so that several ranks cannot be simulated.
 struct NetworkModel {

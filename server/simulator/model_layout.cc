@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "kernels/base/check.h"
 
 namespace superoffload::simulator {
@@ -48,6 +49,15 @@ void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
 }
 
 }  // namespace
+
+void KeepSomeInFp32(const kernels::Algorithm& algorithm, std::vector<engine::ParameterSpec>& parameters) {
+  constexpr uint64_t kLeast8BitElements = 4096;
+  const bool some = algorithm.block_elements > 1 && algorithm.in_fp32 != nullptr;
+  for (engine::ParameterSpec& parameter : parameters) {
+    parameter.in_fp32 = some && (parameter.shape.size() < 2 || engine::ElementCount(parameter) < kLeast8BitElements ||
+                                 absl::StrContains(parameter.name, "embed"));
+  }
+}
 
 engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks) {
   engine::OptimizerSpec shard = spec;

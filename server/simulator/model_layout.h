@@ -18,6 +18,10 @@ namespace superoffload::simulator {
 // are missing; rank 0 has something of each.
 engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, uint32_t ranks);
 
+// As the adapters ask for it (stored.py): where `algorithm` keeps state in 8 bits, vectors, small parameters and
+// embeddings keep it in fp32.
+void KeepSomeInFp32(const kernels::Algorithm& algorithm, std::vector<engine::ParameterSpec>& parameters);
+
 // Of rank 0, whose shards are the largest. The model must be valid. `bucket_bytes`: 0
 // for the default.
 engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,

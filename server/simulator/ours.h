@@ -28,7 +28,7 @@ class Ours {
  public:
   struct Settings {
     // Its passes move their own bytes. What they compute is taken to cost what the first algorithm's does, which has a
-    // root and a division per element: no less than any other.
+    // root and a division per element, no less than any other; and as much more as rounding takes (CostsOf).
     const kernels::Algorithm* algorithm = kernels::Algorithms().front();
     engine::SpeculationPolicy speculation = engine::SpeculationPolicy::kAdaptive;
     uint64_t bucket_bytes = 0;  // of gradient; 0: the daemon's default

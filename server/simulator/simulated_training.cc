@@ -41,7 +41,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
           [this](std::function<void()> event) { time_.After(0, std::move(event)); }),
       compute_(&time_, &timeline_),
       pack_(&time_, nullptr),
-      pool_(&host_memory_, machine),
+      pool_(&host_memory_, machine, CostsOf(machine.passes, *settings.algorithm)),
       record_(engine::Record::Bytes(layout_) / sizeof(kernels::UndoSlot) + 1),
       buckets_(layout_.buckets.size()),
       buckets_of_unit_(BucketsOfUnits(uses_, workload.units.size())),
@@ -291,7 +291,7 @@ void SimulatedTraining::UpdateResidents() {
   const kernels::CurrentDevice current(*cuda_.device());
   for (auto i = static_cast<uint32_t>(buckets_.size()); i-- > 0 && Resident(i);) {
     const engine::BucketLayout& bucket = layout_.buckets[i];
-    const double bytes = 2.0 * static_cast<double>(layout_.StateBytes(bucket.elements)) +
+    const double bytes = 2.0 * static_cast<double>(layout_.FormatOf(bucket).Bytes(bucket.elements)) +
                          static_cast<double>(bucket.gradient_bytes() + bucket.parameters_bytes());
     SimulatedCuda::StreamOf(mover_->up_stream()).Kernel(bytes / machine_.gpu.memory_bandwidth, "update");
     Check(mover_->RecordLanded(i));

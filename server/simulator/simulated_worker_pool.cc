@@ -6,10 +6,10 @@
 
 namespace superoffload::simulator {
 
-SimulatedWorkerPool::SimulatedWorkerPool(SharedBandwidth* host_memory, const Machine& machine)
+SimulatedWorkerPool::SimulatedWorkerPool(SharedBandwidth* host_memory, const Machine& machine, const PassCosts& costs)
     : host_memory_(host_memory),
       core_bandwidth_(machine.host.core_bandwidth),
-      costs_(machine.passes),
+      costs_(costs),
       workers_(machine.worker_cores()),
       idle_(workers_) {
   SUPEROFFLOAD_CHECK_LT(size_t{0}, workers_);

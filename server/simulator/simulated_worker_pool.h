@@ -17,8 +17,8 @@ namespace superoffload::simulator {
 
 class SimulatedWorkerPool final : public engine::WorkerPool {
  public:
-  // `host_memory` must outlive this.
-  SimulatedWorkerPool(SharedBandwidth* host_memory, const Machine& machine);
+  // `host_memory` must outlive this. `costs`: of the algorithm's passes.
+  SimulatedWorkerPool(SharedBandwidth* host_memory, const Machine& machine, const PassCosts& costs);
 
   void Submit(engine::ChunkJob* job, size_t chunks) override;
   size_t worker_count() const override { return workers_; }

@@ -166,6 +166,35 @@ std::string OurTables() {
   return text + StepsTable(SimulateSteps(papers, {kEndings, 1}));
 }
 
+std::string StatesTable() {
+  std::string text =
+      "| machine | model | tokens | steps | fp32 moments | bf16 | 8 bits |\n| --- | --- | --- | --- | --- | --- | --- "
+      "|\n";
+  for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
+    const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
+    SUPEROFFLOAD_CHECK(machine.ok());
+    for (const std::string_view model_name : {"llama-8b", "qwen3-14b"}) {
+      const absl::StatusOr<Model> model = FindModel(model_name);
+      SUPEROFFLOAD_CHECK(model.ok());
+      for (const uint64_t tokens : {2048, 4096, 8192}) {
+        const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
+        for (const Ending& ending : {kEndings[0], kEndings[2]}) {
+          absl::StrAppendFormat(&text, "| %s | %s | %d | %s |", machine_name, model_name, tokens, ending.name);
+          for (const char* name : {"adamw", "adamw_bf16", "adamw_8bit"}) {
+            const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(name);
+            Workload stored = workload;
+            KeepSomeInFp32(algorithm, stored.model.parameters);
+            const Outcome outcome = Ours({.algorithm = &algorithm}).Run(*machine, stored, ending.options);
+            absl::StrAppendFormat(&text, " %.0f (%.0f) |", 1e3 * outcome.step_seconds, 1e3 * outcome.exposed_seconds);
+          }
+          text += "\n";
+        }
+      }
+    }
+  }
+  return text;
+}
+
 std::string ResidentsTable() {
   const Machine machine = Gh200();
   const absl::StatusOr<Model> model = FindModel("llama-8b");

@@ -32,6 +32,9 @@ std::string OurTables();
 // What resident buckets gain, as Markdown.
 std::string ResidentsTable();
 
+// What narrower moments gain, as Markdown.
+std::string StatesTable();
+
 struct RanksRow {
   std::string_view model;
   uint32_t ranks = 1;

@@ -11,8 +11,9 @@ int main(int argc, char** argv) {
         "Prints the tables of the paper beside what is simulated of them, and those of ours, as README.md has them.\n");
     return 0;
   }
-  for (const auto& table : {superoffload::simulator::PaperTables, superoffload::simulator::OurTables,
-                            superoffload::simulator::RanksTable, superoffload::simulator::ResidentsTable}) {
+  for (const auto& table :
+       {superoffload::simulator::PaperTables, superoffload::simulator::OurTables, superoffload::simulator::RanksTable,
+        superoffload::simulator::ResidentsTable, superoffload::simulator::StatesTable}) {
     std::printf("%s\n", table().c_str());
   }
 }

@@ -17,6 +17,7 @@ TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
   EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));
   EXPECT_THAT(text.str(), ::testing::HasSubstr(RanksTable()));
   EXPECT_THAT(text.str(), ::testing::HasSubstr(ResidentsTable()));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(StatesTable()));
 }
 
 }  // namespace

@@ -4,7 +4,10 @@
 #include <google/protobuf/text_format.h>
 
 #include <numeric>
+#include <string>
 
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "server/optimizer/hosted_memory.h"
 #include "server/plan/memory_plan.h"
 #include "server/simulator/model_layout.h"
@@ -371,6 +374,9 @@ TEST(PerformanceTest, OtherAlgorithmsAreSimulated) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_LT(answer->performance().step_seconds(), first) << "its state has fewer bytes";
   EXPECT_THAT(answer->assumptions(), ::testing::Contains(HasSubstr("upper bound")));
+  request.set_algorithm("lion_8bit");
+  EXPECT_THAT(Answer(request)->assumptions(),
+              ::testing::Contains(HasSubstr("last 6 times as long to absorb, and 3 times")));
 }
 
 TEST(AnswerTest, StateIsCountedInItsDtypesAndPerBlock) {
@@ -383,6 +389,50 @@ TEST(AnswerTest, StateIsCountedInItsDtypesAndPerBlock) {
   EXPECT_GT(elements, 900'000'000u);
   EXPECT_EQ(bytes["state momentum_buffer"], elements);
   EXPECT_EQ(bytes["state momentum_buffer_scale"], elements / 256 * 4);
+}
+
+TEST(AnswerTest, NormsAndEmbeddingsAreInFp32WhereOthersAreInEightBits) {
+  v1::PlanRequest request = Request("llama-8b");
+  request.set_algorithm("adamw_8bit");
+  const v1::PlanResponse response = *Answer(request);
+  std::map<std::string, uint64_t> bytes;
+  for (const v1::MemoryItem& item : response.memory(0).host().items()) bytes[item.purpose()] = item.bytes();
+  constexpr uint64_t kEmbedding = uint64_t{128256} * 4096, kNorms = (2 * 32 + 1) * 4096;
+  EXPECT_EQ(bytes["master weights of parameters with fp32 moments"], 4 * (kEmbedding + kNorms));
+  EXPECT_EQ(bytes["state exp_avg_sq of parameters with fp32 moments"], 4 * (kEmbedding + kNorms));
+  EXPECT_EQ(bytes["state exp_avg"], bytes["master weights"] / 4);
+  EXPECT_EQ(bytes["state exp_avg_sq_scale"], bytes["master weights"] / 256);
+}
+
+TEST(RecommendationTest, NarrowerMomentsThatFitAreSaid) {
+  const auto said = [](const v1::PlanRequest& request) {
+    const v1::Recommendation recommendation = Answer(request)->recommendation();
+    return absl::StrJoin(recommendation.sentences(), "\n");
+  };
+  v1::PlanRequest request = Request("qwen3-30b-a3b");
+  EXPECT_THAT(said(request), HasSubstr("With moments in 8 bits (--algorithm=adamw_8bit) it takes 343.9 GiB"));
+  EXPECT_EQ(Answer(request)->recommendation().ranks(), 2u) << "what changes results is not recommended";
+  request.set_algorithm("adamw_8bit");
+  EXPECT_THAT(said(request), Not(HasSubstr("moments in")));
+  EXPECT_THAT(said(Request("seed-oss-36b")), Not(HasSubstr("moments in"))) << "none fits";
+}
+
+TEST(RecommendationTest, WhatNarrowerMomentsGainIsSaid) {
+  v1::PlanRequest request = Request("llama-8b", 1);
+  request.set_quick(false);
+  const v1::PlanResponse on_grace = *Answer(request);
+  EXPECT_THAT(
+      on_grace.recommendation().sentences(1),
+      AllOf(HasSubstr("A step would take "),
+            HasSubstr(" s with moments in 16 bits (--algorithm=adamw_bf16) instead of "), Not(HasSubstr("8bit"))));
+  request.set_machine_name("h100-pcie");
+  request.set_algorithm("adamw_8bit");
+  const double after = Answer(request)->performance().step_seconds();
+  request.clear_algorithm();
+  const v1::PlanResponse response = *Answer(request);
+  EXPECT_THAT(response.recommendation().sentences(1),
+              HasSubstr(absl::StrFormat("%.3f s with moments in 8 bits (--algorithm=adamw_8bit) instead of %.3f s.",
+                                        after, response.performance().step_seconds())));
 }
 
 TEST(TuningTest, TheRecommendedBucketsShortenTheStep) {

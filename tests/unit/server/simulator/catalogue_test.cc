@@ -61,7 +61,7 @@ TEST(CatalogueTest, EveryModelIsOneThatTheDaemonCanPlanBlockByBlock) {
     spec.groups = {spec.algorithm->DefaultScalars()};
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(spec);
     ASSERT_TRUE(layout.ok()) << name << layout.status();
-    EXPECT_GE(layout->state_elements, ParameterCount(model));
+    EXPECT_GE(layout->state_elements(), ParameterCount(model));
   }
 }
 

@@ -165,7 +165,7 @@ TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
   EXPECT_EQ(BytesOf(items, "resident buckets"), 14 * (layout.buckets[n - 1].elements + layout.buckets[n - 2].elements));
   // More than there are: all.
   const std::vector<MemoryItem> all = GpuMemory(model, layout, {}, {.resident_buckets = 1u << 30}, 1);
-  EXPECT_EQ(BytesOf(all, "resident buckets"), 14 * layout.state_elements);
+  EXPECT_EQ(BytesOf(all, "resident buckets"), 14 * layout.state_elements());
 }
 
 TEST(FitTest, ParametersAndSlotsHaveTheLayoutsSizes) {
