@@ -1,7 +1,8 @@
 // Trains a byte-level bigram language model on real text through a real daemon under its keeper, kills the trainer or
 // the daemon at random instants, and demands the weights of an undisturbed run, bit for bit.
 //
-//   kill_driver --kills=N --seed=S --text=FILE    ends with "kills=N mismatches=M"; exit status 1 when M > 0
+//   kill_driver --kills=N --seed=S --text=FILE [--algorithm=NAME]    ends with "kills=N mismatches=M"; exit status 1
+//   when M > 0
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,6 +34,7 @@
 ABSL_FLAG(uint32_t, kills, 100, "processes to kill");
 ABSL_FLAG(uint64_t, seed, 0, "of the instants and the victims; 0 takes one at random");
 ABSL_FLAG(std::string, text, "", "the file to learn from");
+ABSL_FLAG(std::string, algorithm, "adamw", "of narrower moments the weight has some, the bias keeps fp32");
 ABSL_FLAG(std::string, trainer, "", "endpoint; runs as the trainer, until --steps are committed");
 ABSL_FLAG(uint64_t, steps, 0, "with --trainer");
 
@@ -47,7 +49,8 @@ v1::CreateOptimizerRequest Plan() {
   v1::CreateOptimizerRequest request;
   request.set_name(kName);
   request.set_bucket_bytes(64 << 10);
-  request.set_algorithm("adamw");
+  const std::string algorithm = absl::GetFlag(FLAGS_algorithm);
+  request.set_algorithm(algorithm);
   v1::ParameterGroup* group = request.add_groups();
   SetScalar(group, "lr", 0.02);
   SetScalar(group, "weight_decay", 0);
@@ -60,6 +63,7 @@ v1::CreateOptimizerRequest Plan() {
   bias->set_name("bias");
   bias->add_shape(kBytes);
   bias->set_dtype(v1::DATA_TYPE_FLOAT32);
+  bias->set_state_in_float32(algorithm.find('_') != std::string::npos);
   return request;
 }
 
