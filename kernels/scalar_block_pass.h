@@ -9,12 +9,13 @@
 #include "kernels/algorithm.h"
 #include "kernels/codes/dynamic_code.h"
 #include "kernels/elements/scalar_element.h"
+#include "kernels/scalar_table.h"
 #include "kernels/undo_slot.h"
 
 namespace superoffload::kernels {
 
 template <class F, bool... kSigned>
-struct ScalarBlockPasses {
+struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
   static constexpr size_t kMoments = sizeof...(kSigned), kKept = UndoElements(kCodeBlock);
   static_assert(F::kArrays == 1 + kMoments);
   static constexpr BlockCodec kCodecs[] = {DynamicCode<kSigned>::Codec(0)...};
@@ -86,21 +87,6 @@ struct ScalarBlockPasses {
       }
     });
   }
-
-  static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                               ConstElements pending, const StepConstants& publish, ConstElements gradient,
-                               MutableElements theta, NormLanes* norm, UndoSlot* undo) {
-    Absorb(first, n, state, absorb, pending, undo);
-    Publish(first, n, state, publish, gradient, theta, norm);
-  }
-
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
-                    MutableElements theta) {
-    Absorb(first, n, state, absorb, pending, nullptr);
-    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
-  }
-
-  static constexpr AlgorithmKernels Table() { return {"SCALAR", Absorb, Publish, AbsorbAndPublish, Plain}; }
 };
 
 }  // namespace superoffload::kernels

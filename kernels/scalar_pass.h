@@ -13,12 +13,13 @@
 
 #include "kernels/algorithm.h"
 #include "kernels/elements/scalar_element.h"
+#include "kernels/scalar_table.h"
 #include "kernels/undo_slot.h"
 
 namespace superoffload::kernels {
 
 template <class F, Moments kMoments = Moments::kFloat32>
-struct ScalarPasses {
+struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
   static constexpr DType TypeOf(size_t array) {
     return array == 0 || kMoments == Moments::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
@@ -84,21 +85,6 @@ struct ScalarPasses {
       if (norm != nullptr) norm->lanes[i % kNormLanes] += double{g} * g;
     }
   }
-
-  static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                               ConstElements pending, const StepConstants& publish, ConstElements gradient,
-                               MutableElements theta, NormLanes* norm, UndoSlot* undo) {
-    Absorb(first, n, state, absorb, pending, undo);
-    Publish(first, n, state, publish, gradient, theta, norm);
-  }
-
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
-                    MutableElements theta) {
-    Absorb(first, n, state, absorb, pending, nullptr);
-    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
-  }
-
-  static constexpr AlgorithmKernels Table() { return {"SCALAR", Absorb, Publish, AbsorbAndPublish, Plain}; }
 };
 
 }  // namespace superoffload::kernels

@@ -6,9 +6,10 @@ import warnings
 import pytest
 import torch
 from tests import conftest
-from tests.support.narrow_moments import Formula, backward, model, whole
+from tests.support.narrow_moments import Formula, model, whole
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
+from tests.support.small_training import same_as_formula, same_in_jax, same_whether_speculated, steps
 
 import superoffload
 import superoffload.torch
@@ -38,32 +39,16 @@ def make(ranks):
         optimizer.close()
 
 
-def steps(module, optimizer, *numbers):
-    for number in numbers:
-        backward(module, number)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("kind", ["AdamW", "Lion"])
 def test_steps_are_those_of_the_formula(make, kind, rounding):
     theirs, ours = model(), model()
     formula = Formula(theirs.named_parameters(), kind, rounding, seed=1 << 40 | 7)
     optimizer = make(ours, kind, rounding=rounding, seed=1 << 40 | 7, speculation="always")
-    for step in range(8):
-        for module in (theirs, ours):
-            backward(module, step)
-            if step % 3 == 1:
-                module[0].bias.grad = None  # its own step count, and its own bits, stand still
-        for each in (formula, optimizer):
-            each.step()
-            each.zero_grad()
-        same(list(ours.parameters()), list(theirs.parameters()))
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+    same_as_formula(optimizer, ours, formula, theirs, resting="0.bias")
+    for p in ours.parameters():
         for key in optimizer.algorithm.moments:
             assert optimizer.state[p][key].dtype == torch.bfloat16
-            assert torch.equal(optimizer.state[p][key], formula.state[q][key])
 
 
 def test_another_seed_has_other_bits(make):
@@ -78,19 +63,7 @@ def test_another_seed_has_other_bits(make):
 
 
 def test_clips_and_skips_are_the_same_whether_speculated_or_not(make):
-    found = []
-    for speculation in ("always", "never"):
-        module = model()
-        optimizer = make(module, max_grad_norm=0.05, speculation=speculation)
-        for step in range(6):
-            backward(module, step)
-            if step == 3:
-                module[0].bias.grad[5] = torch.inf
-            optimizer.step()
-            optimizer.zero_grad()
-        assert optimizer.committed_steps == 5
-        found.append(bits(optimizer, module))
-    same(*found)
+    same_whether_speculated(make, model, "0.bias")
 
 
 @pytest.mark.parametrize("shards", [True, False])
@@ -203,25 +176,10 @@ def test_jax_has_the_bits_of_torch(make, ranks):
     module = model()
     optimizer = make(module, seed=6)
 
-    def pytree(value):
-        tree = {}
-        for name, p in module.named_parameters():
-            layer, _, key = name.partition(".")
-            tree.setdefault(layer, {})[key] = jnp.asarray(value(p).numpy())
-        return tree
-
     theirs = superoffload.jax.adamw(
         1e-2, weight_decay=1e-2, state_dtype=jnp.bfloat16, seed=6, endpoint=ranks[0].endpoint
     )
-    params = theirs.init(pytree(lambda p: p.detach()))
-    for step in range(4):
-        backward(module, step)
-        params, _ = theirs.step(pytree(lambda p: p.grad), params=params)
-        optimizer.step()
-        optimizer.zero_grad()
-        for layer, leaves in pytree(lambda p: p.detach()).items():
-            for key, leaf in leaves.items():
-                assert jnp.array_equal(params[layer][key], leaf), (layer, key, step)
+    same_in_jax(optimizer, module, theirs)
     theirs.close()
     with pytest.raises(ValueError, match="state_dtype is float16 but must be float32 or bfloat16"):
         superoffload.jax.adamw(1e-2, state_dtype=jnp.float16)

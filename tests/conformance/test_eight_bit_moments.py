@@ -6,9 +6,10 @@ import re
 import pytest
 import torch
 from tests import conftest
-from tests.support.narrow_moments import Formula, backward, in_8_bits, model, whole
+from tests.support.narrow_moments import Formula, in_8_bits, model, whole
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
+from tests.support.small_training import backward, same_as_formula, same_in_jax, same_whether_speculated, steps
 
 import superoffload
 import superoffload.torch
@@ -37,30 +38,12 @@ def make(ranks):
         optimizer.close()
 
 
-def steps(module, optimizer, *numbers):
-    for number in numbers:
-        backward(module, number)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("kind", ["AdamW", "Lion"])
 def test_steps_are_those_of_the_formula(make, kind):
     theirs, ours = model(HIDDEN), model(HIDDEN)
     formula = Formula(theirs.named_parameters(), kind, rounding=None, in_float32=IN_FLOAT32)
     optimizer = make(ours, f"{kind}8bit", speculation="always")
-    for step in range(8):
-        for module in (theirs, ours):
-            backward(module, step)
-            if step % 3 == 1:
-                module[0].weight.grad = None
-        for each in (formula, optimizer):
-            each.step()
-            each.zero_grad()
-        same(list(ours.parameters()), list(theirs.parameters()))
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        for key in optimizer.algorithm.moments:
-            assert torch.equal(optimizer.state[p][key], formula.state[q][key])
+    same_as_formula(optimizer, ours, formula, theirs, resting="0.weight")
 
 
 def codes_of(optimizer):
@@ -107,19 +90,7 @@ def test_a_group_of_bfloat16_moments_may_be_in_32_bits(make):
 
 
 def test_clips_and_skips_are_the_same_whether_speculated_or_not(make):
-    found = []
-    for speculation in ("always", "never"):
-        module = model(HIDDEN)
-        optimizer = make(module, max_grad_norm=0.05, speculation=speculation)
-        for step in range(6):
-            backward(module, step)
-            if step == 3:
-                module[0].bias.grad[5] = torch.inf
-            optimizer.step()
-            optimizer.zero_grad()
-        assert optimizer.committed_steps == 5
-        found.append(bits(optimizer, module))
-    same(*found)
+    same_whether_speculated(make, lambda: model(HIDDEN), "0.bias")
 
 
 @pytest.mark.parametrize("shards", [True, False])
@@ -292,30 +263,14 @@ def test_a_loop_writes_the_state(make):
 
 
 def test_jax_has_the_bits_of_torch(make, ranks):
-    import jax.numpy as jnp  # only here: it takes a second
 
     import superoffload.jax
 
     module = model(HIDDEN)
     optimizer = make(module)
 
-    def pytree(value):
-        tree = {}
-        for name, p in module.named_parameters():
-            layer, _, key = name.partition(".")
-            tree.setdefault(layer, {})[key] = jnp.asarray(value(p).numpy())
-        return tree
-
     theirs = superoffload.jax.adamw8bit(1e-2, weight_decay=1e-2, endpoint=ranks[0].endpoint)
-    params = theirs.init(pytree(lambda p: p.detach()))
-    for step in range(4):
-        backward(module, step)
-        params, _ = theirs.step(pytree(lambda p: p.grad), params=params)
-        optimizer.step()
-        optimizer.zero_grad()
-        for layer, leaves in pytree(lambda p: p.detach()).items():
-            for key, leaf in leaves.items():
-                assert jnp.array_equal(params[layer][key], leaf), (layer, key, step)
+    same_in_jax(optimizer, module, theirs)
     ours = optimizer.state_tensors()
     for name, arrays in theirs.state_tensors().items():
         for key, array in arrays.items():

@@ -7,9 +7,10 @@ import pytest
 import torch
 from tests import conftest
 from tests.support import momentum
-from tests.support.momentum import Formula, backward, model
+from tests.support.momentum import Formula, model
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
+from tests.support.small_training import same_as_formula, same_in_jax, same_whether_speculated, steps
 
 import superoffload
 
@@ -46,41 +47,17 @@ def make(ranks, kind):
         optimizer.close()
 
 
-def steps(module, optimizer, *numbers):
-    for number in numbers:
-        backward(module, number)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def test_steps_are_those_of_the_formula(make, kind):
     theirs, ours = model(), model()
     formula = Formula(theirs.parameters(), kind)
     optimizer = make(ours, speculation="always")
-    for step in range(8):
-        steps(theirs, formula, step)
-        steps(ours, optimizer, step)
-        same([p.detach() for p in ours.parameters()], [p.detach() for p in theirs.parameters()])
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        for key, dtype in DTYPES[kind].items():
-            assert optimizer.state[p][key].dtype == dtype
-            assert torch.equal(optimizer.state[p][key], formula.state[q][key])
+    same_as_formula(optimizer, ours, formula, theirs)
+    for p in ours.parameters():
+        assert {key: optimizer.state[p][key].dtype for key in optimizer.algorithm.moments} == DTYPES[kind]
 
 
 def test_clips_and_skips_are_the_same_whether_speculated_or_not(make):
-    found = []
-    for speculation in ("always", "never"):
-        module = model()
-        optimizer = make(module, max_grad_norm=0.05, speculation=speculation)
-        for step in range(6):
-            backward(module, step)
-            if step == 3:
-                module.bias.grad[5] = torch.inf
-            optimizer.step()
-            optimizer.zero_grad()
-        assert optimizer.committed_steps == 5
-        found.append(bits(optimizer, module))
-    same(*found)
+    same_whether_speculated(make, model, "bias")
 
 
 def test_a_deep_copy_of_the_state_dict_is_the_moment(make):
@@ -184,7 +161,6 @@ def test_each_rank_hosts_some_of_the_matrices(ranks, make, kind, tmp_path):
 
 
 def test_jax_hands_out_the_same(ranks, make, kind):
-    import jax.numpy as jnp  # only here: it takes a second
 
     from superoffload.jax.algorithm import Algorithm
     from superoffload.jax.optimizer import Optimizer
@@ -194,14 +170,8 @@ def test_jax_hands_out_the_same(ranks, make, kind):
     values = {"learning_rate": 1e-2, "momentum": 0.9}
     in_jax = Optimizer(algorithm, values, endpoint=ranks[0].endpoint)
     module = model()
-    params = in_jax.init({name: jnp.asarray(p.detach().numpy()) for name, p in module.named_parameters()})
     in_torch = make(module)
-    for step in range(4):
-        backward(module, step)
-        gradients = {name: jnp.asarray(p.grad.numpy()) for name, p in module.named_parameters()}
-        params, _ = in_jax.step(gradients, params=params)
-        in_torch.step()
-        in_torch.zero_grad()
+    same_in_jax(in_torch, module, in_jax)
     expected = in_torch.state_tensors()
     for name, arrays in in_jax.state_tensors().items():
         for key, array in arrays.items():

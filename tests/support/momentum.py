@@ -7,7 +7,7 @@ arguments of `train`, and OUT gets a list of what it returned.
 
 import numpy as np
 import torch
-from tests.support import process_group
+from tests.support import process_group, small_training
 from tests.support.build_directory import BUILD
 
 from superoffload.torch import groups
@@ -101,11 +101,6 @@ def model() -> torch.nn.Linear:
     return torch.nn.Linear(40, 30)
 
 
-def backward(module: torch.nn.Module, step: int) -> None:
-    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step))
-    module(x).square().mean().backward()
-
-
 def train(
     rank: int,
     *,
@@ -129,9 +124,7 @@ def train(
     for step in range(optimizer.committed_steps, steps + 2):
         if step == steps and save is not None:
             optimizer.save_checkpoint(save)
-        backward(module, step)
-        optimizer.step()
-        optimizer.zero_grad()
+        small_training.steps(module, optimizer, step)
     state = optimizer.state_tensors()
     optimizer.close()
     whole = {name: p.full_tensor() if shards else p.detach() for name, p in module.named_parameters()}

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from tests.support import process_group
+from tests.support import process_group, small_training
 from tests.support.momentum import fma
 
 import superoffload.torch
@@ -150,11 +150,6 @@ def model(hidden: int = 90) -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(40, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 7))
 
 
-def backward(module: torch.nn.Module, step: int) -> None:
-    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step))
-    module(x).square().mean().backward()
-
-
 def whole(optimizer, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Weights by name, and the state of torch.optim's optimizer, of all ranks. All of them call it."""
     state = optimizer.torch_state_dict()["state"]
@@ -194,10 +189,7 @@ def train(
             optimizer = superoffload.torch.AdamW(module.named_parameters(), **common, **options)
     except superoffload.Error as error:
         return str(error)
-    for step in range(first, steps):
-        backward(module, step)
-        optimizer.step()
-        optimizer.zero_grad()
+    small_training.steps(module, optimizer, *range(first, steps))
     if save is not None:
         optimizer.save_checkpoint(save)
     found = whole(optimizer, module)

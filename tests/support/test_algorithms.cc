@@ -15,6 +15,7 @@
 #include "kernels/algorithm.h"
 #include "kernels/elements/scalar_element.h"
 #include "kernels/scalar_pass.h"
+#include "kernels/scalar_table.h"
 #include "kernels/undo_slot.h"
 
 namespace superoffload::kernels {
@@ -127,19 +128,6 @@ struct Momentum8 {
       }
     });
   }
-
-  static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
-                               ConstElements pending, const StepConstants& publish, ConstElements gradient,
-                               MutableElements theta, NormLanes* norm, UndoSlot* undo) {
-    Absorb(first, n, state, absorb, pending, undo);
-    Publish(first, n, state, publish, gradient, theta, norm);
-  }
-
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
-                    MutableElements theta) {
-    Absorb(first, n, state, absorb, pending, nullptr);
-    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
-  }
 };
 
 struct MatrixMomentum {
@@ -198,20 +186,13 @@ struct MatrixMomentum {
       if (norm != nullptr) norm->lanes[i % kNormLanes] += g * g;
     }
   }
-
-  static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
-                    MutableElements theta) {
-    Absorb(first, n, state, absorb, pending, nullptr);
-    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
-  }
 };
 
 constexpr MatrixStages kStages = {MatrixMomentum::ScratchElements, 2, MatrixMomentum::Run};
 constexpr AlgorithmKernels kKernelsMatrix = {"SCALAR", MatrixMomentum::Absorb, MatrixMomentum::Publish, nullptr,
-                                             MatrixMomentum::Plain};
+                                             ScalarTable<MatrixMomentum>::Plain};
 constexpr AlgorithmKernels kKernels16 = ScalarPasses<MomentumElement, Moments::kBFloat16>::Table();
-constexpr AlgorithmKernels kKernels8 = {"SCALAR", Momentum8::Absorb, Momentum8::Publish, Momentum8::AbsorbAndPublish,
-                                        Momentum8::Plain};
+constexpr AlgorithmKernels kKernels8 = ScalarTable<Momentum8>::Table();
 
 template <const AlgorithmKernels& kTable>
 const std::vector<const AlgorithmKernels*>& Supported() {
