@@ -160,11 +160,8 @@ bool HasBlocks(const SavedTensors::Tensor& tensor) {
 absl::Status CheckBlocks(const SavedTensors::Tensor& tensor, const kernels::StateArray& array) {
   for (const SavedTensors::Slice* slice : tensor.slices) {
     const std::string& path = slice->file->file.path();
-    if (!IsCodes(*slice)) {
-      if (array.codec == nullptr || slice->dtype != tensor.dtype) continue;
-      return absl::DataLossError(absl::StrCat(path, " has codes without their scales; restore an earlier checkpoint"));
-    }
-    if (slice->scales == nullptr) {
+    if (!IsCodes(*slice) && (array.codec == nullptr || slice->dtype != tensor.dtype)) continue;
+    if (!IsCodes(*slice) || slice->scales == nullptr) {
       return absl::DataLossError(absl::StrCat(path, " has codes without their scales; restore an earlier checkpoint"));
     }
     if (slice->codec == nullptr || slice->dtype != SafetensorsDType(kernels::DType::kUInt8) ||
