@@ -111,7 +111,7 @@ Mover::~Mover() {
 CudaStatus Mover::CopyDown(uint32_t bucket, uint32_t slot, uint32_t host_slot, What what, Arrived arrived) {
   SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
   SUPEROFFLOAD_CHECK_LT(slot, memory_.slots.count);
-  SUPEROFFLOAD_CHECK_LT(host_slot, 2u);
+  SUPEROFFLOAD_CHECK_LT(host_slot, memory_.buckets[bucket].host_slots());
   auto on_arrival = [this, bucket, slot, arrived = std::move(arrived)](const CudaStatus& status) {
     arrived(status, status.ok() ? SumOf(bucket, slot) : 0);
   };
@@ -139,7 +139,7 @@ CudaStatus Mover::IssueDown(uint32_t bucket, uint32_t slot, uint32_t host_slot, 
   const MovedBucket& moved = memory_.buckets[bucket];
   if (what == What::kGradientAndSums) {
     if (CudaStatus status = driver_.Status(
-            driver_.MemcpyDtoHAsync(memory_.gradients.data() + moved.gradient_offsets[host_slot],
+            driver_.MemcpyDtoHAsync(memory_.gradients.data() + moved.GradientOffset(host_slot),
                                     gpu_ + memory_.slots.slot_offset(slot), moved.gradient_bytes, down_.get()),
             "copying a gradient from the GPU");
         !status.ok()) {

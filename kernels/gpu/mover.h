@@ -13,6 +13,7 @@
 #ifndef SUPEROFFLOAD_KERNELS_GPU_MOVER_H_
 #define SUPEROFFLOAD_KERNELS_GPU_MOVER_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,10 +36,18 @@ namespace superoffload::kernels {
 struct MovedBucket {
   std::array<uint64_t, 2> gradient_offsets{};  // into the host's gradients, per slot of the host
   uint64_t gradient_bytes = 0;
+  // Of the bucket's log, if it has one: the first two slots are those above, and the others lie one after the other.
+  uint64_t log_offset = 0, log_slot_bytes = 0;
+  uint32_t log_slots = 0;
   uint64_t parameters_offset = 0;  // into the host's parameters
   uint64_t gpu_offset = 0;         // into the GPU memory: of the parameters, at first (Mover::SetGpuOffset)
   uint64_t parameters_bytes = 0;
   uint64_t chunks = 0;
+
+  uint32_t host_slots() const { return std::max(2u, log_slots); }
+  uint64_t GradientOffset(uint32_t host_slot) const {
+    return host_slot < 2 ? gradient_offsets[host_slot] : log_offset + (host_slot - 2) * log_slot_bytes;
+  }
 };
 
 // Gradient slots in GPU memory, and the sums of squares of their chunks. Offsets and sizes are in bytes.

@@ -1,8 +1,10 @@
 #include "server/engine/bucket_pass.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/chunk_sums.h"
+#include "server/engine/absorb.h"
 #include "server/engine/segments.h"
 
 namespace superoffload::engine {
@@ -88,7 +90,7 @@ void BucketPass::RunStage(size_t index) const {
   const bool absorbs = round().part == Round::Part::kAbsorb;
   const std::optional<kernels::StepConstants>& constants = absorbs ? segment->absorb : segment->publish;
   if (!constants) return;
-  const uint32_t slot = absorbs ? SlotOf(arguments_.absorbed_step) : arguments_.slot;
+  const uint32_t slot = SlotOf(absorbs ? arguments_.absorbed_step : arguments_.step);
   matrices_->Run(*layout_.algorithm->stages, *round().stage, task, slot, *constants);
 }
 
@@ -99,12 +101,13 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   const kernels::MutableElements theta = view.parameters;
   if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, view.state.Floats(0), theta);
   if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, view.state.Floats(0));
+  if (bucket_layout_.log_slots > 0 && arguments_.kind == PassKind::kAbsorb) return AbsorbLog(index, worker);
   const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;
   const uint64_t absorbed_step = absorbs ? arguments_.absorbed_step : 0;
-  const kernels::ConstElements gradient = view.gradients[arguments_.slot];
-  const kernels::ConstElements pending = view.gradients[SlotOf(arguments_.absorbed_step)];
+  const kernels::ConstElements gradient = GradientOf(memory_, bucket_layout_, index, arguments_.step, false);
+  const kernels::ConstElements pending = GradientOf(memory_, bucket_layout_, index, absorbed_step, false);
   const kernels::AlgorithmKernels& kernels = layout_.FormatOf(bucket_layout_).algorithm->best();
-  const size_t chunk = bucket_layout_.first_chunk + index;
+  const size_t chunk = bucket_layout_.first_stretch + index;
   if (matrices_ && absorbed_step != 0 && record_->absorbed(chunk) == absorbed_step) return;  // before a kill
   kernels::UndoSlot* const undo = absorbed_step != 0 ? record_->BeginAbsorb(worker, chunk, absorbed_step) : nullptr;
   kernels::NormLanes lanes;
@@ -125,6 +128,24 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   });
   if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);
   chunk_sums_[index] = lanes.Sum();
+}
+
+// Stretch by stretch, each of which takes in one step after the other while it is in the cache.
+void BucketPass::AbsorbLog(size_t index, size_t worker) {
+  const ChunkView view = ViewChunk(layout_, memory_, bucket_layout_, index);
+  const kernels::AlgorithmKernels& kernels = layout_.FormatOf(bucket_layout_).algorithm->best();
+  const auto absorb = [&](size_t begin, uint64_t t, const std::vector<Segment>& segments) {
+    const size_t stretch =
+        bucket_layout_.first_stretch + (index * kernels::kChunkElements + begin) / kLogStretchElements;
+    AbsorbRange(layout_, view, index, {begin, std::min<size_t>(begin + kLogStretchElements, view.elements)}, segments,
+                GradientOf(memory_, bucket_layout_, index, t, record_->Logged(t, bucket_)), kernels, record_->seed(),
+                record_->BeginAbsorb(worker, stretch, t));
+    record_->EndAbsorb(worker, stretch, t);
+  };
+  for (size_t begin = 0; begin < view.elements; begin += kLogStretchElements) {
+    for (const EarlierStep& earlier : arguments_.earlier) absorb(begin, earlier.step, earlier.segments);
+    absorb(begin, arguments_.absorbed_step, arguments_.segments);
+  }
 }
 
 void BucketPass::Done() {
@@ -163,6 +184,12 @@ JobWork BucketPass::work() const {
     if (published) work.bytes += (gradient + theta) * elements + (absorbed ? 0 : state);
     if (absorbed) work.absorbed += elements;
     if (published) work.published += elements;
+  }
+  for (const EarlierStep& earlier : arguments_.earlier) {  // their state is in the cache
+    for (const Segment& segment : earlier.segments) {
+      work.bytes += gradient * (segment.end - segment.begin);
+      work.absorbed += segment.end - segment.begin;
+    }
   }
   return work;
 }

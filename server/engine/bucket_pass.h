@@ -27,12 +27,19 @@ struct Segment {
   std::optional<kernels::StepConstants> publish;  // for kNorm only its presence counts
 };
 
+// A committed step whose gradient is absorbed before those of `PassArguments`.
+struct EarlierStep {
+  uint64_t step = 0;
+  std::vector<Segment> segments;
+};
+
 struct PassArguments {
   PassKind kind = PassKind::kNorm;
-  std::vector<Segment> segments;  // in order; not for kPublishMasters and kPush
-  uint64_t absorbed_step = 0;     // the committed step whose gradient is absorbed; 0: none
-  uint32_t slot = 0;              // of the gradient that is published or measured
-  bool sum_known = false;         // of its squares: a pass that publishes does not measure it again
+  std::vector<Segment> segments{};     // in order; not for kPublishMasters and kPush
+  uint64_t absorbed_step = 0;          // the committed step whose gradient is absorbed; 0: none
+  uint64_t step = 0;                   // whose gradient is published or measured
+  bool sum_known = false;              // of its squares: a pass that publishes does not measure it again
+  std::vector<EarlierStep> earlier{};  // of kAbsorb, in order: what else is absorbed, stretch by stretch
 };
 
 class BucketPass final : public ChunkJob {
@@ -66,6 +73,7 @@ class BucketPass final : public ChunkJob {
   void SubmitRound();
   void EndRound() const;
   void RunStage(size_t index) const;
+  void AbsorbLog(size_t index, size_t worker);
   const Round& round() const { return rounds_[round_]; }
 
   const uint32_t bucket_;

@@ -3,7 +3,6 @@
 #define SUPEROFFLOAD_SERVER_ENGINE_CHUNK_VIEW_H_
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,7 +24,6 @@ struct ChunkView {
   uint64_t first;  // of the elements of its format
   kernels::StateView state;
   kernels::MutableElements parameters;
-  std::array<kernels::ConstElements, kGradientSlots> gradients;
 };
 
 // Chunk `index` of `bucket`, counted within the bucket.
@@ -40,17 +38,19 @@ inline ChunkView ViewChunk(const Layout& layout, const OptimizerMemory& memory, 
   if (layout.directions_elements > 0) {
     state.directions = reinterpret_cast<float*>(memory.state + layout.directions_offset) + first;
   }
-  const auto gradient = [&](int slot) {
-    return kernels::ConstElements{
-        memory.gradients + bucket.gradient_offsets[slot] + first * kernels::DTypeBytes(bucket.gradient_dtype),
-        bucket.gradient_dtype};
-  };
   return {.elements = std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
           .first = bucket.state_offset + first,
           .state = state,
           .parameters = {memory.parameters + bucket.parameters_offset + first * kernels::DTypeBytes(bucket.dtype),
-                         bucket.dtype},
-          .gradients = {gradient(0), gradient(1)}};
+                         bucket.dtype}};
+}
+
+// What chunk `index` of `bucket` has of the gradient of step `t`, which lies in the bucket's log or in one of two
+// slots.
+inline kernels::ConstElements GradientOf(const OptimizerMemory& memory, const BucketLayout& bucket, size_t index,
+                                         uint64_t t, bool logged) {
+  const size_t first = index * kernels::kChunkElements * kernels::DTypeBytes(bucket.gradient_dtype);
+  return {memory.gradients + bucket.GradientOffset(bucket.GradientSlot(t, logged)) + first, bucket.gradient_dtype};
 }
 
 // Its state for a pass over a part of it that has nothing but `parameter`, where state is rounded stochastically.

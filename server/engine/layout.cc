@@ -84,11 +84,14 @@ class Planner {
     PlaceParameters();
     for (BucketLayout& bucket : layout_.buckets) {
       SetSlotOffsets(bucket.gradient_offsets);
-      bucket.first_chunk = layout_.chunks;
-      layout_.chunks += bucket.chunks();
     }
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
     layout_.gradients_bytes = kGradientSlots * slot_bytes_;
+    LayOutLogs();
+    for (BucketLayout& bucket : layout_.buckets) {
+      bucket.first_stretch = layout_.stretches;
+      layout_.stretches += bucket.stretches();
+    }
     uint64_t offset = 0;
     for (StateFormat& format : layout_.formats) {
       for (const kernels::StateArray& array : format.algorithm->arrays) {
@@ -103,6 +106,21 @@ class Planner {
   }
 
  private:
+  void LayOutLogs() {
+    const size_t logged = std::min<size_t>(spec_.logged_buckets, layout_.buckets.size());
+    if (spec_.log_slots == 0 || logged == 0) return;
+    layout_.kept_steps = std::max(layout_.kept_steps, spec_.log_slots);
+    for (size_t i = layout_.buckets.size() - logged; i < layout_.buckets.size(); ++i) {
+      BucketLayout& bucket = layout_.buckets[i];
+      bucket.log_slots = spec_.log_slots;
+      bucket.log_offset = layout_.gradients_bytes;
+      const uint64_t bytes = (bucket.log_slots - kGradientSlots) * bucket.log_slot_bytes();
+      layout_.gradients_bytes += bytes;
+      layout_.logs_bytes += bytes;
+    }
+    layout_.has_logs = true;
+  }
+
   // Says where in the parameter memory each bucket lies, and with it the parameters.
   void PlaceParameters() {
     std::vector<uint32_t> order(layout_.buckets.size());

@@ -26,6 +26,9 @@
 // No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
 // fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
 //
+// The last buckets may have a log: slots for the gradients of more steps than two, of which their state takes in
+// several in one reading, a stretch at a time. What goes beyond two lies behind all others in the gradient memory.
+//
 // Each state array is indexed by the element's position in the flat space of its format, or by its block's; each
 // gradient slot holds the ranges one after the other, in their dtypes.
 #ifndef SUPEROFFLOAD_SERVER_ENGINE_LAYOUT_H_
@@ -50,10 +53,14 @@ static_assert(kAlignmentElements % kernels::kRangeAlignment == 0);
 inline constexpr uint64_t kTaperBytes = uint64_t{4} << 20;
 inline constexpr uint32_t kGradientSlots = 2;
 inline constexpr uint64_t kMaxBuckets = 1u << 20;
+inline constexpr uint64_t kLogStretchElements = 2048;  // whose state stays in the second-level cache
+static_assert(kernels::kChunkElements % kLogStretchElements == 0);
 
 // The slot that holds the gradient of committed step `t`, counted from 1: slots alternate between committed steps, and
 // a skipped step's slot is filled again.
 constexpr uint32_t SlotOf(uint64_t t) { return static_cast<uint32_t>((t - 1) % kGradientSlots); }
+
+inline constexpr uint64_t kLogAlignmentBytes = 4096;
 
 struct BucketLayout {
   uint32_t format = 0;  // in Layout::formats
@@ -65,11 +72,26 @@ struct BucketLayout {
   uint64_t parameters_offset = 0;                           // bytes
   std::array<uint64_t, kGradientSlots> gradient_offsets{};  // bytes
   uint64_t state_offset = 0;                                // elements
-  uint64_t first_chunk = 0;                                 // of all chunks of the optimizer
-  uint32_t first_part = 0;                                  // in Layout::parts
+  uint64_t first_stretch = 0;                               // of all stretches of the optimizer
+  uint32_t log_slots = 0;   // gradients that its log has room for, at least 2; 0: it has none
+  uint64_t log_offset = 0;  // bytes into the gradients: of slots from the third on, one after the other
+  uint32_t first_part = 0;  // in Layout::parts
   uint32_t part_count = 0;
 
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
+  // Ranges of which the record knows how far their state has come: chunks, or pieces of them where there is a log.
+  uint64_t stretch_elements() const { return log_slots == 0 ? kernels::kChunkElements : kLogStretchElements; }
+  uint64_t stretches() const { return (elements + stretch_elements() - 1) / stretch_elements(); }
+  // The slot that holds the gradient of committed step `t`: all of the log take turns, or the first two.
+  uint32_t GradientSlot(uint64_t t, bool logged) const {
+    return logged ? static_cast<uint32_t>((t - 1) % log_slots) : SlotOf(t);
+  }
+  uint64_t GradientOffset(uint32_t slot) const {
+    return slot < kGradientSlots ? gradient_offsets[slot] : log_offset + (slot - kGradientSlots) * log_slot_bytes();
+  }
+  uint64_t log_slot_bytes() const {
+    return (gradient_bytes() + kLogAlignmentBytes - 1) / kLogAlignmentBytes * kLogAlignmentBytes;
+  }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
 };
@@ -132,11 +154,13 @@ struct Layout {
   const kernels::Algorithm* algorithm = nullptr;
   uint32_t groups = 0;
   uint32_t kept_steps = kGradientSlots;  // committed ones of which the record knows everything
+  bool has_logs = false;                 // some buckets have one
   std::vector<BucketLayout> buckets;
   std::vector<Part> parts;            // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
+  uint64_t logs_bytes = 0;  // of these: what logs have beyond two slots
   // That of `algorithm`, and behind it, if some parameters have their state in fp32, that of its in_fp32.
   std::vector<StateFormat> formats;
   std::vector<ParameterRounding> roundings;  // one per parameter; none unless the algorithm rounds stochastically
@@ -147,7 +171,7 @@ struct Layout {
   uint64_t directions_elements = 0;
   uint64_t scratch_elements = 0;  // behind the directions
   uint64_t state_bytes = 0;
-  uint64_t chunks = 0;  // of all buckets
+  uint64_t stretches = 0;  // of all buckets
 
   std::span<const Part> PartsOf(const BucketLayout& bucket) const {
     return std::span(parts).subspan(bucket.first_part, bucket.part_count);

@@ -53,14 +53,36 @@ StepMachine::Stage StepMachine::Passes(PassKind kind, uint32_t first_bucket) {
   };
 }
 
+StepMachine::Stage StepMachine::MarkPublishedStage(uint32_t first_bucket) {
+  return [this, first_bucket] {
+    for (uint32_t i = first_bucket; i < buckets_.size(); ++i) record_.MarkPublished(i);
+  };
+}
+
+StepMachine::Stage StepMachine::PublishLoggedStage(uint32_t first_bucket) {
+  return [this, first_bucket] {
+    maintenance_->kind = PassKind::kPublishMasters;
+    for (uint32_t i = first_bucket; i < buckets_.size(); ++i) {
+      if (record_.unpublished(i)) ready_.insert(i);
+    }
+    Advance();
+  };
+}
+
 // What was settled has nothing left to absorb, so that only the push itself is to be finished after a death.
 std::vector<StepMachine::Stage> StepMachine::PushStages() {
-  return {[this] { record_.BeginPush(); }, Passes(PassKind::kPush), [this] { record_.EndPush(); }};
+  return {[this] { record_.BeginPush(); }, Passes(PassKind::kPush), MarkPublishedStage(),
+          [this] { record_.EndPush(); }};
 }
 
 absl::Status StepMachine::Settle(uint32_t first_bucket, std::function<void()> done) {
   if (absl::Status status = CheckNoStepOpen("settling"); !status.ok()) return status;
-  Maintain({Passes(PassKind::kAbsorb, first_bucket)}, std::move(done));
+  std::vector<Stage> stages = {Passes(PassKind::kAbsorb, first_bucket)};
+  if (layout_->has_logs) {
+    stages.push_back(PublishLoggedStage(first_bucket));
+    stages.push_back(MarkPublishedStage(first_bucket));
+  }
+  Maintain(std::move(stages), std::move(done));
   return absl::OkStatus();
 }
 
@@ -77,7 +99,7 @@ absl::Status StepMachine::Push(std::function<void()> done) {
 absl::Status StepMachine::Pull(std::function<void()> done) {
   if (absl::Status status = CheckNoStepOpen("pulling parameters"); !status.ok()) return status;
   if (absl::Status status = CheckComplete(/*before_push=*/false); !status.ok()) return status;
-  Maintain({Passes(PassKind::kAbsorb), Passes(PassKind::kPublishMasters)}, std::move(done));
+  Maintain({Passes(PassKind::kAbsorb), Passes(PassKind::kPublishMasters), MarkPublishedStage()}, std::move(done));
   return absl::OkStatus();
 }
 
@@ -174,6 +196,7 @@ absl::Status StepMachine::BeginRestore() {
   maintenance_.emplace();
   maintenance_->loading = true;
   for (Bucket& bucket : buckets_) bucket.pending = 0;
+  due_.clear();
   record_.BeginRestore();
   return absl::OkStatus();
 }
@@ -193,6 +216,7 @@ void StepMachine::EndRestore(const Moment* restored, std::function<void()> done)
       request.done(absl::AbortedError("the optimizer was restored; take the checkpoint again"));
     }
     maintenance_->stages.push_back(Passes(PassKind::kPublishMasters));
+    maintenance_->stages.push_back(MarkPublishedStage());
   }
   Proceed();
 }

@@ -20,7 +20,7 @@ struct Record::Header {
   uint32_t scalars;
   uint32_t arrays;
   uint64_t parameters;
-  uint64_t chunks;
+  uint64_t stretches;
   char algorithm[24];  // NUL-ended
   uint32_t crc32;      // of what is above
   uint32_t incomplete;
@@ -65,9 +65,11 @@ struct Offsets {
         scalars(terms + (layout.version < 5 ? 0 : RoundUp(4 * layout.kept_steps * sizeof(double)))),
         steps(scalars + RoundUp(layout.kept_steps * layout.groups * layout.algorithm->scalars.size() * sizeof(double))),
         absorbed(steps + RoundUp(layout.kept_steps * layout.placements.size() * sizeof(uint64_t))),
-        slots(absorbed + RoundUp(layout.chunks * sizeof(uint64_t))),
+        logged(absorbed + RoundUp(layout.stretches * sizeof(uint64_t))),
+        unpublished(logged + (layout.has_logs ? RoundUp(layout.kept_steps * layout.buckets.size()) : 0)),
+        slots(unpublished + (layout.has_logs ? RoundUp(layout.buckets.size()) : 0)),
         end(slots + kMaxWorkers * SlotBytes(layout)) {}
-  size_t terms, scalars, steps, absorbed, slots, end;
+  size_t terms, scalars, steps, absorbed, logged, unpublished, slots, end;
 };
 
 std::string AlgorithmIn(const char (&text)[24]) { return {text, ::strnlen(text, sizeof(text))}; }
@@ -95,7 +97,8 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       algorithm_(layout.algorithm),
       groups_(layout.groups),
       parameters_(layout.placements.size()),
-      chunks_(layout.chunks),
+      stretches_(layout.stretches),
+      buckets_(layout.buckets),
       kept_(layout.kept_steps),
       gradient_scale_(Terms(memory, layout, 0, &Header::gradient_scale)),
       unscale_(Terms(memory, layout, 1, &Header::unscale)),
@@ -104,6 +107,8 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
       scalars_(At<double>(memory, Offsets(layout).scalars)),
       steps_(At<uint64_t>(memory, Offsets(layout).steps)),
       absorbed_(At<uint64_t>(memory, Offsets(layout).absorbed)),
+      logged_(layout.has_logs ? At<uint8_t>(memory, Offsets(layout).logged) : nullptr),
+      unpublished_(layout.has_logs ? At<uint8_t>(memory, Offsets(layout).unpublished) : nullptr),
       slots_(memory + Offsets(layout).slots),
       slot_bytes_(SlotBytes(layout)) {
   static_assert(sizeof(Header) == kOldHeaderBytes);
@@ -114,7 +119,7 @@ Record::Record(std::byte* memory, const Layout& layout, Deaths* deaths)
   header_->scalars = static_cast<uint32_t>(algorithm_->scalars.size());
   header_->arrays = static_cast<uint32_t>(algorithm_->arrays.size());
   header_->parameters = parameters_;
-  header_->chunks = chunks_;
+  header_->stretches = stretches_;
   if (layout.version >= 5) header_->kept_steps = static_cast<uint32_t>(kept_);
   std::memcpy(header_->algorithm, algorithm_->name.data(), algorithm_->name.size());
   Order();
@@ -140,25 +145,22 @@ absl::Status Record::Check() const {
   }
   if (header_->groups != groups_ || header_->scalars != algorithm_->scalars.size() ||
       header_->arrays != algorithm_->arrays.size() || header_->parameters != parameters_ ||
-      header_->chunks != chunks_ || AlgorithmIn(header_->algorithm) != algorithm_->name) {
+      header_->stretches != stretches_ || AlgorithmIn(header_->algorithm) != algorithm_->name) {
     return absl::FailedPreconditionError(
         absl::StrCat("the optimizer's record is of ", AlgorithmIn(header_->algorithm), " with ", header_->groups,
-                     " groups, ", header_->parameters, " parameters and ", header_->chunks,
+                     " groups, ", header_->parameters, " parameters and ", header_->stretches,
                      " chunks but its plan is of ", std::string(algorithm_->name), " with ", groups_, ", ", parameters_,
-                     " and ", chunks_, "; it does not belong to this plan"));
+                     " and ", stretches_, "; it does not belong to this plan"));
   }
-  const auto possible = [t = header_->committed](uint64_t absorbed) {
-    return absorbed <= t && t - absorbed <= kGradientSlots;
-  };
   const auto counted = [this](uint32_t parameter) { return ParameterSteps(committed(), parameter) <= committed(); };
-  bool whole = std::all_of(absorbed_, absorbed_ + chunks_, possible);
+  bool whole = GradientsAreThere();
   for (uint32_t i = 0; whole && i < parameters_; ++i) whole = counted(i);
   const uint64_t prepared = header_->prepared;
   if (prepared > header_->committed + 1 || header_->prepared_attempt > header_->attempt) whole = false;
   // The attempts of an optimizer are steps that were begun: it never comes near to the end of what they are counted in.
   if (header_->committed > kMaxSteps || header_->attempt > std::numeric_limits<uint64_t>::max() / 2) whole = false;
   // The steps that recovery, or whoever commits what is prepared, is going to make.
-  const uint64_t absorbed = chunks_ == 0 ? header_->committed : *std::min_element(absorbed_, absorbed_ + chunks_);
+  const uint64_t absorbed = stretches_ == 0 ? header_->committed : *std::min_element(absorbed_, absorbed_ + stretches_);
   for (uint64_t t = absorbed + 1; whole && t <= header_->committed; ++t) {
     whole = ValuesInRange(t) && std::isfinite(gradient_scale_[t]);
   }
@@ -170,6 +172,22 @@ absl::Status Record::Check() const {
     return absl::DataLossError("the optimizer's record of what its state holds is damaged");
   }
   return absl::OkStatus();
+}
+
+// Of the steps that the state lacks: those that slots or logs hold.
+bool Record::GradientsAreThere() const {
+  const uint64_t t = header_->committed;
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    const BucketLayout& bucket = buckets_[i];
+    const uint64_t most = bucket.log_slots == 0 ? kGradientSlots : kept_;
+    const auto there = [t, most](uint64_t absorbed) { return absorbed <= t && t - absorbed <= most; };
+    const uint64_t* const first = absorbed_ + bucket.first_stretch;
+    if (!std::all_of(first, first + bucket.stretches(), there)) return false;
+    for (uint64_t step = 0; bucket.log_slots == 0 && step < kept_; ++step) {
+      if (Logged(step, i)) return false;
+    }
+  }
+  return true;
 }
 
 bool Record::ValuesInRange(uint64_t t) const {
@@ -230,7 +248,7 @@ void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_
   SUPEROFFLOAD_CHECK(parameter_steps.size() == parameters_, parameter_steps.size(), parameters_);
   header_->directions = 0;
   header_->committed = committed;
-  std::fill_n(absorbed_, chunks_, committed);
+  std::fill_n(absorbed_, stretches_, committed);
   for (uint64_t t = 0; t < kept_; ++t) {
     for (size_t i = 0; i < parameters_; ++i) steps(t)[i] = parameter_steps[i] << 1;
   }
@@ -238,17 +256,17 @@ void Record::EndRestore(uint64_t committed, std::span<const uint64_t> parameter_
   header_->incomplete = 0;
 }
 
-void Record::Commit(const StepValues& values, const std::vector<bool>& absent) {
+void Record::Commit(const StepValues& values, const Places& places) {
   SUPEROFFLOAD_CHECK(complete() && !prepared(),
                      "a step is committed on masters that are not whole, or beside a prepared one");
   const uint64_t t = header_->committed + 1;
-  WriteStep(t, values, absent);
+  WriteStep(t, values, places);
   header_->committed = t;
   Order();
 }
 
 // What belongs to step `t`; it replaces what belongs to the oldest that is kept.
-void Record::WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent) {
+void Record::WriteStep(uint64_t t, const StepValues& values, const Places& places) {
   SUPEROFFLOAD_CHECK(values.scalars.size() == groups_ * algorithm_->scalars.size(), values.scalars.size());
   gradient_scale_[t] = values.gradient_scale;
   std::copy(values.scalars.begin(), values.scalars.end(), scalars_ + (t % kept_) * values.scalars.size());
@@ -256,7 +274,12 @@ void Record::WriteStep(uint64_t t, const StepValues& values, const std::vector<b
   uint64_t* const after = steps(t);
   for (size_t i = 0; i < parameters_; ++i) {
     const uint64_t counted = before[i] & ~uint64_t{1};
-    after[i] = !absent.empty() && absent[i] ? counted : counted + 3;
+    after[i] = !places.absent.empty() && places.absent[i] ? counted : counted + 3;
+  }
+  for (size_t i = 0; logged_ != nullptr && i < buckets_.size(); ++i) {
+    const bool logged = !places.logged.empty() && places.logged[i];
+    logged_[t % kept_ * buckets_.size() + i] = logged ? 1 : 0;
+    if (logged) unpublished_[i] = 1;
   }
   Order();
 }
@@ -267,12 +290,12 @@ std::optional<Record::Prepared> Record::prepared() const {
   return Prepared{t, header_->prepared_attempt, {0, unscale_[t], max_grad_norm_[t]}};
 }
 
-void Record::Prepare(const StepValues& values, const std::vector<bool>& absent, double max_grad_norm) {
+void Record::Prepare(const StepValues& values, const Places& places, double max_grad_norm) {
   SUPEROFFLOAD_CHECK(complete() && !prepared(), "step ", header_->committed + 1, " is prepared twice");
   const uint64_t t = header_->committed + 1;
   unscale_[t] = values.gradient_scale;
   max_grad_norm_[t] = max_grad_norm;
-  WriteStep(t, values, absent);
+  WriteStep(t, values, places);
   header_->prepared_attempt = header_->attempt;
   Order();
   header_->prepared = t;
@@ -322,16 +345,22 @@ StepValues Record::Values(uint64_t t) const {
   return {gradient_scale_[t], std::vector<double>(scalars, scalars + count)};
 }
 
-kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t chunk, uint64_t t) {
-  SUPEROFFLOAD_CHECK(worker < kMaxWorkers && chunk < chunks_, worker, chunk);
-  kernels::BeginUndo(slot(worker), t << 32 | (chunk + 1));
+void Record::MarkPublished(size_t bucket) {
+  if (unpublished_ == nullptr) return;
+  Order();
+  unpublished_[bucket] = 0;
+}
+
+kernels::UndoSlot* Record::BeginAbsorb(size_t worker, size_t stretch, uint64_t t) {
+  SUPEROFFLOAD_CHECK(worker < kMaxWorkers && stretch < stretches_, worker, stretch);
+  kernels::BeginUndo(slot(worker), t << 32 | (stretch + 1));
   return &slot(worker);
 }
 
-void Record::EndAbsorb(size_t worker, size_t chunk, uint64_t t) {
-  SUPEROFFLOAD_CHECK_EQ(absorbed_[chunk] + 1, t, "steps are absorbed in order; chunk ", chunk);
+void Record::EndAbsorb(size_t worker, size_t stretch, uint64_t t) {
+  SUPEROFFLOAD_CHECK_EQ(absorbed_[stretch] + 1, t, "steps are absorbed in order; stretch ", stretch);
   Order();
-  absorbed_[chunk] = t;
+  absorbed_[stretch] = t;
   Order();
   kernels::EndUndo(slot(worker));
 }

@@ -5,13 +5,16 @@
 // In memory that survives the process (fixed little-endian layout, no pointers):
 //
 //   Header | double terms[4][K] | double scalars[K][groups][scalars] | uint64_t steps[K][parameters]
-//          | uint64_t absorbed[chunks] | undo slots[kMaxWorkers]
+//          | uint64_t absorbed[stretches] | undo slots[kMaxWorkers]
+//
+// and where buckets have logs, before the undo slots, uint8_t logged[K][buckets] | uint8_t unpublished[buckets],
 //
 // each from a multiple of 64 bytes on. K is Layout::kept_steps. `committed` is the number t of the last committed step;
 // what belongs to step t lies at index t mod K. Its gradient lies in slot (t-1) mod 2, that of the step before in the
-// other. A chunk whose `absorbed` is k holds the state after step k: t-2, t-1 or t. So whatever is left to do for a
-// chunk is to absorb the gradients of steps k+1 to t, of which the hyper-parameters, the gradient scale, and each
-// parameter's own step count are here.
+// other; or, where `logged` says so, in the bucket's log. A stretch whose `absorbed` is k holds the state after step k:
+// t-2, t-1 or t, with a log down to t-K. So whatever is left to do for a stretch is to absorb the gradients of steps
+// k+1 to t, of which the hyper-parameters, the gradient scale, and each parameter's own step count are here. Parameters
+// of a bucket that is `unpublished` are those of an earlier step.
 //
 // steps[t mod K][p] is 2 * n + (1 if parameter p had a gradient in step t), where n counts the steps up to t in which
 // it had one: a parameter without a gradient is left alone, and its bias correction goes on where it stopped.
@@ -19,8 +22,8 @@
 // The header's fixed fields carry a CRC-32. `incomplete` says why the masters are not whole, if they are not
 // (Incompleteness).
 //
-// A chunk is updated under an undo slot (kernels/undo_slot.h) that names the chunk and the step; `absorbed` is set when
-// the chunk is done, and only then the slot is released. A step is committed by one store of `committed`, after all
+// A stretch is updated under an undo slot (kernels/undo_slot.h) that names it and the step; `absorbed` is set when
+// the stretch is done, and only then the slot is released. A step is committed by one store of `committed`, after all
 // else of it was written. A step of a run of several ranks is prepared first, by one store of `prepared` after all else
 // but its verdict; it then counts as prepared while `prepared` is committed + 1. Program order of each thread is all
 // that a killed process needs.
@@ -76,6 +79,7 @@ class Record {
   static size_t UndoBytes(const Layout& layout);  // of these, what the undo slots take; they come last
 
   // `memory` is zero, for a new optimizer, or a record of the same plan; aligned to 64 bytes.
+  // `layout` must outlive it.
   Record(std::byte* memory, const Layout& layout, Deaths* deaths = &RealDeaths());
 
   // Whether `memory` is a record of the plan. DATA_LOSS: it is damaged. FAILED_PRECONDITION says what differs.
@@ -113,9 +117,14 @@ class Record {
   void BeginRestore();
   void EndRestore(uint64_t committed, std::span<const uint64_t> parameter_steps);
 
-  // Step committed() + 1 is committed with these values, and without the parameters of `absent` (by index; empty: with
-  // all).
-  void Commit(const StepValues& values, const std::vector<bool>& absent);
+  // Which parameters have no gradient in a step, and which buckets have theirs in the log; by index, empty: none.
+  struct Places {
+    std::vector<bool> absent{};
+    std::vector<bool> logged{};
+  };
+
+  // Step committed() + 1 is committed with these values.
+  void Commit(const StepValues& values, const Places& places);
 
   // Of runs of several ranks; README.md has the protocol. What a step is decided with:
   struct RunTerms {
@@ -134,8 +143,8 @@ class Record {
   };
   std::optional<Prepared> prepared() const;
 
-  // As Commit, but for the verdict. The chunks hold committed() - 1 at least, as when a step is committed.
-  void Prepare(const StepValues& values, const std::vector<bool>& absent, double max_grad_norm);
+  // As Commit, but for the verdict. The stretches hold committed() - 1 at least, as when a step is committed.
+  void Prepare(const StepValues& values, const Places& places, double max_grad_norm);
   void CommitPrepared(double sum_of_squares, double clip_coefficient);
   void DropPrepared();
 
@@ -154,11 +163,19 @@ class Record {
   bool Had(uint64_t t, uint32_t parameter) const { return (steps(t)[parameter] & 1) != 0; }
   uint64_t ParameterSteps(uint64_t t, uint32_t parameter) const { return steps(t)[parameter] >> 1; }
 
-  uint64_t absorbed(size_t chunk) const { return absorbed_[chunk]; }
+  bool Logged(uint64_t t, size_t bucket) const {
+    return logged_ != nullptr && logged_[t % kept_ * buckets_.size() + bucket] != 0;
+  }
 
-  // Around an update of `chunk` that absorbs the gradient of step `t`, by `worker`; the kernel gets the slot.
-  kernels::UndoSlot* BeginAbsorb(size_t worker, size_t chunk, uint64_t t);
-  void EndAbsorb(size_t worker, size_t chunk, uint64_t t);
+  // Whether the parameters of a bucket are older than the last committed step.
+  bool unpublished(size_t bucket) const { return unpublished_ != nullptr && unpublished_[bucket] != 0; }
+  void MarkPublished(size_t bucket);
+
+  uint64_t absorbed(size_t stretch) const { return absorbed_[stretch]; }
+
+  // Around an update of `stretch` that absorbs the gradient of step `t`, by `worker`; the kernel gets the slot.
+  kernels::UndoSlot* BeginAbsorb(size_t worker, size_t stretch, uint64_t t);
+  void EndAbsorb(size_t worker, size_t stretch, uint64_t t);
 
   // Of algorithms with stages: the directions in the state memory are those with which the bucket absorbs step `t`,
   // until all of it has.
@@ -167,10 +184,10 @@ class Record {
   void KeepDirections(size_t bucket, uint64_t t);
   void DropDirections();
 
-  // A chunk whose update was cut off, and how far it had come.
+  // A stretch whose update was cut off, and by which step.
   struct Torn {
     size_t worker;
-    size_t chunk;
+    size_t stretch;
     uint64_t step;
   };
 
@@ -181,7 +198,9 @@ class Record {
       const uint64_t claim = slot(worker).claim;
       if (claim == 0) continue;
       const Torn torn{worker, (claim & 0xffffffff) - 1, claim >> 32};
-      if (torn.chunk < chunks_ && torn.step <= committed() && absorbed_[torn.chunk] + 1 == torn.step) repair(torn);
+      if (torn.stretch < stretches_ && torn.step <= committed() && absorbed_[torn.stretch] + 1 == torn.step) {
+        repair(torn);
+      }
       kernels::EndUndo(slot(worker));
     }
   }
@@ -196,8 +215,9 @@ class Record {
     kernels::KeepOrder();
     deaths_->MayCome();
   }
+  bool GradientsAreThere() const;
   bool ValuesInRange(uint64_t t) const;  // the hyper-parameters that Values(t) has
-  void WriteStep(uint64_t t, const StepValues& values, const std::vector<bool>& absent);
+  void WriteStep(uint64_t t, const StepValues& values, const Places& places);
   uint64_t* steps(uint64_t t) const { return steps_ + (t % kept_) * parameters_; }
 
   // One number of each step that is kept.
@@ -219,7 +239,8 @@ class Record {
   const kernels::Algorithm* const algorithm_;
   const size_t groups_;
   const size_t parameters_;
-  const size_t chunks_;
+  const size_t stretches_;
+  const std::vector<BucketLayout>& buckets_;
   const uint64_t kept_;
   const OfStep gradient_scale_;  // with the clip coefficient
   const OfStep unscale_;         // without it
@@ -229,6 +250,8 @@ class Record {
   double* const scalars_;
   uint64_t* const steps_;
   uint64_t* const absorbed_;
+  uint8_t* const logged_;  // null where no bucket has a log; so is what follows
+  uint8_t* const unpublished_;
   std::byte* const slots_;
   const size_t slot_bytes_;
 };

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/engine/absorb.h"
 #include "server/engine/segments.h"
 
 namespace superoffload::engine {
@@ -11,14 +12,14 @@ namespace superoffload::engine {
 RecoveryPass::RecoveryPass(const Layout& layout, const OptimizerMemory& memory, Record* record,
                            std::function<void()> on_done)
     : layout_(layout), memory_(memory), record_(*record), on_done_(std::move(on_done)) {
-  const uint64_t t = record_.committed();
-  values_[t % 2] = record_.Values(t);
-  if (t > 1) values_[(t - 1) % 2] = record_.Values(t - 1);
+  const uint64_t t = record_.committed(), kept = layout.kept_steps;
+  values_.resize(kept);
+  for (uint64_t step = t > kept ? t - kept + 1 : 1; step <= t; ++step) values_[step % kept] = record_.Values(step);
 }
 
 void RecoveryPass::Start(const Platform& platform) {
   record_.ForEachTorn([this](const Record::Torn& torn) { Repair(torn); });
-  if (layout_.algorithm->stages == nullptr) return platform.pool->Submit(this, layout_.chunks);
+  if (layout_.algorithm->stages == nullptr) return platform.pool->Submit(this, layout_.stretches);
   platform_ = &platform;
   const std::optional<size_t> first = record_.directions();
   if (first && *first < layout_.buckets.size()) order_.push_back(static_cast<uint32_t>(*first));
@@ -43,7 +44,9 @@ void RecoveryPass::AbsorbNextBucket() {
 
 uint64_t RecoveryPass::LeastAbsorbed(const BucketLayout& bucket) const {
   uint64_t least = record_.committed();
-  for (uint64_t i = 0; i < bucket.chunks(); ++i) least = std::min(least, record_.absorbed(bucket.first_chunk + i));
+  for (uint64_t i = 0; i < bucket.stretches(); ++i) {
+    least = std::min(least, record_.absorbed(bucket.first_stretch + i));
+  }
   return least;
 }
 
@@ -51,48 +54,49 @@ void RecoveryPass::RunChunk(size_t index, size_t worker) {
   if (platform_ != nullptr) return;  // nothing is left to do
   while (record_.absorbed(index) < record_.committed()) {
     const uint64_t t = record_.absorbed(index) + 1;
-    const kernels::Algorithm& algorithm = *layout_.FormatOf(BucketOf(index)).algorithm;
-    Absorb(index, t, 0, algorithm.best(), record_.BeginAbsorb(worker, index, t));
+    const StretchPlace place = Find(index);
+    const kernels::Algorithm& algorithm = *layout_.FormatOf(*place.bucket).algorithm;
+    Absorb(place, t, place.range.begin, algorithm.best(), record_.BeginAbsorb(worker, index, t));
     record_.EndAbsorb(worker, index, t);
   }
 }
 
-// Finishes a chunk that was cut off under the slot that it was cut off under.
+// Finishes a stretch that was cut off under the slot that it was cut off under.
 void RecoveryPass::Repair(const Record::Torn& torn) {
-  const BucketLayout& bucket = BucketOf(torn.chunk);
-  const ChunkView chunk = ViewChunk(layout_, memory_, bucket, torn.chunk - bucket.first_chunk);
+  const StretchPlace place = Find(torn.stretch);
+  const ChunkView view = ViewChunk(layout_, memory_, *place.bucket, place.chunk);
   kernels::UndoSlot& slot = record_.slot(torn.worker);
-  const kernels::Algorithm& algorithm = *layout_.FormatOf(bucket).algorithm;
-  const size_t done = kernels::UndoTornGranule(slot, chunk.elements, algorithm, chunk.state);
-  if (done > chunk.elements) return;  // not what BucketPass writes; nothing is known about it
+  const kernels::Algorithm& algorithm = *layout_.FormatOf(*place.bucket).algorithm;
+  const size_t done =
+      std::max(place.range.begin, kernels::UndoTornGranule(slot, place.range.end, algorithm, view.state));
+  if (done > place.range.end) return;  // not what BucketPass writes; nothing is known about it
   // Another instruction set may have cut it where no granule of this one begins.
-  Absorb(torn.chunk, torn.step, done, algorithm.scalar(), &slot);
-  record_.EndAbsorb(torn.worker, torn.chunk, torn.step);
+  Absorb(place, torn.step, done, algorithm.scalar(), &slot);
+  record_.EndAbsorb(torn.worker, torn.stretch, torn.step);
 }
 
-const BucketLayout& RecoveryPass::BucketOf(size_t chunk) const {
-  const auto after = [](size_t index, const BucketLayout& bucket) { return index < bucket.first_chunk; };
-  return *(std::upper_bound(layout_.buckets.begin(), layout_.buckets.end(), chunk, after) - 1);
+RecoveryPass::StretchPlace RecoveryPass::Find(size_t stretch) const {
+  const auto after = [](size_t index, const BucketLayout& bucket) { return index < bucket.first_stretch; };
+  const auto bucket = std::upper_bound(layout_.buckets.begin(), layout_.buckets.end(), stretch, after) - 1;
+  const uint64_t first = (stretch - bucket->first_stretch) * bucket->stretch_elements();
+  const uint64_t end = std::min(first + bucket->stretch_elements(), bucket->elements);
+  const uint64_t chunk = first / kernels::kChunkElements, begin = chunk * kernels::kChunkElements;
+  return {&*bucket, chunk, {first - begin, end - begin}};
 }
 
-// The gradient of step `t` into chunk `index`, from element `done` on.
-void RecoveryPass::Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
+// The gradient of step `t` into a stretch, from element `done` of its chunk on.
+void RecoveryPass::Absorb(const StretchPlace& place, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
                           kernels::UndoSlot* undo) {
-  const BucketLayout& bucket = BucketOf(index);
-  const ChunkView chunk = ViewChunk(layout_, memory_, bucket, index - bucket.first_chunk);
-  ForEachSegment(SegmentsOf(bucket, t), index - bucket.first_chunk, chunk.elements,
-                 [&](size_t first, size_t end, const Segment& segment) {
-                   if (end <= done) return;
-                   first = std::max(first, done);
-                   kernels::BeginRange(*undo, first);
-                   kernels.absorb(first, end, StateOf(layout_, chunk, segment.parameter, record_.seed()),
-                                  *segment.absorb, chunk.gradients[SlotOf(t)], undo);
-                 });
+  const BucketLayout& bucket = *place.bucket;
+  const bool logged = record_.Logged(t, &bucket - layout_.buckets.data());
+  AbsorbRange(layout_, ViewChunk(layout_, memory_, bucket, place.chunk), place.chunk, {done, place.range.end},
+              SegmentsOf(bucket, t), GradientOf(memory_, bucket, place.chunk, t, logged), kernels, record_.seed(),
+              undo);
 }
 
 // What of the bucket absorbs step `t`.
 std::vector<Segment> RecoveryPass::SegmentsOf(const BucketLayout& bucket, uint64_t t) const {
-  const StepValues& values = values_[t % 2];
+  const StepValues& values = values_[t % layout_.kept_steps];
   const double* const scalars = values.scalars.data() + bucket.group * layout_.algorithm->scalars.size();
   const auto absorb = [&](uint32_t parameter) -> std::optional<kernels::StepConstants> {
     if (!record_.Had(t, parameter)) return std::nullopt;

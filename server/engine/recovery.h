@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "server/engine/absorb.h"
 #include "server/engine/bucket_pass.h"
 #include "server/engine/chunk_view.h"
 #include "server/engine/layout.h"
@@ -33,14 +34,21 @@ class RecoveryPass final : public ChunkJob {
   void AbsorbNextBucket();
   uint64_t LeastAbsorbed(const BucketLayout& bucket) const;
   std::vector<Segment> SegmentsOf(const BucketLayout& bucket, uint64_t t) const;
-  void Absorb(size_t index, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels, kernels::UndoSlot* undo);
-  const BucketLayout& BucketOf(size_t chunk) const;
+  // Where a stretch lies: elements of one chunk of a bucket.
+  struct StretchPlace {
+    const BucketLayout* bucket;
+    uint64_t chunk;
+    ElementRange range;
+  };
+  StretchPlace Find(size_t stretch) const;
+  void Absorb(const StretchPlace& place, uint64_t t, size_t done, const kernels::AlgorithmKernels& kernels,
+              kernels::UndoSlot* undo);
 
   const Layout& layout_;
   const OptimizerMemory memory_;
   Record& record_;
   const std::function<void()> on_done_;
-  StepValues values_[2];  // of step t at t mod 2
+  std::vector<StepValues> values_;  // of step t at t mod Layout::kept_steps
   // Where the algorithm has stages: passes of buckets, that whose directions are kept first, and how many are done
   // with.
   const Platform* platform_ = nullptr;

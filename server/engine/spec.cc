@@ -104,6 +104,21 @@ absl::Status ValidateMember(const RunMember& member) {
                                                  member.run, "\"; ranks count from 0, and several need a run's name"));
 }
 
+absl::Status ValidateLog(const OptimizerSpec& spec) {
+  if (spec.log_slots == 0 && spec.logged_buckets == 0) return absl::OkStatus();
+  if (spec.log_slots < 2 || spec.log_slots > kMaxLogSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("log_slots is ", spec.log_slots, " but must be 2 to ", kMaxLogSlots,
+                                                   " where buckets have a log of gradients"));
+  }
+  if (spec.algorithm->stages != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("logged_buckets is ", spec.logged_buckets, " but ",
+                                                   std::string(spec.algorithm->name),
+                                                   " updates whole matrices, of which none can be resident; "
+                                                   "keep no buckets resident"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateScalar(const kernels::Scalar& scalar, double value) {
@@ -138,6 +153,7 @@ absl::Status ValidateSpec(const OptimizerSpec& spec) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", spec.bucket_bytes, " but must be 0 or ",
                                                    kMinBucketBytes, " to ", kMaxBucketBytes));
   }
+  if (absl::Status status = ValidateLog(spec); !status.ok()) return status;
   if (spec.layout_version < kOldestLayoutVersion || spec.layout_version > kLayoutVersion) {
     return absl::InvalidArgumentError(absl::StrCat("layout_version is ", spec.layout_version, " but must be ",
                                                    kOldestLayoutVersion, " to ", kLayoutVersion));

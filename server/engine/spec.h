@@ -44,13 +44,16 @@ struct OptimizerSpec {
   uint64_t bucket_bytes = 0;              // of gradient, at most; 0 means kDefaultBucketBytes
   uint32_t layout_version = kLayoutVersion;
   RunMember member;
-  uint64_t seed = 0;  // Record::seed of a new optimizer
+  uint64_t seed = 0;            // Record::seed of a new optimizer
+  uint32_t logged_buckets = 0;  // that have a log of gradients, at most: the last ones
+  uint32_t log_slots = 0;       // gradients that such a log has room for; 0 where there is none
 };
 
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;
 inline constexpr uint64_t kMinBucketBytes = 4u << 10;
 inline constexpr uint64_t kMaxBucketBytes = uint64_t{4} << 30;
 inline constexpr size_t kMaxGroups = size_t{1} << 16;  // some give each parameter its own
+inline constexpr uint32_t kMaxLogSlots = 32;
 inline constexpr size_t kMaxParameters = size_t{1} << 20;
 inline constexpr size_t kMaxParameterNameBytes = 512;
 inline constexpr size_t kMaxDimensions = 64;  // of a parameter, as in PyTorch

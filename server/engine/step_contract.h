@@ -30,6 +30,10 @@ struct VerdictReport {
   bool speculation_stands = false;
 };
 
+// Where the gradient of a bucket lies. In the bucket's log: then whoever trains updates its parameters itself, and
+// those in the daemon's memory stay behind until somebody asks for them.
+enum class Landing : uint8_t { kSlot, kLog };
+
 // What all ranks of a run have gathered for a step that they have prepared.
 struct RunTotal {
   double sum_of_squares = 0;  // of all ranks, added in rank order
@@ -47,8 +51,9 @@ class StepHandler {
   // any of their buckets is submitted.
   virtual absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) = 0;
   // `sum_of_squares`: of the gradient, as NormLanes of kernels/elements defines it, when somebody has computed it
-  // already.
-  virtual absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) = 0;
+  // already; of one in a log always.
+  virtual absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
+                                     Landing landing = Landing::kSlot) = 0;
   virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;
   // In a run of several ranks: every bucket has been submitted, and END_STEP will come with these values and the total.
   // Prepared answers when the gradients outlive trainer and daemon.
@@ -63,7 +68,8 @@ class StepHandler {
 class CompletionSink {
  public:
   virtual ~CompletionSink() = default;
-  // What the gradient slot held of the bucket has been absorbed. `step`: the latest; it need not be open.
+  // What the gradient slot held of the bucket has been absorbed. `step`: the latest; it need not be open. `slot`: as
+  // BucketLayout::GradientSlot.
   virtual void SlotFree(uint64_t step, uint32_t bucket, uint32_t slot) = 0;
   virtual void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) = 0;
   virtual void NormMeasured(uint64_t step, double norm, double sum_of_squares) = 0;  // of this rank

@@ -38,9 +38,10 @@ absl::Status StepEngine::ParametersAbsent(uint64_t step, uint32_t first, uint32_
   return machine_.ParametersAbsent(step, first, count);
 }
 
-absl::Status StepEngine::GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) {
+absl::Status StepEngine::GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
+                                       Landing landing) {
   absl::MutexLock lock(&mu_);
-  return machine_.GradientReady(step, bucket, sum_of_squares);
+  return machine_.GradientReady(step, bucket, sum_of_squares, landing);
 }
 
 absl::Status StepEngine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm) {

@@ -44,7 +44,8 @@ class StepEngine final : public StepHandler {
   absl::Status SetScalars(uint32_t group, uint32_t first, std::span<const double> values) override;
   absl::Status BeginStep(uint64_t step, double gradient_scale) override;
   absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) override;
-  absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) override;
+  absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
+                             Landing landing = Landing::kSlot) override;
   absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status EndPreparedStep(uint64_t step, double gradient_scale, double max_grad_norm,

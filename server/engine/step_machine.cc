@@ -31,6 +31,7 @@ StepMachine::StepMachine(const Layout* layout, std::vector<Scalars> groups, cons
       observer_(observer),
       pass_done_(std::move(pass_done)),
       groups_(std::move(groups)),
+      committed_terms_(layout->kept_steps),
       predictor_(policy),
       buckets_(layout->buckets.size()) {
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
@@ -102,7 +103,9 @@ absl::Status StepMachine::BeginStep(uint64_t step, double gradient_scale) {
   for (Bucket& bucket : buckets_) {
     bucket.phase = Phase::kAwaited;
     bucket.sum_of_squares.reset();
+    bucket.landing = Landing::kSlot;
   }
+  if (layout_->has_logs) HurryAbsorbing();  // the step's gradients are about to need the room
   return absl::OkStatus();
 }
 
@@ -126,7 +129,8 @@ absl::Status StepMachine::ParametersAbsent(uint64_t step, uint32_t first, uint32
   return absl::OkStatus();
 }
 
-absl::Status StepMachine::GradientReady(uint64_t step, uint32_t index, std::optional<double> sum_of_squares) {
+absl::Status StepMachine::GradientReady(uint64_t step, uint32_t index, std::optional<double> sum_of_squares,
+                                        Landing landing) {
   const CheckScope scope(name_, step);
   if (absl::Status status = CheckStepOpen(step, "GRADIENT_READY"); !status.ok()) return status;
   if (index >= buckets_.size()) {
@@ -138,12 +142,40 @@ absl::Status StepMachine::GradientReady(uint64_t step, uint32_t index, std::opti
     return absl::AlreadyExistsError(
         absl::StrCat("bucket ", index, " was already submitted in step ", step, "; submit each bucket once per step"));
   }
+  if (absl::Status status = CheckLanding(index, sum_of_squares.has_value(), landing); !status.ok()) return status;
   bucket.phase = Phase::kQueued;
+  bucket.landing = landing;
   if (sum_of_squares) SetSum(bucket, *sum_of_squares);
   ++open_->arrived;
   Enqueue(index);
   Advance();
   AbsorbEarly();
+  return absl::OkStatus();
+}
+
+absl::Status StepMachine::CheckLanding(uint32_t index, bool sum_known, Landing landing) const {
+  const BucketLayout& layout = layout_->buckets[index];
+  const Bucket& bucket = buckets_[index];
+  const bool logs = landing == Landing::kLog;
+  if (logs && layout.log_slots == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", index, " was submitted into its log, but has none; create the optimizer with logs"));
+  }
+  if (logs && !sum_known) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", index, " was submitted into its log without its sum of squares; give the sum"));
+  }
+  if (bucket.pending == 0) return absl::OkStatus();
+  if (record_.Logged(bucket.pending, index) != logs) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "bucket ", index, " was submitted into ", logs ? "its log while a slot has" : "a slot while its log has",
+        " a gradient that is not absorbed; settle the optimizer in between"));
+  }
+  if (logs && bucket.first_pending + layout.log_slots <= statistics_.committed_steps + 1) {
+    return absl::FailedPreconditionError(absl::StrCat("bucket ", index, " was submitted into a slot of its log whose ",
+                                                      "gradient of step ", bucket.first_pending,
+                                                      " is not absorbed; wait until the slot is free"));
+  }
   return absl::OkStatus();
 }
 
@@ -231,12 +263,30 @@ StepValues StepMachine::Values(double gradient_scale) const {
 
 std::optional<kernels::StepConstants> StepMachine::Committed(uint64_t t, uint32_t group, uint32_t parameter) {
   if (!record_.Had(t, parameter)) return std::nullopt;
-  return committed_terms_[t % 2].Of(group, record_.ParameterSteps(t, parameter));
+  return TermsOf(t).Of(group, record_.ParameterSteps(t, parameter));
 }
 
 std::optional<kernels::StepConstants> StepMachine::Speculative(uint32_t group, uint32_t parameter) {
   if (!open_->absent.empty() && open_->absent[parameter]) return std::nullopt;
   return open_->speculative.Of(group, record_.ParameterSteps(statistics_.committed_steps, parameter) + 1);
+}
+
+bool StepMachine::HasLoggedPending(uint32_t index) const {
+  const Bucket& bucket = buckets_[index];
+  return bucket.pending != 0 && record_.Logged(bucket.pending, index);
+}
+
+void StepMachine::SetPending(uint32_t index, uint64_t t) {
+  Bucket& bucket = buckets_[index];
+  if (bucket.pending == 0) bucket.first_pending = t;
+  bucket.pending = t;
+}
+
+std::vector<bool> StepMachine::LoggedBuckets() const {
+  if (!layout_->has_logs) return {};
+  std::vector<bool> logged(buckets_.size());
+  for (size_t i = 0; i < logged.size(); ++i) logged[i] = buckets_[i].landing == Landing::kLog;
+  return logged;
 }
 
 void StepMachine::Abandon() {

@@ -119,7 +119,8 @@ class StepMachine final : public StepHandler {
   bool MayBegin() const { return !maintaining() && !SnapshotDue() && !HeldForSnapshot(); }
   absl::Status BeginStep(uint64_t step, double gradient_scale) override;
   absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) override;
-  absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares) override;
+  absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
+                             Landing landing = Landing::kSlot) override;
   absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status EndPreparedStep(uint64_t step, double gradient_scale, double max_grad_norm,
@@ -211,8 +212,11 @@ class StepMachine final : public StepHandler {
   struct Bucket {
     Phase phase = Phase::kAwaited;
     std::optional<double> sum_of_squares;  // of the open step's gradient, once it is known
-    uint64_t pending = 0;                  // the committed step whose gradient the state lacks; 0: none
-    bool absorbing = false;                // an early pass does that, on workers that are idle
+    // The committed steps whose gradients the state lacks, from first to last; 0: none. More than one, where there is a
+    // log.
+    uint64_t first_pending = 0, pending = 0;
+    Landing landing = Landing::kSlot;  // of the open step's gradient
+    bool absorbing = false;            // an early pass does that, on workers that are idle
     std::unique_ptr<BucketPass> pass;
   };
 
@@ -266,6 +270,8 @@ class StepMachine final : public StepHandler {
   absl::Status CheckNoStepOpen(const char* call) const;
   StepValues Values(double gradient_scale) const;
   PassArguments ArgumentsOf(uint32_t index);
+  // To absorb all that is pending, and nothing else.
+  PassArguments AbsorbArguments(uint32_t index);
   std::optional<kernels::StepConstants> Committed(uint64_t t, uint32_t group, uint32_t parameter);
   std::optional<kernels::StepConstants> Speculative(uint32_t group, uint32_t parameter);
 
@@ -294,16 +300,25 @@ class StepMachine final : public StepHandler {
   // Has idle workers absorb what committed steps have left pending; between steps, no longer when somebody waits for
   // them to end.
   void AbsorbEarly();
-  void StartAbsorbing(uint32_t index);
+  void StartAbsorbing(uint32_t index, bool when_idle);
+  // Logs: in turn, so that no step absorbs all, each before a gradient needs its room.
+  void AbsorbLogs();
+  bool AbsorbsFirst(uint32_t index) const;
+  bool HasLoggedPending(uint32_t index) const;
+  absl::Status CheckLanding(uint32_t index, bool sum_known, Landing landing) const;
+  void SetPending(uint32_t index, uint64_t t);
+  std::vector<bool> LoggedBuckets() const;
   void HurryAbsorbing();
   void Leave(uint32_t index, Phase phase) const;  // it must be the bucket's
   void Commit(uint32_t index);
   void Finalize(uint32_t index);
   void Publish(uint32_t index, bool speculative);
+  void TellPublished(uint32_t index, bool speculative);
   bool MustKeepState(uint32_t index) const;
   void Absorbed(uint32_t index);
 
   void MaybeDecide();
+  bool LogsHaveRoom();
   VerdictReport Decide() const;
   static void DecideBySum(const Record::RunTerms& terms, VerdictReport& report);
   void CountVerdict(Verdict verdict);
@@ -314,9 +329,14 @@ class StepMachine final : public StepHandler {
   void Maintain(std::vector<Stage> stages, std::function<void()> done);
   Stage Passes(PassKind kind, uint32_t first_bucket = 0);  // over all buckets from that one on
   std::vector<Stage> PushStages();
+  // Parameters that logs have left behind, of buckets from that one on, which have nothing pending.
+  Stage PublishLoggedStage(uint32_t first_bucket);
+  Stage MarkPublishedStage(uint32_t first_bucket = 0);
   void ProceedMaintenance();
   bool one_at_a_time() const { return layout_->algorithm->stages != nullptr; }  // passes: buckets share the directions
   bool Idle() const { return in_flight_ == 0 && ready_.empty() && held_.empty() && !gate_.anybody_waits(); }
+
+  StepTerms& TermsOf(uint64_t t) { return committed_terms_[t % layout_->kept_steps]; }
 
   bool SnapshotDue() const;
   bool HeldForSnapshot() const;  // an exact one is of now, and another has yet to end
@@ -331,13 +351,14 @@ class StepMachine final : public StepHandler {
 
   std::string name_;
   std::vector<Scalars> groups_;
-  StepTerms committed_terms_[2];  // of the last two committed steps, t at t mod 2
+  std::vector<StepTerms> committed_terms_;  // of the last committed steps, t at t mod Layout::kept_steps
   SpeculationPredictor predictor_;
   CompletionSink* sink_ = nullptr;
   std::vector<Bucket> buckets_;
   std::set<uint32_t, std::greater<>> ready_;  // buckets with a pass to start, in the order of need: the last one first
   std::vector<uint32_t> held_;                // likewise, until their early absorbing has ended
   uint32_t early_ = 0;                        // buckets below it may have something to absorb early
+  std::set<uint32_t, std::greater<>> due_;    // whose logs are to be absorbed now
   uint32_t in_flight_ = 0;
   uint32_t absorbing_ = 0;  // of in_flight_: early ones
   std::optional<Step> open_;

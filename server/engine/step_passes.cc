@@ -27,6 +27,9 @@ void StepMachine::Advance() {
       held_.push_back(index);
     } else if (MustKeepState(index)) {
       gate_.Await(index);
+    } else if (AbsorbsFirst(index)) {
+      StartAbsorbing(index, /*when_idle=*/false);
+      held_.push_back(index);
     } else {
       StartPass(index);
     }
@@ -58,20 +61,52 @@ void StepMachine::AbsorbEarly() {
     const bool rests =
         bucket.phase == Phase::kAwaited || bucket.phase == Phase::kNormed || bucket.phase == Phase::kFinal;
     if (bucket.absorbing || gate_.Holds(index) || (open_ && !rests)) return;
-    if (bucket.pending != 0) StartAbsorbing(index);
+    if (bucket.pending != 0 && !HasLoggedPending(index)) StartAbsorbing(index, /*when_idle=*/true);
   }
 }
 
-void StepMachine::StartAbsorbing(uint32_t index) {
-  Bucket& bucket = buckets_[index];
+void StepMachine::AbsorbLogs() {
+  if (maintenance_ || (!open_ && (SnapshotDue() || sink_ == nullptr))) return;  // all is absorbed then
+  for (auto next = due_.begin(); next != due_.end() && absorbing_ < kMaxPassesInFlight;) {
+    const uint32_t index = *next;
+    if (buckets_[index].absorbing || gate_.Holds(index)) {
+      ++next;
+      continue;
+    }
+    next = due_.erase(next);
+    if (buckets_[index].pending != 0) StartAbsorbing(index, platform_.pool->idle_work_is_free());
+  }
+}
+
+// A pass that publishes takes in one gradient at most, chunk by chunk.
+bool StepMachine::AbsorbsFirst(uint32_t index) const {
+  const Bucket& bucket = buckets_[index];
+  if (maintenance_ || bucket.pending == 0 || layout_->buckets[index].log_slots == 0) return false;
+  return bucket.phase == Phase::kUpdating || (bucket.phase == Phase::kQueued && Speculates(bucket));
+}
+
+PassArguments StepMachine::AbsorbArguments(uint32_t index) {
+  const Bucket& bucket = buckets_[index];
   const BucketLayout& layout = layout_->buckets[index];
-  const auto pending = [&](uint32_t parameter) { return Committed(bucket.pending, layout.group, parameter); };
   const auto nothing = [](uint32_t) { return std::optional<kernels::StepConstants>(); };
+  const auto segments = [&](uint64_t t) {
+    return MakeSegments(
+        *layout_, layout, [&](uint32_t parameter) { return Committed(t, layout.group, parameter); }, nothing);
+  };
+  PassArguments arguments{.kind = PassKind::kAbsorb};
+  if (bucket.pending == 0) return arguments;
+  for (uint64_t t = bucket.first_pending; t < bucket.pending; ++t) arguments.earlier.push_back({t, segments(t)});
+  arguments.segments = segments(bucket.pending);
+  arguments.absorbed_step = bucket.pending;
+  return arguments;
+}
+
+void StepMachine::StartAbsorbing(uint32_t index, bool when_idle) {
+  Bucket& bucket = buckets_[index];
   bucket.absorbing = true;
   ++absorbing_;
   ++in_flight_;
-  bucket.pass->Start(platform_, {PassKind::kAbsorb, MakeSegments(*layout_, layout, pending, nothing), bucket.pending},
-                     /*when_idle=*/true);
+  bucket.pass->Start(platform_, AbsorbArguments(index), when_idle);
 }
 
 void StepMachine::HurryAbsorbing() {
@@ -83,7 +118,8 @@ void StepMachine::HurryAbsorbing() {
 }
 
 bool StepMachine::Speculates(const Bucket& bucket) const {
-  return open_->speculate && !Hurry() && std::isfinite(bucket.sum_of_squares.value_or(0));
+  return open_->speculate && bucket.landing == Landing::kSlot && !Hurry() &&
+         std::isfinite(bucket.sum_of_squares.value_or(0));
 }
 
 // Whether a bucket that has just arrived needs no pass before the verdict.
@@ -119,22 +155,21 @@ PassArguments StepMachine::ArgumentsOf(uint32_t index) {
   const auto committed = [&](uint32_t parameter) { return Committed(t, layout.group, parameter); };
   const auto speculative = [&](uint32_t parameter) { return Speculative(layout.group, parameter); };
   if (maintenance_) {
-    return {maintenance_->kind, MakeSegments(*layout_, layout, pending, nothing), bucket.pending};
+    return maintenance_->kind == PassKind::kAbsorb ? AbsorbArguments(index) : PassArguments{.kind = maintenance_->kind};
   }
   switch (bucket.phase) {
     case Phase::kUndoing:
       if (IsSkip(open_->verdict->verdict)) return {PassKind::kPublishMasters, {}};
-      return {PassKind::kRepublish, MakeSegments(*layout_, layout, nothing, committed), 0, SlotOf(t),
-              /*sum_known=*/true};
+      return {PassKind::kRepublish, MakeSegments(*layout_, layout, nothing, committed), 0, t, /*sum_known=*/true};
     case Phase::kUpdating:
-      return {PassKind::kUpdate, MakeSegments(*layout_, layout, pending, committed), bucket.pending, SlotOf(t),
+      return {PassKind::kUpdate, MakeSegments(*layout_, layout, pending, committed), bucket.pending, t,
               /*sum_known=*/true};
     case Phase::kSpeculating:
-      return {PassKind::kSpeculate, MakeSegments(*layout_, layout, pending, speculative), bucket.pending,
-              statistics_.next_slot(), bucket.sum_of_squares.has_value()};
+      return {PassKind::kSpeculate, MakeSegments(*layout_, layout, pending, speculative), bucket.pending, t + 1,
+              bucket.sum_of_squares.has_value()};
     default:
       SUPEROFFLOAD_CHECK(bucket.phase == Phase::kNorming, "bucket ", index);
-      return {PassKind::kNorm, MakeSegments(*layout_, layout, nothing, speculative), 0, statistics_.next_slot()};
+      return {PassKind::kNorm, MakeSegments(*layout_, layout, nothing, speculative), 0, t + 1};
   }
 }
 
@@ -170,6 +205,7 @@ void StepMachine::Proceed() {
   }
   ProceedMaintenance();
   MaybeTakeSnapshot();
+  AbsorbLogs();
   AbsorbEarly();
 }
 
@@ -232,13 +268,14 @@ void StepMachine::Leave(uint32_t index, Phase phase) const {
 
 // Its gradient is the committed step's, and the state lacks it.
 void StepMachine::Commit(uint32_t index) {
-  buckets_[index].pending = statistics_.committed_steps;
+  SetPending(index, statistics_.committed_steps);
   Finalize(index);
 }
 
 void StepMachine::Finalize(uint32_t index) {
   SUPEROFFLOAD_CHECK_LT(0u, open_->to_finish, "bucket ", index);
   buckets_[index].phase = Phase::kFinal;
+  record_.MarkPublished(index);
   --open_->to_finish;
   Publish(index, /*speculative=*/false);
 }
@@ -246,12 +283,22 @@ void StepMachine::Finalize(uint32_t index) {
 void StepMachine::Publish(uint32_t index, bool speculative) {
   const BucketLayout& bucket = layout_->buckets[index];
   open_->published_bytes += bucket.parameters_bytes();
+  TellPublished(index, speculative);
+}
+
+void StepMachine::TellPublished(uint32_t index, bool speculative) {
   if (sink_ != nullptr) sink_->ParametersReady(statistics_.step, index, speculative);
 }
 
 void StepMachine::Absorbed(uint32_t index) {
-  const uint64_t absorbed = std::exchange(buckets_[index].pending, 0);
-  if (absorbed != 0 && sink_ != nullptr) sink_->SlotFree(statistics_.step, index, SlotOf(absorbed));
+  Bucket& bucket = buckets_[index];
+  const uint64_t last = bucket.pass->arguments().absorbed_step;
+  if (bucket.pending == 0 || last == 0) return;
+  for (uint64_t t = bucket.first_pending; sink_ != nullptr && t <= last; ++t) {
+    sink_->SlotFree(statistics_.step, index, layout_->buckets[index].GradientSlot(t, record_.Logged(t, index)));
+  }
+  bucket.first_pending = last + 1;
+  if (last == bucket.pending) bucket.pending = 0;  // else a step was committed meanwhile
 }
 
 }  // namespace superoffload::engine

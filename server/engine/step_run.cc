@@ -28,7 +28,7 @@ absl::Status StepMachine::PrepareStep(uint64_t step, double gradient_scale, doub
 // was submitted, into the slot in which that gradient lay.
 void StepMachine::MaybePrepare() {
   if (!open_->preparing || open_->prepared || open_->ended || open_->measured < buckets_.size()) return;
-  record_.Prepare(Values(open_->gradient_scale), open_->absent, open_->max_grad_norm);
+  record_.Prepare(Values(open_->gradient_scale), {open_->absent, LoggedBuckets()}, open_->max_grad_norm);
   open_->prepared = true;
   if (sink_ != nullptr) sink_->Prepared(statistics_.step, record_.attempt(), SumOfSquares());
 }
@@ -102,7 +102,7 @@ absl::Status StepMachine::CommitPrepared(uint64_t attempt, const Record::RunTerm
         terms.max_grad_norm, ", total ", terms.sum_of_squares, "; restore all ranks from one checkpoint"));
   }
   Maintain({Passes(PassKind::kAbsorb), CommitPreparedStage(terms, report), Passes(PassKind::kAbsorb),
-            Passes(PassKind::kPublishMasters), [this, report] { TellResolved(report); }},
+            Passes(PassKind::kPublishMasters), MarkPublishedStage(), [this, report] { TellResolved(report); }},
            std::move(done));
   return absl::OkStatus();
 }
@@ -112,8 +112,8 @@ StepMachine::Stage StepMachine::CommitPreparedStage(const Record::RunTerms& term
     record_.CommitPrepared(terms.sum_of_squares, report.clip_coefficient);
     const uint64_t t = ++statistics_.committed_steps;
     statistics_.step = std::max(statistics_.step, t);  // a daemon that was restarted has not counted the attempt
-    committed_terms_[t % 2] = StepTerms(layout_->algorithm, record_.Values(t));
-    for (Bucket& bucket : buckets_) bucket.pending = t;
+    TermsOf(t) = StepTerms(layout_->algorithm, record_.Values(t));
+    for (uint32_t i = 0; i < buckets_.size(); ++i) SetPending(i, t);
     CountVerdict(report.verdict);
   };
 }

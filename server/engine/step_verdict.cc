@@ -35,9 +35,24 @@ void StepMachine::MaybeDecide() {
   if (open_->abandoned ? in_flight_ > absorbing_ : !open_->ended || open_->measured < buckets_.size()) return;
   const VerdictReport report = Decide();
   if (IsSkip(report.verdict) && in_flight_ > absorbing_) return;  // what speculates would be published after it
+  if (!IsSkip(report.verdict) && !LogsHaveRoom()) return;
   open_->verdict = report;
   CountVerdict(open_->verdict->verdict);
   ApplyVerdict();
+}
+
+// Once the step is committed, that is for the gradient of the next one, which may land from the verdict on.
+bool StepMachine::LogsHaveRoom() {
+  bool room = true;
+  for (uint32_t i = 0; layout_->has_logs && i < buckets_.size(); ++i) {
+    const Bucket& bucket = buckets_[i];
+    if (bucket.landing != Landing::kLog || bucket.pending == 0) continue;
+    if (statistics_.committed_steps + 2 - bucket.first_pending < layout_->buckets[i].log_slots) continue;
+    room = false;
+    if (!bucket.absorbing) due_.insert(i);
+  }
+  if (!room) HurryAbsorbing();
+  return room;
 }
 
 VerdictReport StepMachine::Decide() const {
@@ -100,10 +115,10 @@ void StepMachine::ApplyVerdict() {
     if (open_->prepared) {
       record_.CommitPrepared(*open_->total, report.clip_coefficient);
     } else {
-      record_.Commit(applied, open_->absent);
+      record_.Commit(applied, {open_->absent, LoggedBuckets()});
     }
     ++statistics_.committed_steps;
-    committed_terms_[statistics_.committed_steps % 2] = StepTerms(layout_->algorithm, std::move(applied));
+    TermsOf(statistics_.committed_steps) = StepTerms(layout_->algorithm, std::move(applied));
   }
   DropPasses();  // what has not begun begins anew, as the verdict has it
   early_ = static_cast<uint32_t>(buckets_.size());
@@ -113,8 +128,14 @@ void StepMachine::ApplyVerdict() {
     if (bucket.phase == Phase::kSpeculating) {
       ++open_->to_finish;  // its pass goes on, and FinishSpeculation does the rest
     } else if (bucket.phase == Phase::kSpeculated && report.speculation_stands) {
-      bucket.pending = statistics_.committed_steps;
+      SetPending(i, statistics_.committed_steps);
       bucket.phase = Phase::kFinal;
+      record_.MarkPublished(i);
+    } else if (!skip && bucket.landing == Landing::kLog) {
+      SetPending(i, statistics_.committed_steps);
+      bucket.phase = Phase::kFinal;
+      const uint64_t every = layout_->buckets[i].log_slots - 1;  // one slot is for the step to come
+      if ((statistics_.committed_steps + i) % every == 0) due_.insert(i);
     } else if (bucket.phase == Phase::kSpeculated) {
       bucket.phase = Phase::kUndoing;
       Enqueue(i);
@@ -132,6 +153,9 @@ void StepMachine::ApplyVerdict() {
   report.next_slot = statistics_.next_slot();
   report.consecutive_skips = statistics_.consecutive_skips;
   if (sink_ != nullptr) sink_->VerdictReached(report);
+  for (uint32_t i = 0; !skip && i < buckets_.size(); ++i) {  // who trains has them already
+    if (buckets_[i].landing == Landing::kLog) TellPublished(i, /*speculative=*/false);
+  }
   Advance();
   MaybeClose();
 }

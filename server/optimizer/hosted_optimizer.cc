@@ -339,10 +339,13 @@ transport::MovedMemory HostedOptimizer::MovedMemory() const {
   transport::MovedMemory moved{.gradients = {memory_.gradients.data(), memory_.gradients.bytes()},
                                .parameters = {memory_.parameters.data(), memory_.parameters.bytes()},
                                .buckets = {},
-                               .next_slot = [this] { return engine_->statistics().next_slot(); }};
+                               .committed_steps = [this] { return engine_->statistics().committed_steps; }};
   for (const engine::BucketLayout& bucket : layout_.buckets) {
     moved.buckets.push_back({.gradient_offsets = bucket.gradient_offsets,
                              .gradient_bytes = bucket.gradient_bytes(),
+                             .log_offset = bucket.log_offset,
+                             .log_slot_bytes = bucket.log_slot_bytes(),
+                             .log_slots = bucket.log_slots,
                              .parameters_offset = bucket.parameters_offset,
                              .parameters_bytes = bucket.parameters_bytes(),
                              .chunks = bucket.chunks()});

@@ -40,8 +40,13 @@ std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engi
       arrays_bytes += bytes;
     }
   }
-  items.push_back(
-      {"gradient slots", use.gradients_bytes, absl::StrCat(engine::kGradientSlots, " slots, one of them pending")});
+  items.push_back({"gradient slots", use.gradients_bytes - layout.logs_bytes,
+                   absl::StrCat(engine::kGradientSlots, " slots, one of them pending")});
+  if (layout.has_logs) {
+    items.push_back({"gradient logs", layout.logs_bytes,
+                     absl::StrCat(layout.buckets.back().log_slots - engine::kGradientSlots,
+                                  " slots more of the buckets that are resident on the GPU")});
+  }
   items.push_back({"published parameters", use.parameters_bytes, "in the parameters' dtype"});
   items.push_back({"record", record_bytes - undo_bytes, "how far each chunk and parameter has come"});
   items.push_back(

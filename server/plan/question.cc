@@ -38,6 +38,7 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"accumulation", double(request.accumulation()), 0, 1 << 20},
                           {"ranks", double(request.ranks()), 0, 1024},
                           {"device_slots", double(request.device_slots()), 0, 16},
+                          {"resident_steps", double(request.resident_steps()), 0, engine::kMaxLogSlots - 1},
                           {"clip_rate", request.clip_rate(), 0, 1},
                           {"skip_rate", request.skip_rate(), 0, 1},
                           {"price_per_hour", request.price_per_hour(), 0, 1e9},
@@ -117,6 +118,13 @@ absl::Status CheckSequence(const Question& question) {
 
 }  // namespace
 
+void Question::SetResidents(uint32_t count) {
+  const bool logs = count > 0 && resident_steps > 1;
+  gpu.resident_buckets = count;
+  spec.logged_buckets = logs ? count : 0;
+  spec.log_slots = logs ? resident_steps + 1 : 0;
+}
+
 absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   if (absl::Status status = CheckMissing(request); !status.ok()) return status;
   if (absl::Status status = CheckRanges(request); !status.ok()) return status;
@@ -137,7 +145,14 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   const absl::StatusOr<engine::SpeculationPolicy> speculation = rpc::ToSpeculation(policies);
   if (!speculation.ok()) return speculation.status();
   question.speculation = *speculation;
-  question.gpu = {.resident_buckets = request.resident_buckets(), .accumulation = std::max(1u, request.accumulation())};
+  question.gpu = {.accumulation = std::max(1u, request.accumulation())};
+  if (request.resident_steps() > 0) question.resident_steps = request.resident_steps();
+  if (request.resident_buckets() > 0 && question.spec.algorithm->resident_kernel == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "resident_buckets is ", request.resident_buckets(), " but ", std::string(question.spec.algorithm->name),
+        " has no kernel for the GPU; leave it 0, or choose another algorithm"));
+  }
+  question.SetResidents(request.resident_buckets());
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
   if (request.has_allocator_reserve()) question.gpu.allocator_reserve = request.allocator_reserve();
   question.ranks = std::max(1u, request.ranks());

@@ -36,6 +36,10 @@ struct Question {
     use.gathers = ranks > 1;
     return use;
   }
+  // How many buckets are resident; the daemon takes in their gradients `resident_steps` at a time.
+  void SetResidents(uint32_t count);
+  uint32_t resident_steps = 4;
+
   // Of a machine with one memory, what the optimizer of rank 0 leaves of it.
   uint64_t gpu_bytes() const;
 };

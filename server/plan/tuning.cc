@@ -1,6 +1,7 @@
 #include "server/plan/tuning.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr double kWorthwhile = 0.99;  // of the step's time
 constexpr uint64_t kBucketMiB[] = {32, 64, 128, 256};
-constexpr uint32_t kResidents[] = {0, 4, 16, 32};
+constexpr uint32_t kResidents[] = {0, 16, 64, 128, 192};
 constexpr size_t kMostBuckets = 5000;
 
 uint64_t BucketBytes(const Question& question) {
@@ -31,13 +32,14 @@ class Search {
       : workload_(workload), options_(options), best_(question), seconds_(seconds) {}
 
   void Try(Question changed) {
-    const absl::StatusOr<engine::Layout> layout =
-        engine::PlanLayout(simulator::ShardOf(changed.spec, 0, changed.ranks));
+    const engine::OptimizerSpec share = simulator::ShardOf(changed.spec, 0, changed.ranks);
+    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
     if (!layout.ok() || layout->buckets.size() > kMostBuckets ||
         changed.gpu.resident_buckets > layout->buckets.size()) {
       return;
     }
     if (simulator::TotalBytes(GpuMemoryOf(changed, *layout)) > changed.gpu_bytes()) return;
+    if (simulator::TotalBytes(HostMemory(share, *layout)) > HostBudgetBytes(changed.machine)) return;
     const double seconds = SimulateOurs(changed, workload_, options_).step_seconds;
     if (seconds >= seconds_ * kWorthwhile) return;
     best_ = std::move(changed);
@@ -62,7 +64,8 @@ simulator::Outcome SimulateOurs(const Question& question, const simulator::Workl
                               .speculation = question.speculation,
                               .bucket_bytes = question.spec.bucket_bytes,
                               .device_slots = question.gpu.device_slots,
-                              .resident_buckets = question.gpu.resident_buckets});
+                              .resident_buckets = question.gpu.resident_buckets,
+                              .log_slots = question.spec.log_slots});
   return ours.Run(question.machine, workload, options);
 }
 
@@ -76,9 +79,10 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     if (BucketBytes(changed) != BucketBytes(question)) search.Try(std::move(changed));
   }
   const Question base = search.best();
-  for (const uint32_t count : kResidents) {
+  const bool may_be_resident = question.spec.algorithm->resident_kernel != nullptr;
+  for (const uint32_t count : may_be_resident ? std::span(kResidents) : std::span<const uint32_t>()) {
     Question changed = base;
-    changed.gpu.resident_buckets = count;
+    changed.SetResidents(count);
     if (count != base.gpu.resident_buckets) search.Try(std::move(changed));
   }
   recommendation.set_bucket_bytes(BucketBytes(search.best()));

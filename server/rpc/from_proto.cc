@@ -84,6 +84,8 @@ absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& r
   spec.algorithm = *algorithm;
   spec.bucket_bytes = request.bucket_bytes();
   spec.seed = request.seed();
+  spec.logged_buckets = request.logged_buckets();
+  spec.log_slots = request.log_slots();
   if (request.has_member()) {
     spec.member = {request.member().run(), request.member().rank(), request.member().ranks()};
   }

@@ -84,6 +84,8 @@ void SetBucket(const engine::BucketLayout& bucket, v1::Bucket* out) {
   for (uint64_t offset : bucket.gradient_offsets) out->add_gradient_offsets(offset);
   out->set_state_offset(bucket.state_offset);
   out->set_format(bucket.format);
+  out->set_log_slots(bucket.log_slots);
+  out->set_log_offset(bucket.log_offset);
 }
 
 void SetCodes(const kernels::Algorithm& algorithm, const kernels::BlockCodec& codec, v1::StateArray* out) {

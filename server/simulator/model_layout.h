@@ -25,7 +25,8 @@ void KeepSomeInFp32(const kernels::Algorithm& algorithm, std::vector<engine::Par
 // Of rank 0, whose shards are the largest. The model must be valid. `bucket_bytes`: 0
 // for the default.
 engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
-                        const kernels::Algorithm* algorithm = kernels::Algorithms().front(), uint32_t ranks = 1);
+                        const kernels::Algorithm* algorithm = kernels::Algorithms().front(), uint32_t ranks = 1,
+                        uint32_t logged_buckets = 0, uint32_t log_slots = 0);
 
 struct BucketUse {
   std::vector<size_t> units;  // whose parameters it holds; backward reaches the first one last

@@ -35,6 +35,7 @@ class Ours {
     uint32_t device_slots = 8;  // at least 1
     size_t uploads_in_flight = kernels::UploadOrder::kInFlight;
     uint32_t resident_buckets = 0;    // of those that backward reaches last
+    uint32_t log_slots = 0;           // of the log that each of these has; 0: the daemon absorbs them in every step
     bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
   };
 

@@ -30,7 +30,8 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       workload_(workload),
       settings_(settings),
       verdicts_(std::move(verdicts)),
-      layout_(LayoutOf(workload.model, settings.bucket_bytes, settings.algorithm, workload.ranks)),
+      layout_(LayoutOf(workload.model, settings.bucket_bytes, settings.algorithm, workload.ranks,
+                       settings.resident_buckets, settings.log_slots)),
       uses_(BucketUses(workload.model, layout_)),
       clock_(&time_),
       host_memory_(&time_, machine.host.bandwidth),
@@ -233,7 +234,9 @@ void SimulatedTraining::Deliver() {
     }
     const uint32_t bucket = arrivals_.front();
     arrivals_.pop_front();
-    const absl::Status status = bucket != kEnd        ? engine_->GradientReady(number, bucket, SumOf(bucket))
+    const bool logs = bucket != kEnd && layout_.buckets[bucket].log_slots > 0;
+    const engine::Landing landing = logs ? engine::Landing::kLog : engine::Landing::kSlot;
+    const absl::Status status = bucket != kEnd        ? engine_->GradientReady(number, bucket, SumOf(bucket), landing)
                                 : sharded_ == nullptr ? engine_->EndStep(number, 1, kMaxGradNorm)
                                                       : engine_->PrepareStep(number, 1, kMaxGradNorm);
     SUPEROFFLOAD_CHECK(status.ok(), "bucket ", bucket, " of step ", number);

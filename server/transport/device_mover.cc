@@ -150,7 +150,7 @@ void DeviceMover::Begin(const superoffload_ring_entry& entry) {
     return;
   }
   open_step_ = entry.step;
-  gradient_slot_ = memory_.next_slot();
+  committed_steps_ = memory_.committed_steps();
   submitted_.assign(submitted_.size(), false);
 }
 
@@ -194,6 +194,11 @@ absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) co
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE) {
     return CheckNoOpenStep("PROBE");
   }
+  if ((entry.flags & SUPEROFFLOAD_FLAG_LOGGED) != 0 && memory_.buckets[entry.index].log_slots == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", entry.index,
+                                                   " was submitted into its log, but has none; create the optimizer "
+                                                   "with logs"));
+  }
   if (entry.step != open_step_) {
     return absl::FailedPreconditionError(
         absl::StrCat("GRADIENT_READY of step ", entry.step, " without an open step; begin it first"));
@@ -205,14 +210,20 @@ absl::Status DeviceMover::CheckGradient(const superoffload_ring_entry& entry) co
   return absl::OkStatus();
 }
 
+// A probe goes where no step fills yet.
+uint32_t DeviceMover::HostSlotOf(const superoffload_ring_entry& entry) const {
+  if (entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE) return static_cast<uint32_t>(memory_.committed_steps() % 2);
+  const bool logged = (entry.flags & SUPEROFFLOAD_FLAG_LOGGED) != 0;
+  return static_cast<uint32_t>(committed_steps_ % (logged ? memory_.buckets[entry.index].log_slots : 2));
+}
+
 absl::Status DeviceMover::CopyGradient(const superoffload_ring_entry& entry) {
   if (absl::Status status = CheckGradient(entry); !status.ok()) return status;
   const bool probe = entry.opcode == SUPEROFFLOAD_SUBMIT_PROBE;
   if (!probe) submitted_[entry.index] = true;
   const CurrentDevice current(*device_);
   const CudaStatus status = mover_->CopyDown(
-      entry.index, entry.payload.gradient.slot, probe ? memory_.next_slot() : gradient_slot_,
-      kernels::Mover::What::kGradientAndSums,
+      entry.index, entry.payload.gradient.slot, HostSlotOf(entry), kernels::Mover::What::kGradientAndSums,
       [this, entry](const CudaStatus& done, double sum_of_squares) { OnGradient(entry, done, sum_of_squares); });
   if (!status.ok()) rings_->Fail(ToAbsl(status));
   return absl::OkStatus();

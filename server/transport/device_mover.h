@@ -28,7 +28,7 @@ struct MovedMemory {
   std::span<std::byte> gradients;
   std::span<std::byte> parameters;
   std::vector<kernels::MovedBucket> buckets;
-  std::function<uint32_t()> next_slot;  // gradient slot that the next step fills
+  std::function<uint64_t()> committed_steps;  // by which steps take turns with slots
 };
 
 class DeviceMover {
@@ -77,6 +77,7 @@ class DeviceMover {
   absl::Status SetWayBack(const superoffload_ring_entry& entry);
   absl::Status CheckGradient(const superoffload_ring_entry& entry) const;
   absl::Status CopyGradient(const superoffload_ring_entry& entry);
+  uint32_t HostSlotOf(const superoffload_ring_entry& entry) const;
   void OnGradient(const superoffload_ring_entry& entry, const kernels::CudaStatus& status, double sum_of_squares);
 
   const superoffload_device_request request_;
@@ -87,7 +88,7 @@ class DeviceMover {
 
   // The submitting thread's: what the open step may copy.
   uint64_t open_step_ = 0;
-  uint32_t gradient_slot_ = 0;
+  uint64_t committed_steps_ = 0;  // as the open step began
   std::vector<bool> submitted_;
 
   std::unique_ptr<kernels::Mover> mover_;  // the first to go: its threads use the others

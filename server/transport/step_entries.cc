@@ -42,7 +42,9 @@ absl::Status DeliverEntry(const superoffload_ring_entry& entry, uint64_t attachm
       return handler.ParametersAbsent(entry.step, entry.index, entry.payload.absent.count);
     case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
       if ((entry.flags & SUPEROFFLOAD_FLAG_SUM_KNOWN) != 0) sum_of_squares = entry.payload.gradient.sum_of_squares;
-      return handler.GradientReady(entry.step, entry.index, sum_of_squares);
+      return handler.GradientReady(
+          entry.step, entry.index, sum_of_squares,
+          (entry.flags & SUPEROFFLOAD_FLAG_LOGGED) != 0 ? engine::Landing::kLog : engine::Landing::kSlot);
     case SUPEROFFLOAD_SUBMIT_END_STEP:
       return EndStep(entry.step, entry.payload.end, handler);
     case SUPEROFFLOAD_SUBMIT_PREPARE:

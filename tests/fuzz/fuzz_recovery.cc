@@ -35,6 +35,8 @@ v1::CreateOptimizerRequest Request() {
   v1::CreateOptimizerRequest request;
   request.set_name("fuzzed");
   request.set_algorithm("adamw");
+  request.set_logged_buckets(1);
+  request.set_log_slots(3);
   request.add_groups();
   v1::Parameter* const parameter = request.add_parameters();
   parameter->set_name("w");

@@ -1,5 +1,6 @@
 // Sequences of ring submissions against a model of the protocol: the engine accepts what the model accepts, refuses the
 // rest without effect, and its state is that of a sequential optimizer that saw the accepted steps only.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "server/engine/worker_threads.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
+#include "tests/support/sums_of_squares.h"
 
 using namespace superoffload;
 
@@ -89,6 +91,8 @@ engine::OptimizerSpec Spec() {
     spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {700}, .group = i % 2});
   }
   spec.bucket_bytes = engine::kMinBucketBytes;
+  spec.logged_buckets = 2;
+  spec.log_slots = 3;
   return spec;
 }
 
@@ -117,8 +121,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   // The model.
   uint64_t step = 0;
-  bool open = false;
+  bool open = false, logs = false;
   std::vector<bool> arrived(buckets), absent(layout.placements.size());
+  const auto gradient = [&](const engine::BucketLayout& bucket) {
+    const uint64_t t = engine.statistics().committed_steps + 1;
+    return memory.gradients.data() + bucket.GradientOffset(bucket.GradientSlot(t, logs && bucket.log_slots > 0));
+  };
+  std::vector<std::byte> gradients(memory.gradients.size());  // of the open step, all in the first slot
   const auto all = [&] { return std::count(arrived.begin(), arrived.end(), true) == buckets; };
   while (!bytes.empty()) {
     const uint8_t op = bytes.Next() % 9;
@@ -143,6 +152,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 1: {
         const double scale = bytes.Number();
         const bool good = !open && named == step + 1 && GoodScale(scale);
+        // What is pending lies in slots or in logs, never in both.
+        const bool logged_before = logs;
+        if (!open) logs = bytes.Next() % 4 != 0;
+        if (logs != logged_before) Expect(engine.WaitSettled().ok(), "settling");
         Expect(engine.BeginStep(named, scale).ok() == good, "BeginStep");
         if (!good) break;
         ++step;
@@ -151,11 +164,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         absent.assign(layout.placements.size(), false);
         const uint8_t seed = bytes.Next();
         for (const engine::BucketLayout& bucket : layout.buckets) {
+          std::byte* const first = gradients.data() + bucket.gradient_offsets[0];
           for (size_t i = 0; i < bucket.elements; ++i) {
             const float value = seed == 13 && i == 5 ? NAN : static_cast<float>((i * seed) % 17) * 1e-3f - 8e-3f;
-            test::StoreElement(memory.gradients.data() + bucket.gradient_offsets[engine.statistics().next_slot()], i,
-                               bucket.gradient_dtype, value);
+            test::StoreElement(first, i, bucket.gradient_dtype, value);
           }
+          std::copy_n(first, bucket.gradient_bytes(), gradient(bucket));
         }
         break;
       }
@@ -163,19 +177,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 3:
       case 4: {
         const uint32_t bucket = bytes.Next() % (buckets + 1);
-        const bool good = open && right_step && bucket < buckets && !arrived[bucket];
-        Expect(engine.GradientReady(named, bucket, std::nullopt).ok() == good, "GradientReady");
+        const bool exists = bucket < buckets, has_log = exists && layout.buckets[bucket].log_slots > 0;
+        const bool wrong = bytes.Next() % 8 == 0;  // a log that it has not, or one without a sum
+        const bool logged = exists && (has_log ? logs : wrong);
+        std::optional<double> sum;
+        if (has_log && logged && !wrong) {
+          sum = test::SumOfSquares(layout, layout.buckets[bucket], gradient(layout.buckets[bucket]), absent);
+        }
+        const bool good = open && right_step && exists && !arrived[bucket] && (!logged || !wrong);
+        const engine::Landing landing = logged ? engine::Landing::kLog : engine::Landing::kSlot;
+        Expect(engine.GradientReady(named, bucket, sum, landing).ok() == good, "GradientReady");
         if (good) arrived[bucket] = true;
         break;
       }
       case 5: {
         const double scale = bytes.Number(), max_norm = bytes.Number();
         const bool good = open && right_step && all() && GoodScale(scale) && max_norm >= 0;
-        const uint32_t slot = engine.statistics().next_slot();
         Expect(engine.EndStep(named, scale, max_norm).ok() == good, "EndStep");
         if (!good) break;
-        Expect(sink.WaitFinal().verdict == reference.Step(memory.gradients.data(), slot, scale, max_norm, absent),
-               "verdict");
+        Expect(sink.WaitFinal().verdict == reference.Step(gradients.data(), 0, scale, max_norm, absent), "verdict");
         open = false;
         break;
       }

@@ -79,7 +79,7 @@ class DeviceMoverTest : public ::testing::Test {
                                  .parameters_bytes = kParametersBytes,
                                  .chunks = 1});
     }
-    memory_.next_slot = [] { return 1u; };
+    memory_.committed_steps = [] { return 1u; };
     EXPECT_EQ(kernels::GpuDevice::Open(0, &device_).code, 0);
     const kernels::CurrentDevice current(*device_);
     EXPECT_EQ(kernels::SharedGpuMemory::Reserve(device_, kPieceBytes + (1 << 20), kPieces,

@@ -43,6 +43,7 @@ struct GpuCase {
   const char* slow = nullptr;   // a direction
   uint32_t expected_mover = 0;  // 0: the one asked for
   uint32_t expected_shared = 0;
+  uint32_t log_slots = 0;
 };
 
 // Grows, stays, takes in everything and goes back to nothing.
@@ -85,6 +86,33 @@ const GpuCase kCases[] = {
      nullptr, "DtoH=1000"},
     {"TrainerSlowUpResident", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_ALWAYS, kBFloat16, ChangingResidents, nullptr,
      nullptr, nullptr, "HtoD=1000"},
+    {.name = "DaemonResidentLog",
+     .mover = SUPEROFFLOAD_MOVER_DAEMON,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kFloat16,
+     .residents = ChangingResidents,
+     .expected_shared = 1,
+     .log_slots = 5},
+    {.name = "TrainerResidentLog",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kFloat32Gradients,
+     .residents = ChangingResidents,
+     .log_slots = 3},
+    {.name = "TrainerSlowDownResidentLogOfOneStep",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_NEVER,
+     .dtypes = kBFloat16,
+     .residents = ChangingResidents,
+     .slow = "DtoH=1000",
+     .log_slots = 2},
+    {.name = "DirectCoherentResidentLog",
+     .mover = SUPEROFFLOAD_MOVER_DIRECT,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .residents = ChangingResidents,
+     .machine = "gh200",
+     .log_slots = 5},
 };
 
 void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
@@ -107,7 +135,7 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   StartDaemon();
   ::unsetenv("FAKE_CUDA_FAIL");
   if (c.fail_trainer != nullptr) ::setenv("FAKE_CUDA_FAIL", c.fail_trainer, 1);
-  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes));
+  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots));
   if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
   ASSERT_TRUE(status_.ok()) << status_;
   ::unsetenv("FAKE_CUDA_FAIL");

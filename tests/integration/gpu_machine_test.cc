@@ -130,6 +130,12 @@ TEST_F(GpuMachineTest, AStepGoesOnWhileAnotherStreamIsBeingCaptured) {
       EXPECT_TRUE(attachment_->WaitStep().ok());
     }
     EXPECT_EQ(superoffload_gpu_set_resident(handle(), 2), 0) << superoffload_last_error();
+    uint64_t masters = 0;
+    EXPECT_EQ(superoffload_gpu_resident_masters(handle(), buckets() - 1, &masters), 0) << superoffload_last_error();
+    EXPECT_NE(masters, 0u);
+    EXPECT_EQ(superoffload_gpu_resident_masters(handle(), 0, &masters),
+              static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(superoffload_last_error(), HasSubstr("bucket 0 is not resident"));
     void* graph = nullptr;
     EXPECT_EQ(OfDriver<int(kernels::CudaStream, void**)>("cuStreamEndCapture")(captured.get(), &graph), 0);
     attachment_.reset();

@@ -141,11 +141,12 @@ def test_parameters_stay_until_every_stream_that_reads_them_has_done_so(gpu_daem
     optimizer.close()
 
 
-@pytest.mark.parametrize("residents", [0, 5])
+@pytest.mark.parametrize(("residents", "resident_steps"), [(0, 1), (5, 1), (5, 4)])
 @pytest.mark.parametrize("mover", ["daemon", "trainer", "direct"])
-def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents):
+def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents, resident_steps):
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(mover=mover, resident_buckets=residents))
+    options = GpuOptions(mover=mover, resident_buckets=residents, resident_steps=resident_steps)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=options)
     assert optimizer.gpu_report.mover == mover and optimizer.gpu_report.gpu == "fake GPU"
     train(model, optimizer)
     assert fake_gpu and optimizer.last_result.kind == VerdictKind.CLIP
@@ -155,6 +156,33 @@ def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, re
     assert same(weights(model), expected[1])
     optimizer.close()
     assert same(weights(model), expected[1])
+
+
+@pytest.mark.parametrize("resident_steps", [1, 4])
+def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, expected, resident_steps):
+    model = build()
+    options = GpuOptions(resident_buckets=5, resident_steps=resident_steps)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=options)
+    train(model, optimizer)
+    parameters = list(model.parameters())
+    optimizer.synchronize()
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():  # away and back, as averaged weights are evaluated
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.mul_(2)
+            parameter.copy_(value)
+    train(model, optimizer, first=STEPS, steps=1)
+    for parameter in parameters:
+        optimizer.synchronize()
+        kept = parameter.detach().clone()
+        parameter.data.add_(1)  # behind torch's back
+        with pytest.raises(superoffload.Error, match="changed by somebody else than the optimizer, and nothing was"):
+            train(model, optimizer, first=STEPS + 1, steps=1)
+        optimizer.zero_grad()
+        parameter.data.copy_(kept)
+    train(model, optimizer, first=STEPS + 1, steps=STEPS - 1)
+    assert same(weights(model), expected[1])
+    optimizer.close()
 
 
 def compile_layers(model):

@@ -148,6 +148,30 @@ std::string StepsTable(const std::vector<OurRow>& rows) {
   return text;
 }
 
+// A row for each: what `cells` says of it, a cell for each of `columns`.
+template <typename Cells>
+std::string TableOfFewTokens(const std::string& columns, Cells cells) {
+  std::string text = absl::StrCat("| machine | model | tokens | steps |", columns, "\n| --- | --- | --- | --- |");
+  for (ptrdiff_t i = std::ranges::count(columns, '|'); i > 0; --i) text += " --- |";
+  text += "\n";
+  for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
+    const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
+    SUPEROFFLOAD_CHECK(machine.ok());
+    for (const std::string_view model_name : {"llama-8b", "qwen3-14b"}) {
+      const absl::StatusOr<Model> model = FindModel(model_name);
+      SUPEROFFLOAD_CHECK(model.ok());
+      for (const uint64_t tokens : {2048, 4096, 8192}) {
+        const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
+        for (const Ending& ending : {kEndings[0], kEndings[2]}) {
+          absl::StrAppendFormat(&text, "| %s | %s | %d | %s |", machine_name, model_name, tokens, ending.name);
+          text += cells(*machine, workload, ending.options) + "\n";
+        }
+      }
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string OurTables() {
@@ -167,57 +191,33 @@ std::string OurTables() {
 }
 
 std::string StatesTable() {
-  std::string text =
-      "| machine | model | tokens | steps | fp32 moments | bf16 | 8 bits |\n| --- | --- | --- | --- | --- | --- | --- "
-      "|\n";
-  for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
-    const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
-    SUPEROFFLOAD_CHECK(machine.ok());
-    for (const std::string_view model_name : {"llama-8b", "qwen3-14b"}) {
-      const absl::StatusOr<Model> model = FindModel(model_name);
-      SUPEROFFLOAD_CHECK(model.ok());
-      for (const uint64_t tokens : {2048, 4096, 8192}) {
-        const Workload workload = MakeStep(*machine, *model, tokens, kSequence, 1);
-        for (const Ending& ending : {kEndings[0], kEndings[2]}) {
-          absl::StrAppendFormat(&text, "| %s | %s | %d | %s |", machine_name, model_name, tokens, ending.name);
-          for (const char* name : {"adamw", "adamw_bf16", "adamw_8bit"}) {
-            const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(name);
-            Workload stored = workload;
-            KeepSomeInFp32(algorithm, stored.model.parameters);
-            const Outcome outcome = Ours({.algorithm = &algorithm}).Run(*machine, stored, ending.options);
-            absl::StrAppendFormat(&text, " %.0f (%.0f) |", 1e3 * outcome.step_seconds, 1e3 * outcome.exposed_seconds);
-          }
-          text += "\n";
-        }
-      }
+  return TableOfFewTokens(" fp32 moments | bf16 | 8 bits |", [](const Machine& machine, const Workload& workload,
+                                                                const RunOptions& options) {
+    std::string cells;
+    for (const char* name : {"adamw", "adamw_bf16", "adamw_8bit"}) {
+      const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(name);
+      Workload stored = workload;
+      KeepSomeInFp32(algorithm, stored.model.parameters);
+      const Outcome outcome = Ours({.algorithm = &algorithm}).Run(machine, stored, options);
+      absl::StrAppendFormat(&cells, " %.0f (%.0f) |", 1e3 * outcome.step_seconds, 1e3 * outcome.exposed_seconds);
     }
-  }
-  return text;
+    return cells;
+  });
 }
 
 std::string ResidentsTable() {
-  const Machine machine = Gh200();
-  const absl::StatusOr<Model> model = FindModel("llama-8b");
-  SUPEROFFLOAD_CHECK(model.ok());
-  std::string text =
-      "| tokens | steps | none | the last 8 | 16 | 32 | 64 |\n| --- | --- | --- | --- | --- | --- | --- |\n";
-  for (const uint64_t tokens : kTokens) {
-    const Workload workload = MakeStep(machine, *model, tokens, kSequence, 1);
-    for (const Ending& ending : {kEndings[0], kEndings[2]}) {
-      absl::StrAppendFormat(&text, "| %d | %s |", tokens, ending.name);
-      double none = 0;
-      for (const uint32_t residents : {0, 8, 16, 32, 64}) {
-        const double seconds =
-            Ours({.resident_buckets = residents}).Run(machine, workload, ending.options).step_seconds;
-        if (residents == 0) none = seconds;
-        absl::StrAppendFormat(&text, " %.1f", 1e3 * seconds);
-        if (residents > 0) absl::StrAppendFormat(&text, " (%+.1f %%)", 100 * (seconds / none - 1));
-        text += " |";
-      }
-      text += "\n";
-    }
-  }
-  return text;
+  // Of a log of K steps, one slot more is for the step to come.
+  constexpr std::pair<uint32_t, uint32_t> kResidents[] = {{0, 0}, {64, 0}, {64, 5}, {64, 9}, {128, 0}, {128, 5}};
+  return TableOfFewTokens(" none | 64, K = 1 | 64, K = 4 | 64, K = 8 | 128, K = 1 | 128, K = 4 |",
+                          [&](const Machine& machine, const Workload& workload, const RunOptions& options) {
+                            std::string cells;
+                            for (const auto& [residents, log_slots] : kResidents) {
+                              const Ours ours({.resident_buckets = residents, .log_slots = log_slots});
+                              absl::StrAppendFormat(&cells, " %.0f |",
+                                                    1e3 * ours.Run(machine, workload, options).step_seconds);
+                            }
+                            return cells;
+                          });
 }
 
 }  // namespace superoffload::simulator

@@ -210,8 +210,12 @@ class GpuTest : public ::testing::Test {
     client_ = *Client::Connect(daemon_->endpoint());
   }
 
-  void Attach(v1::Speculation speculation, const test::Dtypes& dtypes) {
-    const absl::Status created = client_->CreateOptimizer(test::Request(test::Spec(dtypes), speculation)).status();
+  // `log_slots`: of the logs of all buckets; 0: none.
+  void Attach(v1::Speculation speculation, const test::Dtypes& dtypes, uint32_t log_slots = 0) {
+    v1::CreateOptimizerRequest wanted = test::Request(test::Spec(dtypes), speculation);
+    wanted.set_logged_buckets(log_slots == 0 ? 0 : 1000);
+    wanted.set_log_slots(log_slots);
+    const absl::Status created = client_->CreateOptimizer(wanted).status();
     ASSERT_TRUE(created.ok()) << created;
     v1::AttachOptimizerRequest request;
     request.set_name("exact");

@@ -122,7 +122,8 @@ typedef struct superoffload_bucket {
   uint32_t dtype; /* DataType of optimizer.proto */
   uint32_t gradient_dtype;
   uint32_t group;
-  uint32_t reserved;
+  uint32_t log_slots;  /* of its log of gradients, of which the first two are the slots above; 0: it has none */
+  uint64_t log_offset; /* bytes into the gradients: of the other slots, each of whole 4096 bytes */
 } superoffload_bucket;
 
 /* A parameter of the optimizer, in the order of creation, with its Placement of optimizer.proto. */

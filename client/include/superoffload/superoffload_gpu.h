@@ -124,9 +124,16 @@ SUPEROFFLOAD_API int superoffload_gpu_copy(superoffload_attachment* attachment, 
 
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
- * open, and SettleOptimizer must have been called since the last one, for those that become resident.
+ * open, and SettleOptimizer must have been called since the last one, for those that become resident and for those
+ * that no longer are.
  * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
+
+/* Where the fp32 masters of a resident bucket are on the GPU. Of one with a log they are what its parameters are
+ * narrowed from, while those in the daemon's memory stay behind. They change as its parameters do.
+ * FAILED_PRECONDITION: it is not resident. */
+SUPEROFFLOAD_API int superoffload_gpu_resident_masters(superoffload_attachment* attachment, uint32_t bucket,
+                                                       uint64_t* pointer);
 
 /* Collectives, for data-parallel trainers without their own: each rank has an optimizer of its shard of every
  * parameter, reduces and scatters a gradient before it submits its share, and gathers the parameters that it

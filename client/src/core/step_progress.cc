@@ -69,7 +69,7 @@ bool StepProgress::TakeVerdict(const superoffload_ring_entry& entry) {
                                   .committed_steps = payload.committed_steps,
                                   .global_norm = payload.global_norm,
                                   .clip_coefficient = payload.clip_coefficient};
-  next_slot_ = payload.next_slot;
+  SetNext(payload.next_slot, payload.committed_steps);
   stands_ = (entry.flags & SUPEROFFLOAD_FLAG_SPECULATION_STANDS) != 0;
   const bool commits = entry.index == SUPEROFFLOAD_VERDICT_COMMIT || entry.index == SUPEROFFLOAD_VERDICT_CLIP;
   for (Published& published : published_) {

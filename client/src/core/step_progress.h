@@ -38,7 +38,11 @@ class StepProgress {
 
   // The host's gradient slot that the next step fills.
   uint32_t next_slot() const { return next_slot_; }
-  void set_next_slot(uint32_t slot) { next_slot_ = slot; }
+  uint64_t committed_steps() const { return committed_steps_; }
+  void SetNext(uint32_t slot, uint64_t committed_steps) {
+    next_slot_ = slot;
+    committed_steps_ = committed_steps;
+  }
 
  private:
   enum class Published : uint8_t { kNo, kSpeculative, kFinal };
@@ -56,6 +60,7 @@ class StepProgress {
   uint32_t unfinished_ = 0;  // buckets whose parameters the verdict left to come
   uint32_t landings_ = 0;    // buckets that are landing
   uint32_t next_slot_ = 0;
+  uint64_t committed_steps_ = 0;
   bool stands_ = false;  // with the verdict: what was speculated is final
 };
 

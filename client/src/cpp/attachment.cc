@@ -46,7 +46,8 @@ std::vector<superoffload_bucket> ToC(const v1::Layout& layout) {
                        .dtype = static_cast<uint32_t>(bucket.dtype()),
                        .gradient_dtype = static_cast<uint32_t>(bucket.gradient_dtype()),
                        .group = bucket.group(),
-                       .reserved = 0});
+                       .log_slots = bucket.log_slots(),
+                       .log_offset = bucket.log_offset()});
   }
   return buckets;
 }

@@ -29,12 +29,29 @@ struct GpuBucket {
   uint64_t gpu_offset = 0;            // into the GPU's: of the parameters
   uint64_t gradient_offsets[2] = {};  // into the host's gradients
   uint64_t state_offset = 0;          // elements
+  uint64_t log_offset = 0;            // into the host's gradients
+  uint32_t log_slots = 0;
   kernels::DType dtype{}, gradient_dtype{};
   uint32_t group = 0;
 
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
+  uint64_t log_slot_bytes() const { return (gradient_bytes() + 4095) / 4096 * 4096; }
+  uint64_t log_bytes() const { return log_slots < 2 ? 0 : (log_slots - 2) * log_slot_bytes(); }  // from log_offset on
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
+
+  // As the mover knows it.
+  kernels::MovedBucket moved() const {
+    return {.gradient_offsets = {gradient_offsets[0], gradient_offsets[1]},
+            .gradient_bytes = gradient_bytes(),
+            .log_offset = log_offset,
+            .log_slot_bytes = log_slot_bytes(),
+            .log_slots = log_slots,
+            .parameters_offset = parameters_offset,
+            .gpu_offset = gpu_offset,
+            .parameters_bytes = parameters_bytes(),
+            .chunks = chunks()};
+  }
 };
 
 // The parameters, each bucket at its gpu_offset; then the device slots and the sums of squares.

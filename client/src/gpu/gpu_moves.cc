@@ -30,14 +30,7 @@ Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const Mo
 Status GpuMoves::OpenMover(kernels::MakeQueue make_queue) {
   kernels::MoverMemory memory{
       .gradients = memory_.gradients, .parameters = memory_.parameters, .buckets = {}, .slots = layout_.slots};
-  for (const GpuBucket& bucket : buckets_) {
-    memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
-                              .gradient_bytes = bucket.gradient_bytes(),
-                              .parameters_offset = bucket.parameters_offset,
-                              .gpu_offset = bucket.gpu_offset,
-                              .parameters_bytes = bucket.parameters_bytes(),
-                              .chunks = bucket.chunks()});
-  }
+  for (const GpuBucket& bucket : buckets_) memory.buckets.push_back(bucket.moved());
   return FromCuda(kernels::Mover::Open(device_, memory_.gpu, std::move(memory),
                                        {.process = "the trainer",
                                         .kernels_reach_host = true,
@@ -73,8 +66,9 @@ Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::s
   // Its last parameters must have landed: submitting has the next ones written where they come from.
   if (Status status = FromCuda(mover_->WaitLanded(bucket, packer_->stream())); !status.ok()) return status;
   const kernels::CudaPointer place = memory_.gpu + layout_.slots.slot_offset(slot);
-  void* const to = Direct(bucket) ? memory_.gradients.data() + buckets_[bucket].gradient_offsets[host_slot]
-                                  : reinterpret_cast<void*>(place);
+  void* const to = Direct(bucket)
+                       ? memory_.gradients.data() + mover_->memory().buckets[bucket].GradientOffset(host_slot)
+                       : reinterpret_cast<void*>(place);
   if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to); !status.ok()) return status;
   return resident(bucket) ? residents_->KeepGradient(bucket, place, packer_->stream()) : Status{};
 }
@@ -83,6 +77,7 @@ Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::s
 Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
   entry.flags = SUPEROFFLOAD_FLAG_DEVICE_SLOT;
   if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
   entry.payload.gradient.slot = slot;
   entry.payload.gradient.gpu_offset = buckets_[entry.index].gpu_offset;
   return FromCuda(mover_->arrivals().After(packer_->stream(),
@@ -92,6 +87,7 @@ Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
 // This process does.
 Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot) {
   entry.flags = SUPEROFFLOAD_FLAG_SUM_KNOWN | SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
   if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;
   using What = kernels::Mover::What;
   return FromCuda(mover_->CopyDown(entry.index, slot, host_slot,
@@ -101,6 +97,11 @@ Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t
                                      if (done.ok()) events_.slot_free(slot);
                                      events_.arrived(done, entry);
                                    }));
+}
+
+uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t committed_steps) const {
+  if (!Logs(bucket)) return next_slot;
+  return static_cast<uint32_t>(committed_steps % buckets_[bucket].log_slots);
 }
 
 Status GpuMoves::Submit(const superoffload_ring_entry& entry) {

@@ -64,6 +64,9 @@ class GpuMoves {
   // Who copies: enum superoffload_mover. TRAINER at first. Before the first step, and before SetResident.
   void set_kind(uint32_t kind) { kind_ = kind; }
 
+  // Where the host has the bucket's gradient of the next step: one of two slots, or of its log.
+  uint32_t HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t committed_steps) const;
+
   // The trainer's thread, as all up to SetResident; the device must be current. `entry` is the GRADIENT_READY of a
   // bucket whose gradient is packed into device slot `slot`, which is taken, or into the host's `host_slot`.
   Status CheckGradient(uint32_t bucket, std::span<const BucketTensor> tensors, kernels::CudaStream stream) const;
@@ -78,6 +81,8 @@ class GpuMoves {
 
   // See superoffload_gpu_set_resident. `state` is the mapping of the state memory. Waits.
   Status SetResident(uint32_t count, const std::byte* state);
+  // Of a resident bucket; 0: it is not.
+  kernels::CudaPointer ResidentMasters(uint32_t bucket) const { return residents_->masters(bucket); }
 
   // The thread that takes completions, of each before anybody else learns of it: copies what has become due. An error:
   // nothing can go on.
@@ -98,6 +103,8 @@ class GpuMoves {
   Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);
   Status OnVerdict(const superoffload_ring_entry& entry);
 
+  // Whether the bucket's gradients go into its log: the daemon need not publish its parameters.
+  bool Logs(uint32_t bucket) const { return resident(bucket) && buckets_[bucket].log_slots > 0; }
   // Whether the daemon copies the bucket's parameters to the GPU.
   bool DaemonCopiesUp(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
   // Whether the kernel that packs stores into the host's memory.

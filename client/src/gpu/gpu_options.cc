@@ -7,6 +7,8 @@
 
 namespace superoffload::client {
 
+constexpr uint32_t kMostLogSlots = 32;  // as the daemon has it
+
 static_assert(kManySlots <= SUPEROFFLOAD_MAX_DEVICE_SLOTS);
 
 // In simulated steps they save at most 1 % of the time: so they may take at most 2 % of what would be left.
@@ -39,13 +41,16 @@ Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gr
                      .gpu_offset = given.gpu_offset,
                      .gradient_offsets = {given.gradient_offsets[0], given.gradient_offsets[1]},
                      .state_offset = given.state_offset,
+                     .log_offset = given.log_offset,
+                     .log_slots = given.log_slots,
                      .group = given.group};
     if (!ToDType(given.dtype, &bucket.dtype) || !ToDType(given.gradient_dtype, &bucket.gradient_dtype) ||
         given.elements > parameters_bytes || given.group >= model.group_count() ||
         !inside(given.parameters_offset, bucket.parameters_bytes(), parameters_bytes) ||
         !inside(given.gpu_offset, bucket.parameters_bytes(), parameters_bytes) ||
         !inside(given.gradient_offsets[0], bucket.gradient_bytes(), gradients_bytes) ||
-        !inside(given.gradient_offsets[1], bucket.gradient_bytes(), gradients_bytes)) {
+        !inside(given.gradient_offsets[1], bucket.gradient_bytes(), gradients_bytes) ||
+        given.log_slots > kMostLogSlots || !inside(given.log_offset, bucket.log_bytes(), gradients_bytes)) {
       return Error(Code::kInvalidArgument, "bucket ", i,
                    " does not fit the attachment; take the buckets from the attach response");
     }

@@ -33,14 +33,14 @@ Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const B
   if (Status status = moves_->CheckGradient(entry.index, tensors, stream); !status.ok()) return status;
   uint32_t slot = 0;
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
-  Status status = moves_->SubmitGradient(entry, slot, NextSlot(), tensors, dtype, stream);
+  Status status = moves_->SubmitGradient(entry, slot, HostSlotOf(entry.index), tensors, dtype, stream);
   if (!status.ok()) slots_.Fail(status);
   return status;
 }
 
-uint32_t GpuPlane::NextSlot() {
+uint32_t GpuPlane::HostSlotOf(uint32_t bucket) {
   std::lock_guard lock(mu_);
-  return progress_.next_slot();
+  return moves_->HostSlotOf(bucket, progress_.next_slot(), progress_.committed_steps());
 }
 
 void GpuPlane::SubmitArrived(const CudaStatus& done, const superoffload_ring_entry& entry) {

@@ -76,6 +76,7 @@ class GpuPlane final : public MemoryPlane {
   // See superoffload_gpu_set_resident. `state` is the mapping of the state memory.
   Status SetResident(uint32_t count, const std::byte* state);
   bool resident(uint32_t bucket) const { return moves_->resident(bucket); }
+  kernels::CudaPointer ResidentMasters(uint32_t bucket) const { return moves_->ResidentMasters(bucket); }
 
   Status Submit(const superoffload_ring_entry& entry) override;
   Status WaitUntil(const Deadline& deadline, const Condition& done) override;
@@ -103,7 +104,7 @@ class GpuPlane final : public MemoryPlane {
   }
 
   // The trainer's thread.
-  uint32_t NextSlot();
+  uint32_t HostSlotOf(uint32_t bucket);
 
   // The thread of arrivals.
   void SubmitArrived(const kernels::CudaStatus& done, const superoffload_ring_entry& entry);

@@ -124,7 +124,7 @@ Status GpuPlane::Open(const ModelLayout& model, const superoffload_gpu_options& 
   if (options.push != 0) {  // before copies of parameters are measured, which come from the host's
     if (Status status = Push(reinterpret_cast<CudaStream>(options.push_stream)); !status.ok()) return status;
   }
-  progress_.set_next_slot(options.next_slot);
+  progress_.SetNext(options.next_slot, options.committed_steps);
   completions_ = std::thread([this] { TakeCompletions(); });
   const MoverTrial trial{.device = *device_,
                          .buckets = buckets_,

@@ -34,6 +34,12 @@ class ResidentBuckets {
 
   bool contains(uint32_t bucket) const { return bucket >= first_; }
 
+  // Where its fp32 masters are; 0: it is not resident. The thread that changes what is.
+  kernels::CudaPointer masters(uint32_t bucket) const {
+    const auto found = residents_.find(bucket);
+    return found == residents_.end() ? 0 : found->second.array(0);
+  }
+
   // Makes the last `count` resident; `state` is the mapping of the state memory. Waits. RESOURCE_EXHAUSTED: out of GPU
   // memory; fewer are resident.
   Status SetCount(uint32_t count, const std::byte* state, kernels::CudaStream stream);

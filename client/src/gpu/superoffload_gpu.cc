@@ -144,6 +144,17 @@ int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t 
   });
 }
 
+int superoffload_gpu_resident_masters(superoffload_attachment* attachment, uint32_t bucket, uint64_t* pointer) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {
+    if (pointer == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    *pointer = gpu.ResidentMasters(bucket);
+    if (*pointer == 0)
+      return Error(Code::kFailedPrecondition, "bucket ", bucket,
+                   " is not resident on the GPU; superoffload_gpu_set_resident makes it so");
+    return {};
+  });
+}
+
 int superoffload_make_collective_id(superoffload_collective_id* id) {
   return Guarded([&]() -> Status {
     if (id == nullptr) return Error(Code::kInvalidArgument, "NULL argument");

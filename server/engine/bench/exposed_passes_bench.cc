@@ -3,16 +3,11 @@
 // compared and a run. Never a test: times are the machine's business.
 //
 //   exposed_passes_bench [--elements=151000000] [--threads=2] [--rounds=3] [--steps=5] [--compute_seconds=0.6]
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -20,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "server/engine/bench/bench_optimizer.h"
 #include "server/engine/step_engine.h"
 #include "server/engine/worker_threads.h"
 #include "superoffload/v1/exit_status.h"
@@ -65,15 +61,6 @@ class LastStep final : public StepObserver {
   std::optional<StepReport> report_ ABSL_GUARDED_BY(mu_);
 };
 
-class Nobody final : public CompletionSink {
- public:
-  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
-  void ParametersReady(uint64_t, uint32_t, bool) override {}
-  void NormMeasured(uint64_t, double, double) override {}
-  void Prepared(uint64_t, uint64_t, double) override {}
-  void VerdictReached(const VerdictReport&) override {}
-};
-
 struct Kind {
   const char* name;
   double max_grad_norm;
@@ -95,38 +82,10 @@ constexpr Way kWays[] = {{"all after the verdict", SpeculationPolicy::kNever, fa
 
 constexpr int kWarmUp = 2;
 
-std::vector<int> Cores(size_t most) {
-  cpu_set_t set;
-  SUPEROFFLOAD_CHECK(sched_getaffinity(0, sizeof(set), &set) == 0);
-  std::vector<int> cores;
-  for (int cpu = 0; cpu < CPU_SETSIZE && cores.size() < most; ++cpu) {
-    if (CPU_ISSET(cpu, &set)) cores.push_back(cpu);
-  }
-  return cores;
-}
-
-Layout MakeLayout(uint64_t elements) {
-  constexpr uint64_t kMatrix = 4 << 20;
-  OptimizerSpec spec;
-  spec.groups = {spec.algorithm->DefaultScalars()};
-  for (uint64_t i = 0; i * kMatrix < elements; ++i) {
-    ParameterSpec& parameter = spec.parameters.emplace_back();
-    parameter.name = std::to_string(i);
-    parameter.shape = {std::min(kMatrix, elements - i * kMatrix)};
-  }
-  absl::StatusOr<Layout> layout = PlanLayout(spec);
-  SUPEROFFLOAD_CHECK(layout.ok(), "at least one element");
-  return *std::move(layout);
-}
-
 class Bench {
  public:
   Bench()
-      : layout_(MakeLayout(absl::GetFlag(FLAGS_elements))),
-        parameters_(layout_.parameters_bytes),
-        gradients_(layout_.gradients_bytes / sizeof(uint16_t), 0x3a83),  // 0.001 in bf16
-        state_(layout_.state_bytes + kernels::kChunkElements),
-        record_(Record::Bytes(layout_) / sizeof(kernels::UndoSlot) + 1),
+      : optimizer_(absl::GetFlag(FLAGS_elements)),
         threads_(absl::GetFlag(FLAGS_threads), Cores(absl::GetFlag(FLAGS_threads))),
         shared_(&threads_) {}
 
@@ -152,22 +111,12 @@ class Bench {
     return values[values.size() / 2];
   }
 
-  // The first gradients are those of the last layers: one of the last ones is infinite.
-  void MakeFinite(bool finite) {
-    const BucketLayout& last = layout_.buckets.back();
-    for (const uint64_t offset : last.gradient_offsets) {
-      gradients_[offset / sizeof(uint16_t)] = finite ? 0x3a83 : 0x7f80;
-    }
-  }
-
   void Train(const Kind& kind, const Way& way, std::vector<double>& exposed) {
-    MakeFinite(kind.finite);
+    optimizer_.MakeFinite(kind.finite);
     LastStep last;
     Nobody nobody;
     WorkerPool* const pool = way.early ? static_cast<WorkerPool*>(&threads_) : &shared_;
-    StepEngine engine(&layout_, {layout_.algorithm->DefaultScalars()},
-                      {parameters_.data(), reinterpret_cast<std::byte*>(gradients_.data()), state_.data(),
-                       reinterpret_cast<std::byte*>(record_.data())},
+    StepEngine engine(&optimizer_.layout(), {optimizer_.layout().algorithm->DefaultScalars()}, optimizer_.memory(),
                       way.policy, pool, &last);
     engine.Attach(&nobody);
     // What an earlier engine has left must not decide how this one speculates: a few steps teach it.
@@ -184,7 +133,7 @@ class Bench {
     const uint64_t step = engine.statistics().step + 1;
     absl::SleepFor(compute / 3);
     SUPEROFFLOAD_CHECK(engine.BeginStep(step, 1).ok());
-    const auto buckets = static_cast<uint32_t>(layout_.buckets.size());
+    const auto buckets = static_cast<uint32_t>(optimizer_.layout().buckets.size());
     for (uint32_t i = 0; i < buckets; ++i) {
       absl::SleepFor(2 * compute / 3 / buckets);
       SUPEROFFLOAD_CHECK(engine.GradientReady(step, i, std::nullopt).ok());
@@ -193,11 +142,7 @@ class Bench {
     return last.Wait();
   }
 
-  const Layout layout_;
-  std::vector<std::byte> parameters_;
-  std::vector<uint16_t> gradients_;
-  std::vector<std::byte> state_;
-  std::vector<kernels::UndoSlot> record_;  // aligned as a record is
+  BenchOptimizer optimizer_;
   WorkerThreads threads_;
   SharedCores shared_;
   std::array<std::array<std::vector<double>, std::size(kWays)>, std::size(kKinds)> exposed_;

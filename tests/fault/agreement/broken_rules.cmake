@@ -21,9 +21,9 @@ endforeach()
 
 set(engine server/engine)
 remove_rule(prepared_before_the_sum ${engine}/step_run.cc ""
-  "  record_.Prepare(Values(open_->gradient_scale), open_->absent, open_->max_grad_norm);\n  open_->prepared = true;\n"
+  "  record_.Prepare(Values(open_->gradient_scale), {open_->absent, LoggedBuckets()}, open_->max_grad_norm);\n  open_->prepared = true;\n"
   "  if (sink_ != nullptr) sink_->Prepared(statistics_.step, record_.attempt(), SumOfSquares());
-  record_.Prepare(Values(open_->gradient_scale), open_->absent, open_->max_grad_norm);\n  open_->prepared = true;\n"
+  record_.Prepare(Values(open_->gradient_scale), {open_->absent, LoggedBuckets()}, open_->max_grad_norm);\n  open_->prepared = true;\n"
   "  open_->prepared = true;\n  if (sink_ != nullptr) sink_->Prepared(statistics_.step, record_.attempt(), SumOfSquares());\n"
   "  open_->prepared = true;\n")
 remove_rule(prepared_outlives_detach ${engine}/step_machine.cc ""

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
-#include "kernels/chunk_sums.h"
-#include "kernels/elements/elements.h"
 #include "tests/support/scalars.h"
+#include "tests/support/sums_of_squares.h"
 
 namespace superoffload::faults {
 namespace {
@@ -42,24 +40,6 @@ void Spoil(Ground& ground, Attempt* attempt) {
                      kBad[ground.random.Below(kBad.size())]);
 }
 
-// Of the bucket as it is packed: zeros where there is no gradient.
-double SumOfSquares(const Ground& ground, const Attempt& attempt, const BucketLayout& bucket) {
-  const size_t width = kernels::DTypeBytes(bucket.gradient_dtype);
-  std::vector<std::byte> packed(attempt.Gradient(bucket), attempt.Gradient(bucket) + bucket.elements * width);
-  size_t begin = 0;
-  for (const engine::Part& part : ground.layout.PartsOf(bucket)) {
-    if (attempt.absent[part.parameter]) std::memset(packed.data() + begin * width, 0, part.elements * width);
-    begin += part.elements;
-  }
-  std::vector<double> chunks(bucket.chunks());
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const size_t first = i * kernels::kChunkElements;
-    chunks[i] = kernels::SumOfSquares(std::min<size_t>(kernels::kChunkElements, bucket.elements - first),
-                                      {packed.data() + first * width, bucket.gradient_dtype});
-  }
-  return kernels::SumOfChunks(chunks);
-}
-
 void Revise(Ground& ground, std::vector<engine::Scalars>* groups) {
   engine::Scalars& group = (*groups)[ground.random.Below(groups->size())];
   *test::FindScalar(*ground.scenario.spec.algorithm, group, "lr") *= 0.5 + ground.random.Unit();
@@ -87,7 +67,7 @@ Attempt MakeAttempt(Ground& ground, const std::vector<engine::Scalars>& groups) 
     const bool whole = std::none_of(parts.begin(), parts.end(),
                                     [&](const engine::Part& part) { return attempt.absent[part.parameter]; });
     if (scenario.gpu() || (whole && random.Chance(scenario.state_sum))) {
-      attempt.sums[b] = SumOfSquares(ground, attempt, bucket);
+      attempt.sums[b] = test::SumOfSquares(ground.layout, bucket, attempt.Gradient(bucket), attempt.absent);
     }
   }
   attempt.early_groups = groups;

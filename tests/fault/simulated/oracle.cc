@@ -79,8 +79,10 @@ bool Oracle::HasParameters(const std::vector<std::byte>& parameters) const {
   return true;
 }
 
-void Oracle::CheckParameters(const std::vector<std::byte>& parameters, const char* when) const {
+void Oracle::CheckParameters(const std::vector<std::byte>& parameters, const char* when,
+                             const std::function<bool(uint32_t)>& checked) const {
   for (uint32_t b = 0; b < ground_.buckets(); ++b) {
+    if (checked && !checked(b)) continue;
     const engine::BucketLayout& bucket = ground_.layout.buckets[b];
     if (std::memcmp(parameters.data() + bucket.parameters_offset, this->parameters().data() + bucket.parameters_offset,
                     bucket.parameters_bytes()) != 0) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -35,7 +36,8 @@ class Oracle {
 
   // They fail when a bit differs.
   bool HasParameters(const std::vector<std::byte>& parameters) const;
-  void CheckParameters(const std::vector<std::byte>& parameters, const char* when) const;
+  void CheckParameters(const std::vector<std::byte>& parameters, const char* when,
+                       const std::function<bool(uint32_t bucket)>& checked = nullptr) const;  // null: all are
   void CheckState(const std::vector<std::byte>& state, const std::vector<uint64_t>& parameter_steps) const;
   void CheckCheckpoint(const Checkpoint& checkpoint) const;
 

@@ -24,19 +24,20 @@ plant_bug(directions_made_again_of_written_state server/engine/bucket_pass.cc 80
   "    record_->KeepDirections(bucket_, arguments_.absorbed_step);\n" "")
 plant_bug(rounding_that_depends_on_the_thread server/engine/bucket_pass.cc 500
   "segment.parameter, record_->seed()" "segment.parameter, record_->seed() + worker")
-plant_bug(recovery_rounds_as_another_parameter server/engine/recovery.cc 500
-  "segment.parameter, record_.seed()" "0, record_.seed()")
+plant_bug(recovery_rounds_with_another_seed server/engine/recovery.cc 500
+  "kernels, record_.seed()" "kernels, record_.seed() + 1")
+plant_bug(absorbed_as_another_parameter server/engine/absorb.cc 500
+  "segment.parameter, seed" "0, seed")
 plant_bug(repaired_by_the_algorithm_of_another_format server/engine/recovery.cc 500
-  "algorithm = *layout_.FormatOf(bucket).algorithm" "algorithm = *layout_.algorithm")
+  "algorithm = *layout_.FormatOf(*place.bucket).algorithm" "algorithm = *layout_.algorithm")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  gradient_scale_[t] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  gradient_scale_[t] = values.gradient_scale;")
 plant_bug(undo_released_before_absorbed server/engine/record.cc 500
-  "  absorbed_[chunk] = t;\n  Order();\n  kernels::EndUndo(slot(worker));"
-  "  kernels::EndUndo(slot(worker));\n  Order();\n  absorbed_[chunk] = t;")
+  "  absorbed_[stretch] = t;\n  Order();\n  kernels::EndUndo(slot(worker));"
+  "  kernels::EndUndo(slot(worker));\n  Order();\n  absorbed_[stretch] = t;")
 plant_bug(one_slot_free_lost server/engine/step_passes.cc 500
-  "if (absorbed != 0 && sink_ != nullptr) sink_->SlotFree"
-  "if (absorbed != 0 && sink_ != nullptr && (index != 0 || statistics_.step % 3 != 0)) sink_->SlotFree")
+  "sink_ != nullptr && t <= last; ++t" "sink_ != nullptr && (index != 0 || statistics_.step % 3 != 0) && t <= last; ++t")
 plant_bug(slot_free_at_the_start_of_the_pass server/engine/step_passes.cc 500
   "  bucket.pass->Start(platform_, ArgumentsOf(index));\n"
   "  if (sink_ != nullptr && bucket.phase == Phase::kUpdating && bucket.pending != 0) {
@@ -68,7 +69,7 @@ plant_bug(prepared_after_its_sum_has_left server/engine/step_run.cc 2000
 plant_bug(parked_step_forgotten server/engine/step_run.cc 500
   "  open_.reset();\n" "  open_.reset();\n  record_.DropPrepared();\n")
 plant_bug(agreement_without_its_gradients server/engine/step_run.cc 500
-  "    for (Bucket& bucket : buckets_) bucket.pending = t;\n" "")
+  "    for (uint32_t i = 0; i < buckets_.size(); ++i) SetPending(i, t);\n" "")
 
 set(simulator_arguments --gpu)
 plant_bug(due_uploads_lost_across_steps kernels/gpu/upload_order.cc 2000
@@ -125,8 +126,35 @@ plant_bug(resident_counts_from_all_steps client/src/gpu/resident_steps.cc 500
 plant_bug(absent_from_the_step_after client/src/gpu/resident_steps.cc 500
   "      std::fill(open_.absent.begin(), open_.absent.end(), false);\n" "")
 plant_bug(resident_from_a_state_not_settled server/engine/maintenance.cc 500
-  "Maintain({Passes(PassKind::kAbsorb, first_bucket)}" "Maintain({Passes(PassKind::kAbsorb, first_bucket + 1)}")
+  "Passes(PassKind::kAbsorb, first_bucket)" "Passes(PassKind::kAbsorb, first_bucket + 1)")
 plant_bug(absent_counted_by_the_record server/engine/record.cc 500
-  "!absent.empty() && absent[i] ? counted : counted + 3" "counted + 3")
+  "!places.absent.empty() && places.absent[i] ? counted : counted + 3" "counted + 3")
 plant_bug(absent_published_with_a_gradient server/engine/step_machine.cc 500
   "if (!open_->absent.empty() && open_->absent[parameter]) return std::nullopt;" "")
+
+# Logs of gradients.
+plant_bug(log_absorbed_in_reverse server/engine/bucket_pass.cc 500
+  "GradientOf(memory_, bucket_layout_, index, t, record_->Logged(t, bucket_))"
+  "GradientOf(memory_, bucket_layout_, index, arguments_.earlier.empty() ? t : arguments_.earlier.front().step + arguments_.absorbed_step - t, record_->Logged(t, bucket_))")
+plant_bug(log_absorbed_with_the_scalars_of_its_last_step server/engine/bucket_pass.cc 500
+  "absorb(begin, earlier.step, earlier.segments)" "absorb(begin, earlier.step, arguments_.segments)")
+plant_bug(stretch_absorbed_before_its_gradient server/engine/bucket_pass.cc 500
+  "    record_->EndAbsorb(worker, stretch, t);\n" ""
+  "    AbsorbRange(layout_, view, index, "
+  "    record_->BeginAbsorb(worker, stretch, t);\n    record_->EndAbsorb(worker, stretch, t);\n    AbsorbRange(layout_, view, index, ")
+plant_bug(log_absorbed_as_one_step server/engine/bucket_pass.cc 2000
+  "    record_->EndAbsorb(worker, stretch, t);\n"
+  "    if (t == arguments_.absorbed_step) for (uint64_t step = arguments_.earlier.empty() ? t : arguments_.earlier.front().step; step <= t; ++step) record_->EndAbsorb(worker, stretch, step);\n")
+plant_bug(log_cut_off_between_two server/engine/recovery.cc 2000
+  "  while (record_.absorbed(index) < record_.committed()) {\n"
+  "  const uint64_t last = std::min(record_.committed(), record_.absorbed(index) + 2);\n  while (record_.absorbed(index) < last) {\n")
+plant_bug(log_that_overflows server/engine/step_verdict.cc 8000
+  "if (!IsSkip(report.verdict) && !LogsHaveRoom()) return;" "")
+plant_bug(steps_kept_for_less_than_a_log server/engine/layout.cc 500
+  "std::max(layout_.kept_steps, spec_.log_slots)" "std::max(layout_.kept_steps, spec_.log_slots - 1)")
+plant_bug(log_read_from_the_slots server/engine/record.cc 500
+  "logged_[t % kept_ * buckets_.size() + i] = logged ? 1 : 0;" "logged_[t % kept_ * buckets_.size() + i] = 0;")
+plant_bug(parameters_behind_a_log_forgotten server/engine/record.cc 500
+  "if (logged) unpublished_[i] = 1;" "")
+plant_bug(landed_in_the_log_of_the_next_step client/src/gpu/gpu_moves.cc 500
+  "committed_steps % buckets_" "(committed_steps + 1) % buckets_")

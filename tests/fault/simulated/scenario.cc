@@ -70,6 +70,15 @@ DeathChances MakeDeaths(RandomSource& random) {
   return deaths;
 }
 
+// Logs fill up where many steps are committed and little is settled in between.
+void UseLogs(RandomSource& random, Scenario& scenario) {
+  while (scenario.spec.algorithm->resident_kernel == nullptr) scenario.spec = MakeSpec(random);
+  scenario.spec.logged_buckets = static_cast<uint32_t>(random.Between(1, 8));
+  scenario.spec.log_slots = static_cast<uint32_t>(random.Between(2, 6));
+  scenario.steps = random.Between(3, 14);
+  scenario.leave /= 4;
+}
+
 }  // namespace
 
 Scenario MakeScenario(RandomSource& random, bool gpu) {
@@ -96,8 +105,10 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   scenario.run = random.Chance(0.3);
   scenario.deaths = MakeDeaths(random);
   if (!gpu) return scenario;
+  if (random.Chance(0.4)) UseLogs(random, scenario);
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
-  const double residents = sometimes(0.6, 0.8), change_residents = sometimes(0.4, 0.4);
+  const double residents = scenario.spec.log_slots > 0 ? 0.9 : sometimes(0.6, 0.8),
+               change_residents = sometimes(0.4, 0.4);
   if (scenario.spec.algorithm->resident_kernel == nullptr) return scenario;
   scenario.residents = residents;
   scenario.change_residents = change_residents;

@@ -25,13 +25,13 @@ SimulatedDevice::SimulatedDevice(Ground* ground, std::shared_ptr<SimulatedGpuMem
   request.sums_offset = layout.slots.sums_offset;
   request.sums_bytes = layout.slots.sums_bytes;
   request.memory_bytes = layout.bytes;
-  absl::StatusOr<std::unique_ptr<transport::DeviceMover>> mover =
-      transport::DeviceMover::OpenMapped(request, cuda_.device(), gpu_->base(),
-                                         {.gradients = ground->memory.gradients,
-                                          .parameters = ground->memory.parameters,
-                                          .buckets = gpu_->MovedBuckets(),
-                                          .next_slot = [machine] { return machine->statistics().next_slot(); }},
-                                         this, [this](const auto&, const char*) { return cuda_.MakeQueue(); });
+  absl::StatusOr<std::unique_ptr<transport::DeviceMover>> mover = transport::DeviceMover::OpenMapped(
+      request, cuda_.device(), gpu_->base(),
+      {.gradients = ground->memory.gradients,
+       .parameters = ground->memory.parameters,
+       .buckets = gpu_->MovedBuckets(),
+       .committed_steps = [machine] { return machine->statistics().committed_steps; }},
+      this, [this](const auto&, const char*) { return cuda_.MakeQueue(); });
   if (!mover.ok()) Fail(mover.status());
   mover_ = *std::move(mover);
 }

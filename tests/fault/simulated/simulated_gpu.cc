@@ -38,7 +38,8 @@ struct GpuOptions {
                          .dtype = NumberOf(bucket.dtype),
                          .gradient_dtype = NumberOf(bucket.gradient_dtype),
                          .group = bucket.group,
-                         .reserved = 0});
+                         .log_slots = bucket.log_slots,
+                         .log_offset = bucket.log_offset});
     }
     std::vector<superoffload_parameter> parameters;
     for (size_t i = 0; i < ground.layout.placements.size(); ++i) {

@@ -46,6 +46,10 @@ class SimulatedGpu {
   bool has_slot() const { return !free_slots_.empty(); }
   // Takes a slot for the gradient of the bucket that `entry` names. The attempt must stay until that is submitted.
   void HandOver(const superoffload_ring_entry& entry, const Attempt& attempt, uint32_t host_slot);
+  // Where the host has it.
+  uint32_t HostSlotOf(uint32_t bucket, uint64_t committed_steps) const {
+    return moves_->HostSlotOf(bucket, engine::SlotOf(committed_steps + 1), committed_steps);
+  }
   // Anything else; END_STEP once the model has been read.
   void Submit(const superoffload_ring_entry& entry);
 
@@ -54,6 +58,8 @@ class SimulatedGpu {
   uint32_t SetResident(uint32_t count);
   uint32_t residents() const;
   bool resident(uint32_t bucket) const { return moves_->resident(bucket); }
+  // Whether the host's parameters stay behind.
+  bool logs(uint32_t bucket) const { return resident(bucket) && ground_.layout.buckets[bucket].log_slots > 0; }
 
   // The model's next kernel reads a bucket that is final; then `read`.
   void Read(uint32_t bucket, std::function<void(const std::byte* parameters)> read);

@@ -22,6 +22,8 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
                         .parameters_offset = bucket.parameters_offset,
                         .gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
                         .state_offset = bucket.state_offset,
+                        .log_offset = bucket.log_offset,
+                        .log_slots = bucket.log_slots,
                         .dtype = bucket.dtype,
                         .gradient_dtype = bucket.gradient_dtype,
                         .group = bucket.group});
@@ -55,14 +57,7 @@ std::span<std::byte> SimulatedGpuMemory::parameters(uint32_t bucket) {
 
 std::vector<kernels::MovedBucket> SimulatedGpuMemory::MovedBuckets() const {
   std::vector<kernels::MovedBucket> moved;
-  for (const client::GpuBucket& bucket : buckets_) {
-    moved.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
-                     .gradient_bytes = bucket.gradient_bytes(),
-                     .parameters_offset = bucket.parameters_offset,
-                     .gpu_offset = bucket.gpu_offset,
-                     .parameters_bytes = bucket.parameters_bytes(),
-                     .chunks = bucket.chunks()});
-  }
+  for (const client::GpuBucket& bucket : buckets_) moved.push_back(bucket.moved());
   return moved;
 }
 

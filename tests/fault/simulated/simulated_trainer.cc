@@ -152,7 +152,8 @@ void SimulatedTrainer::Attached(const Welcome& welcome) {
   step_ = welcome.step;
   over_ = true;
   slot_ = welcome.next_slot;
-  for (std::vector<bool>& slot : free_) slot.assign(ground_.buckets(), true);  // pushing and pulling settle
+  // Pushing and pulling settle.
+  free_.assign(ground_.layout.kept_steps, std::vector<bool>(ground_.buckets(), true));
   sent_groups_.assign(oracle_.groups().size(), {});
   waking_ = 0;
   changing_residents_ = false;
@@ -175,6 +176,7 @@ void SimulatedTrainer::NextAttempt() {
   absent_done_ = 0;
   measure_asked_ = false;
   may_change_residents_ = true;
+  host_slots_.assign(ground_.buckets(), slot_);
   written_.assign(ground_.buckets(), false);
   submitted_.assign(ground_.buckets(), false);
   if (oracle_.committed_steps() < ground_.scenario.steps || !over_ || !has_model_) return Wake();
@@ -261,7 +263,7 @@ void SimulatedTrainer::TakeVerdict() {
     if (measure_asked_ && progress_->norm()->norm != oracle_.norm()) {
       Fail("the norm was measured as ", progress_->norm()->norm);
     }
-    free_[slot_].assign(ground_.buckets(), false);
+    for (uint32_t b = 0; b < ground_.buckets(); ++b) free_[host_slots_[b]][b] = false;
   }
   slot_ = verdict.next_slot;
   has_model_ = false;
@@ -293,7 +295,8 @@ void SimulatedTrainer::FinishStep() {
     has_model_ = true;
     oracle_.CheckParameters(model_, "after a step");
   }
-  oracle_.CheckParameters(ground_.memory.parameters, "in memory after a step");
+  oracle_.CheckParameters(ground_.memory.parameters, "in memory after a step",
+                          [this](uint32_t b) { return gpu_ == nullptr || !gpu_->logs(b); });
   if (oracle_.committed_steps() >= ground_.scenario.steps) return NextAttempt();
   if (!ground_.random.Chance(ground_.scenario.leave)) return;
   ground_.log.Add("trainer", "leaves");

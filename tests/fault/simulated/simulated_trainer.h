@@ -3,7 +3,6 @@
 #ifndef SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_TRAINER_H_
 #define SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_TRAINER_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -123,16 +122,17 @@ class SimulatedTrainer {
   std::optional<client::StepProgress> progress_;  // of the step that was begun last
   uint64_t step_ = 0;                             // its number
   bool over_ = true;                              // all of it has come
-  uint32_t slot_ = 0;                             // that the attempt fills
+  uint32_t slot_ = 0;                             // that the attempt fills, but where a bucket has a log
   Stage stage_ = Stage::kEarlyGroups;
   size_t absent_done_ = 0;
   bool measure_asked_ = false;
-  bool may_change_residents_ = false;                           // once before each attempt
-  bool changing_residents_ = false;                             // the daemon settles what is to become resident
-  std::vector<engine::Scalars> sent_groups_;                    // each empty: nothing yet
-  std::array<std::vector<bool>, engine::kGradientSlots> free_;  // by bucket: what the slot held is absorbed
-  std::vector<bool> written_, submitted_, copied_;              // of the attempt, by bucket
-  std::vector<bool> speculative_, final_;                       // PARAMETERS_READY of the step has come
+  bool may_change_residents_ = false;               // once before each attempt
+  bool changing_residents_ = false;                 // the daemon settles what is to become resident
+  std::vector<engine::Scalars> sent_groups_;        // each empty: nothing yet
+  std::vector<std::vector<bool>> free_;             // by slot and bucket: what the slot held is absorbed
+  std::vector<uint32_t> host_slots_;                // the slot that the attempt fills, by bucket
+  std::vector<bool> written_, submitted_, copied_;  // of the attempt, by bucket
+  std::vector<bool> speculative_, final_;           // PARAMETERS_READY of the step has come
 };
 
 }  // namespace superoffload::faults

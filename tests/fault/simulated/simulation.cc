@@ -60,6 +60,7 @@ class Run {
 
   void Judge() {
     engine::StepMachine& machine = *daemon_.machine();
+    trainer_.oracle().CheckParameters(ground_.memory.parameters, "in memory once settled");
     trainer_.oracle().CheckState(ground_.memory.state, machine.parameter_steps());
     for (const Checkpoint& checkpoint : daemon_.checkpoints().whole()) trainer_.oracle().CheckCheckpoint(checkpoint);
     CheckNothingLeaks(machine);

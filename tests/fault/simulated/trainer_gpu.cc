@@ -47,14 +47,16 @@ bool SimulatedTrainer::HandOverSomeGradient() {
   }
   if (may.empty() || !gpu_->has_slot()) return false;
   const uint32_t b = may[ground_.random.Below(may.size())];
+  const uint32_t host_slot = host_slots_[b] = gpu_->HostSlotOf(b, oracle_.committed_steps());
+  if (!free_[host_slot][b]) Fail("bucket ", b, " is handed over before its slot ", host_slot, " is free");
   written_[b] = submitted_[b] = true;
-  ground_.log.Add("trainer", "hands over gradient", b, slot_);
+  ground_.log.Add("trainer", "hands over gradient", b, host_slot);
   superoffload_ring_entry entry = {};
   entry.opcode = SUPEROFFLOAD_SUBMIT_GRADIENT_READY;
   entry.index = b;
   entry.step = step_;
   entry.attachment_epoch = rings_->epoch();
-  gpu_->HandOver(entry, attempt_, slot_);
+  gpu_->HandOver(entry, attempt_, host_slot);
   return true;
 }
 
@@ -74,15 +76,18 @@ bool SimulatedTrainer::ChangeResidents() {
   if (!over_ || !has_model_ || !gpu_->idle() || !std::exchange(may_change_residents_, false)) return false;
   if (!ground_.random.Chance(ground_.scenario.change_residents)) return false;
   const auto count = static_cast<uint32_t>(ground_.random.Below(ground_.buckets() + 1));
-  if (count <= gpu_->residents()) {
+  const uint32_t most = std::max(count, gpu_->residents());
+  if (count <= gpu_->residents() && !ground_.layout.has_logs) {
     SetResident(count);
     return false;
   }
   changing_residents_ = true;
-  daemon_.Settle(rings_, ground_.buckets() - count, [this, rings = rings_, count] {
-    After([this, rings, count] {
+  daemon_.Settle(rings_, ground_.buckets() - most, [this, rings = rings_, count, most] {
+    After([this, rings, count, most] {
       if (rings != rings_ || !attached_) return;
       changing_residents_ = false;
+      // Whether or not SLOT_FREE of what was settled has come.
+      for (std::vector<bool>& slot : free_) std::fill(slot.end() - most, slot.end(), true);
       SetResident(count);
       Wake();
     });

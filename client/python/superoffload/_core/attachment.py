@@ -496,11 +496,23 @@ def _options(optimizer: optimizer_pb2.Optimizer, threads: int) -> structures.Tra
     )
 
 
+_BUCKET_FIELDS = (
+    "elements",
+    "parameters_offset",
+    "state_offset",
+    "dtype",
+    "gradient_dtype",
+    "group",
+    "log_slots",
+    "log_offset",
+)
+
+
 def _c_buckets(layout: optimizer_pb2.Layout) -> ctypes.Array:
     """Of superoffload_bucket."""
     buckets = (structures.Bucket * len(layout.buckets))()
     for ours, bucket in zip(buckets, layout.buckets, strict=True):
-        for field in ("elements", "parameters_offset", "state_offset", "dtype", "gradient_dtype", "group"):
+        for field in _BUCKET_FIELDS:
             setattr(ours, field, getattr(bucket, field))
         ours.gpu_offset = bucket.parameters_offset
         ours.gradient_offsets[:] = bucket.gradient_offsets

@@ -94,6 +94,7 @@ class GpuAttachment(Attachment):
     """
 
     memory: GpuMemory | None = None
+    resident_changes = 0  # counts what may have changed which buckets are resident, and where
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class GpuAttachment(Attachment):
             raise
         if previous is not None:
             library.function("detach")(self._handles.pop(0))
-        self.resident_buckets = 0
+        self._note_residents(0)
 
     def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
         """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
@@ -206,9 +207,19 @@ class GpuAttachment(Attachment):
             self._recover(error)  # then the parameters are there
 
     def set_resident(self, count: int) -> None:
-        """Buckets that become resident must have been settled since the last step."""
+        """Buckets that become resident, or no longer are, must have been settled since the last step."""
         library.call("gpu_set_resident", self._handle, count)
+        self._note_residents(count)
+
+    def _note_residents(self, count: int) -> None:
         self.resident_buckets = count
+        self.resident_changes += 1
+
+    def resident_masters(self, bucket: int) -> int:
+        """Device pointer of the fp32 masters of a resident bucket, while `resident_changes` stays what it is."""
+        pointer = ctypes.c_uint64()
+        library.call("gpu_resident_masters", self._handle, bucket, ctypes.byref(pointer))
+        return pointer.value
 
     def stall_seconds(self) -> float:
         """How long ``await_parameters`` waited for the daemon since the last step was ended."""

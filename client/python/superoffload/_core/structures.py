@@ -31,7 +31,8 @@ class Bucket(ctypes.Structure):
         ("dtype", ctypes.c_uint32),
         ("gradient_dtype", ctypes.c_uint32),
         ("group", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("log_slots", ctypes.c_uint32),
+        ("log_offset", ctypes.c_uint64),
     ]
 
 

@@ -52,6 +52,9 @@ class Backend(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
+    def logs(self) -> tuple[int, int]:
+        """How many of the last buckets of an optimizer to be created have a log of gradients, and its slots."""
+
     def map(
         self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:
@@ -210,6 +213,7 @@ def _values(subject: Subject) -> Iterator[torch.Tensor]:
 
 def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, casts_on_gpu: bool) -> bool:
     """Returns False when the optimizer exists already."""
+    logged_buckets, log_slots = subject.backend.logs()
     request = optimizer_pb2.CreateOptimizerRequest(
         anonymous=subject.anonymous,
         name=subject.name,
@@ -219,6 +223,8 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         ),
         policies=given,
         bucket_bytes=bucket_bytes,
+        logged_buckets=logged_buckets,
+        log_slots=log_slots,
         seed=subject.seed or 0,
         groups=[groups.to_proto(subject.algorithm, group) for group in subject.param_groups],
     )

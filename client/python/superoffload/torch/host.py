@@ -193,6 +193,9 @@ class HostBackend:
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         return False
 
+    def logs(self) -> tuple[int, int]:
+        return 0, 0
+
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:

@@ -46,14 +46,7 @@ class GpuPartsTest : public ::testing::Test {
     opened_ = packer_.Open(device_, layout_, gpu_->data(), pack_stream_.get());
     kernels::MoverMemory memory{
         .gradients = gradients_.bytes(), .parameters = parameters_.bytes(), .buckets = {}, .slots = layout_.slots};
-    for (const GpuBucket& bucket : buckets_) {
-      memory.buckets.push_back({.gradient_offsets = {bucket.gradient_offsets[0], bucket.gradient_offsets[1]},
-                                .gradient_bytes = bucket.gradient_bytes(),
-                                .parameters_offset = bucket.parameters_offset,
-                                .gpu_offset = bucket.gpu_offset,
-                                .parameters_bytes = bucket.parameters_bytes(),
-                                .chunks = bucket.chunks()});
-    }
+    for (const GpuBucket& bucket : buckets_) memory.buckets.push_back(bucket.moved());
     EXPECT_TRUE(kernels::Mover::Open(device_, gpu_->data(), std::move(memory),
                                      {.process = "the test", .kernels_reach_host = true}, &mover_)
                     .ok());

@@ -268,7 +268,9 @@ TEST_F(ReadBlocksTest, AParameterInFp32GoesIntoCodesAndBack) {
       const absl::StatusOr<Restored> restored = RestoreCheckpoint(*optimizer, Trainer(), {.directories = {directory}});
       ASSERT_TRUE(restored.ok()) << restored.status();
       const std::vector<float> found = Decoded(*optimizer);
-      if (from == to || to) EXPECT_EQ(found, Decoded(*saved));
+      if (from == to || to) {
+        EXPECT_EQ(found, Decoded(*saved));
+      }
       Encode(Decoded(*saved), *optimizer);
       EXPECT_EQ(found, Decoded(*optimizer));
     }

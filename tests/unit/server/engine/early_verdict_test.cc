@@ -4,41 +4,19 @@
 
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
 #include "server/engine/step_machine.h"
 #include "tests/support/counting_observer.h"
+#include "tests/support/held_pool.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
 namespace {
-
-// Its jobs run when the test says so.
-class HeldPool final : public WorkerPool {
- public:
-  void Submit(ChunkJob* job, size_t chunks) override { jobs_.emplace_back(job, chunks); }
-  size_t worker_count() const override { return 1; }
-  bool idle_work_is_free() const override { return false; }
-
-  size_t jobs() const { return jobs_.size(); }
-  void RunAll() {
-    while (!jobs_.empty()) {
-      const auto [job, chunks] = jobs_.front();
-      jobs_.pop_front();
-      for (size_t chunk = 0; chunk < chunks; ++chunk) job->RunChunk(chunk, 0);
-      job->Done();
-    }
-  }
-
- private:
-  std::deque<std::pair<ChunkJob*, size_t>> jobs_;
-};
 
 class CountingSink final : public CompletionSink {
  public:
@@ -94,7 +72,7 @@ class EarlyVerdictTest : public ::testing::Test {
   const OptimizerSpec spec_ = FiveBuckets();
   const Layout layout_ = *PlanLayout(spec_);
   test::Memory memory_{layout_};
-  HeldPool pool_;
+  test::HeldPool pool_;
   test::CountingObserver observer_;
   CountingSink sink_;
   StepMachine machine_{&layout_,

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/sequential_optimizer.h"
 
 namespace superoffload::engine {
@@ -119,6 +120,43 @@ TEST(LayoutTest, PartsTellWhatABucketHoldsOfEachParameter) {
     EXPECT_EQ(sum, bucket.elements);
   }
   EXPECT_EQ(elements, (std::vector<uint64_t>{128, 10112, 128}));
+}
+
+TEST(LayoutTest, ALogHasTheTwoSlotsAndMoreBehindAllOthers) {
+  OptimizerSpec spec = OneGroup({{2048}, {2048}, {2048}});
+  spec.bucket_bytes = 4096;
+  const Layout without = *PlanLayout(spec);
+  spec.logged_buckets = 2;
+  spec.log_slots = 4;
+  const Layout layout = *PlanLayout(spec);
+  ASSERT_EQ(layout.buckets.size(), 3u);
+  EXPECT_EQ(layout.buckets[0].log_slots, 0u);
+  std::set<uint64_t> offsets;
+  for (uint32_t i = 1; i < 3; ++i) {
+    const BucketLayout& bucket = layout.buckets[i];
+    EXPECT_EQ(bucket.log_slots, 4u);
+    EXPECT_EQ(bucket.gradient_offsets, without.buckets[i].gradient_offsets);
+    for (uint32_t slot = 0; slot < 2; ++slot) EXPECT_EQ(bucket.GradientOffset(slot), bucket.gradient_offsets[slot]);
+    for (uint32_t slot = 2; slot < 4; ++slot) offsets.insert(bucket.GradientOffset(slot));
+    EXPECT_EQ(bucket.GradientSlot(6, /*logged=*/true), 1u);
+    EXPECT_EQ(bucket.GradientSlot(7, /*logged=*/true), 2u);
+    EXPECT_EQ(bucket.GradientSlot(7, /*logged=*/false), 0u);
+  }
+  const uint64_t first = without.gradients_bytes;
+  EXPECT_EQ(offsets, (std::set<uint64_t>{first, first + 4096, first + 8192, first + 12288}));
+  EXPECT_EQ(layout.gradients_bytes, first + 16384);
+  EXPECT_EQ(layout.logs_bytes, 16384u);
+  EXPECT_EQ(layout.kept_steps, 4u);
+  for (const uint32_t slots : {0u, 1u, 33u}) {
+    spec.log_slots = slots;
+    EXPECT_THAT(std::string(PlanLayout(spec).status().message()), HasSubstr("log_slots is ")) << slots;
+  }
+  spec.log_slots = 4;
+  for (const kernels::Algorithm* kind : test::EveryKindOfAlgorithm()) {
+    if (kind->stages != nullptr) spec.algorithm = kind;
+  }
+  spec.groups = {spec.algorithm->DefaultScalars()};
+  EXPECT_THAT(std::string(PlanLayout(spec).status().message()), HasSubstr("none can be resident"));
 }
 
 std::vector<double> GradientMiB(const Layout& layout) {

@@ -130,7 +130,7 @@ TEST(KeptStepsTest, AreThoseOfThePlan) {
   Record record(reinterpret_cast<std::byte*>(memory.data()), layout);
   record.EndPush();
   for (uint64_t t = 1; t <= 12; ++t) {
-    record.Commit({static_cast<double>(t), spec.groups[0]}, {false, t % 3 == 0});
+    record.Commit({static_cast<double>(t), spec.groups[0]}, {.absent = {false, t % 3 == 0}});
     record.EndAbsorb(0, 0, t);
     for (uint64_t kept = t < 5 ? 1 : t - 4; kept <= t; ++kept) {
       EXPECT_EQ(record.Values(kept).gradient_scale, static_cast<double>(kept));

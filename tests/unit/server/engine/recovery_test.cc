@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(All, RecoveryTest,
 TEST(RecordTest, AnotherVersionAndDamageAreRefusedAndLeftAsTheyAre) {
   const Layout layout = *PlanLayout(Spec());
   Layout other = layout;
-  ++other.chunks;
+  ++other.stretches;
   std::vector<kernels::UndoSlot> memory(Record::Bytes(other) / sizeof(kernels::UndoSlot) + 1);
   std::byte* const bytes = reinterpret_cast<std::byte*>(memory.data());
   ASSERT_TRUE(Record(bytes, layout).Check().ok());

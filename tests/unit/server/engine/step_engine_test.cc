@@ -523,7 +523,7 @@ TEST_F(StepEngineTest, TheLastBucketsAreSettledWithoutTheOthers) {
   ASSERT_TRUE(engine_.WaitSettled(first).ok());
   const Record record(memory_.view().record, layout_);
   for (uint32_t i = 0; i < buckets(); ++i) {
-    EXPECT_EQ(record.absorbed(layout_.buckets[i].first_chunk), i < first ? 0u : 1u) << "bucket " << i;
+    EXPECT_EQ(record.absorbed(layout_.buckets[i].first_stretch), i < first ? 0u : 1u) << "bucket " << i;
   }
   EXPECT_TRUE(engine_.WaitSettled(buckets()).ok()) << "there is none";
 }

@@ -63,7 +63,7 @@ class UndoRangesTest : public ::testing::Test {
   UndoRangesTest() : record_(memory_.view().record, layout_) {
     begun.clear();
     record_.EndPush();
-    record_.Commit({1, spec_.groups[0]}, {false, true, false});
+    record_.Commit({1, spec_.groups[0]}, {.absent = {false, true, false}});
   }
 
   static OptimizerSpec Spec() {

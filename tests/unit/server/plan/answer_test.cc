@@ -366,6 +366,31 @@ TEST(PerformanceTest, MoreResidentBucketsThanThereAreAreAll) {
   EXPECT_TRUE(Answer(request)->has_performance());
 }
 
+TEST(PerformanceTest, ALogOfResidentBucketsTakesHostMemoryAndShortensTheStep) {
+  v1::PlanRequest request = Request("llama-8b");
+  request.set_machine_name("gh200-96-480");
+  request.set_resident_buckets(64);
+  request.set_resident_steps(1);
+  const v1::PlanResponse without = *Answer(request);
+  request.clear_resident_steps();  // 4
+  const v1::PlanResponse with = *Answer(request);
+  EXPECT_LT(with.performance().step_seconds(), without.performance().step_seconds());
+  const auto logs = [](const v1::PlanResponse& response) -> uint64_t {
+    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
+      if (item.purpose() == "gradient logs") return item.bytes();
+    }
+    return 0;
+  };
+  EXPECT_EQ(logs(without), 0u);
+  EXPECT_GT(logs(with), uint64_t{3} * 40 * (64 << 20)) << "three slots more, of buckets that taper";
+  EXPECT_LT(logs(with), uint64_t{3} * 64 * (64 << 20));
+  request.set_resident_steps(32);
+  EXPECT_THAT(Refusal(request), HasSubstr("resident_steps is 32 but must be 0 to 31"));
+  request.set_resident_steps(4);
+  request.set_algorithm("adamw_8bit");
+  EXPECT_THAT(Refusal(request), HasSubstr("resident_buckets is 64 but adamw_8bit has no kernel for the GPU"));
+}
+
 TEST(PerformanceTest, OtherAlgorithmsAreSimulated) {
   v1::PlanRequest request = Request("gpt2-1b");
   const double first = Answer(request)->performance().step_seconds();

@@ -27,8 +27,12 @@ class SimulatedCudaTest : public ::testing::Test {
   std::unique_ptr<Mover> Open(Mover::Options options = {}) {
     kernels::MoverMemory memory{.gradients = gradients_, .parameters = parameters_, .buckets = {}, .slots = {}};
     for (uint64_t i = 0; i < kBuckets; ++i) {
-      memory.buckets.push_back(
-          {{2 * i * kBytes, (2 * i + 1) * kBytes}, kBytes, i * kBytes, i * kBytes, kBytes, /*chunks=*/1});
+      memory.buckets.push_back({.gradient_offsets = {2 * i * kBytes, (2 * i + 1) * kBytes},
+                                .gradient_bytes = kBytes,
+                                .parameters_offset = i * kBytes,
+                                .gpu_offset = i * kBytes,
+                                .parameters_bytes = kBytes,
+                                .chunks = 1});
     }
     memory.slots = {2, kBuckets * kBytes, kBytes, (kBuckets + 2) * kBytes, sizeof(double)};
     options.make_queue = [this](const auto&, const char*) { return cuda_.MakeQueue(); };

@@ -31,9 +31,9 @@ class RecordingHandler final : public StepHandler {
     return Record("absent " + std::to_string(step) + " " + std::to_string(first) + " " + std::to_string(count));
   }
   absl::Status BeginStep(uint64_t step, double) override { return Record("begin " + std::to_string(step)); }
-  absl::Status GradientReady(uint64_t, uint32_t bucket, std::optional<double>) override {
+  absl::Status GradientReady(uint64_t, uint32_t bucket, std::optional<double>, engine::Landing landing) override {
     if (bucket == 13) return absl::InvalidArgumentError("bucket 13 brings bad luck; skip it");
-    return Record("ready " + std::to_string(bucket));
+    return Record((landing == engine::Landing::kLog ? "logged " : "ready ") + std::to_string(bucket));
   }
   absl::Status EndStep(uint64_t step, double, double) override { return Record("end " + std::to_string(step)); }
   absl::Status PrepareStep(uint64_t step, double, double) override { return Record("prepare " + std::to_string(step)); }
@@ -133,10 +133,13 @@ TEST_F(TransportTest, CarriesAStepInOrder) {
   absent.payload.absent.count = 3;
   Submit(absent);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 2));
+  superoffload_ring_entry logged = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 3);
+  logged.flags = SUPEROFFLOAD_FLAG_LOGGED;
+  Submit(logged);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0));
   Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0));
-  EXPECT_THAT(handler_.WaitFor(6), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
-                                               "end 1", "abandon 1"));
+  EXPECT_THAT(handler_.WaitFor(7), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
+                                               "logged 3", "end 1", "abandon 1"));
 }
 
 TEST_F(TransportTest, WhatNoClientSubmitsIsRejected) {

@@ -66,6 +66,10 @@ class GpuBackend:
         _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
         return gpu_fp32_seconds < fused_seconds
 
+    def logs(self) -> tuple[int, int]:
+        count, steps = self._options.resident_buckets, self._options.resident_steps
+        return (count, steps + 1) if count != "auto" and count > 0 and steps > 1 else (0, 0)
+
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:

@@ -12,6 +12,7 @@ import torch
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
+from superoffload.torch.gpu.resident_masters import ResidentMasters
 from superoffload.torch.guards.canaries import Canaries
 from superoffload.torch.live import LiveParameters, Replicas, alike
 from superoffload.torch.ranks import shards
@@ -42,6 +43,8 @@ class GpuParameters(LiveParameters):
         self._addresses = [parameter.theta.data_ptr() for parameter in hosted]
         self._canaries = Canaries(hosted, attachment)
         self._noted = False  # canaries of the last step
+        self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
+        self._resident_changes = attachment.resident_changes
 
     def before_step(self) -> None:
         if not self._noted:
@@ -50,20 +53,34 @@ class GpuParameters(LiveParameters):
             self._canaries.note_published()
             self._noted = True
 
+    def _look_at_residents(self) -> None:
+        if self._resident_changes == self.attachment.resident_changes:
+            return
+        self._resident_changes = self.attachment.resident_changes
+        self._masters = ResidentMasters(self.attachment, self.hosted[0].tensor.device)
+        self._canaries.know_better = self._masters.find(self._canaries.places).write
+
+    def _published(self, index: int) -> torch.Tensor:
+        """What a parameter is since the last step: flat, on the CPU."""
+        tensor, placement = self.hosted[index].local, self.attachment.optimizer.layout.placements[index]
+        memory = self.attachment.parameters(placement.parameters_offset, tensor.nbytes)
+        published = torch.frombuffer(memory, dtype=tensor.dtype).clone()
+        for elements, values in self._masters.of(placement.parameters_offset, tensor):
+            published[elements] = values.cpu()
+        return published
+
     def _accept_same_bits(self) -> None:
         """Whoever wrote parameters and has brought them back, as an evaluation of averaged weights does."""
+        self._look_at_residents()
         written = self._written()
         if written:
             self._synchronize()
         for index in written:
-            parameter, placement = self.hosted[index], self.attachment.optimizer.layout.placements[index]
+            parameter = self.hosted[index]
             tensor, theta = parameter.local, parameter.theta
             if not alike(tensor, theta) or not tensor.is_contiguous() or theta.data_ptr() != self._addresses[index]:
                 continue
-            published = torch.frombuffer(
-                self.attachment.parameters(placement.parameters_offset, tensor.nbytes), dtype=torch.uint8
-            )
-            if torch.equal(tensor.detach().cpu().view(-1).view(torch.uint8), published):
+            if torch.equal(tensor.detach().cpu().view(-1).view(torch.uint8), self._published(index).view(torch.uint8)):
                 if tensor.data_ptr() != theta.data_ptr():
                     if shards.is_sharded(parameter.tensor):
                         continue
@@ -144,6 +161,7 @@ class GpuParameters(LiveParameters):
     def _begin_comparison(self) -> Callable[[], list[int]]:
         self.before_step()
         self._synchronize()
+        self._look_at_residents()
         return self._canaries.begin_comparison()
 
     def _find_changed(self, find_different: Callable[[], list[int]]) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from superoffload._core.gpu_attachment import MOVERS, Mover
 
 _CASTS = ("auto", "fused", "gpu_fp32")
+_MOST_RESIDENT_STEPS = 31  # a log has a slot more, for the step to come
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,10 @@ class GpuOptions:
     # updated there. "auto": as few as make the trainer wait for nothing. Simulated steps gain at most 0.1 % by 8
     # buckets (1.6 GiB), up to 3 % by 64 (about 26 GiB).
     resident_buckets: int | Literal["auto"] = 0
+    # The daemon takes in the gradients of so many steps at once where a bucket is resident, at most 31: it keeps them
+    # in a log, of 2 bytes per parameter and step, and reads the state once for all. 1, and "auto" above: there is no
+    # log. Never changes results.
+    resident_steps: int = 4
     # GPU memory for "auto".
     resident_bytes: int = 2 << 30
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
@@ -43,3 +48,5 @@ class GpuOptions:
             raise ValueError(f"mover is {self.mover!r} but must be one of {', '.join(map(repr, MOVERS))}")
         if self.cast not in _CASTS:
             raise ValueError(f"cast is {self.cast!r} but must be 'auto', 'fused' or 'gpu_fp32'")
+        if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:
+            raise ValueError(f"resident_steps is {self.resident_steps} but must be 1 to {_MOST_RESIDENT_STEPS}")

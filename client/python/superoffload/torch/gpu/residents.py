@@ -90,11 +90,13 @@ class Residents:
 
     def _apply(self, quiesce: Callable[[], None]) -> None:
         quiesce()
-        if self._count > self._attachment.resident_buckets:
-            optimizer = self._attachment.optimizer
-            first = max(0, len(optimizer.layout.buckets) - self._count)  # those behind the new ones are few
-            request = optimizer_pb2.SettleOptimizerRequest(name=optimizer.name, first_bucket=first)
-            self._attachment.call("SettleOptimizer", request)
+        optimizer = self._attachment.optimizer
+        # What becomes resident reads the state, and what no longer is has its parameters published again. Those behind
+        # them are few.
+        most = max(self._count, self._attachment.resident_buckets)
+        first = max(0, len(optimizer.layout.buckets) - most)
+        request = optimizer_pb2.SettleOptimizerRequest(name=optimizer.name, first_bucket=first)
+        self._attachment.call("SettleOptimizer", request)
         self._fit()
 
     def _fit(self) -> None:

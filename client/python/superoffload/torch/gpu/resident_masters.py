@@ -1,0 +1,104 @@
+"""What parameters of resident buckets are that have a log: the fp32 masters on the GPU say it.
+
+What the daemon has published of them stays behind.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from superoffload._core import dtypes
+from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload.torch import cuda
+
+_MASTER = torch.empty(1, dtype=torch.float32, device="meta")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bucket:
+    bytes: range  # of the parameters' memory
+    dtype: torch.dtype
+    masters: int  # device pointer
+
+
+class ResidentMasters:
+    """Of an attachment, until its `resident_changes` is another."""
+
+    def __init__(self, attachment: GpuAttachment, device: torch.device) -> None:
+        self._attachment, self._device = attachment, device
+        buckets = attachment.optimizer.layout.buckets
+        self._buckets = [
+            _Bucket(
+                range(
+                    bucket.parameters_offset, bucket.parameters_offset + bucket.elements * dtypes.BYTES[bucket.dtype]
+                ),
+                getattr(torch, dtypes.NAMES[bucket.dtype]),
+                attachment.resident_masters(index),
+            )
+            for index, bucket in enumerate(buckets)
+            if index >= len(buckets) - attachment.resident_buckets and bucket.log_slots > 0
+        ]
+        self._buckets.sort(key=lambda bucket: bucket.bytes.start)
+
+    def of(self, begin: int, parameter: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Which elements of a parameter at ``begin`` of the parameters' memory they know, and what those are."""
+        width = parameter.element_size()
+        for bucket in self._buckets:
+            first, end = max(begin, bucket.bytes.start), min(begin + parameter.nbytes, bucket.bytes.stop)
+            if first < end:
+                masters = self._view(bucket.masters, (end - bucket.bytes.start) // width)
+                known = masters[(first - bucket.bytes.start) // width :]
+                yield slice((first - begin) // width, (end - begin) // width), known.to(parameter.dtype)
+
+    def find(self, canaries: torch.Tensor) -> "MasterCanaries":
+        """What they know of ``canaries``: two bytes at each of these places in the parameters' memory, in bytes."""
+        if not self._buckets:
+            return MasterCanaries([])
+        starts = _on_cpu(bucket.bytes.start for bucket in self._buckets)
+        stops = _on_cpu(bucket.bytes.stop for bucket in self._buckets)
+        owners = (torch.searchsorted(starts, canaries, right=True) - 1).clamp(min=0)
+        inside = (canaries >= starts[owners]) & (canaries < stops[owners])
+        lowest = min(bucket.masters for bucket in self._buckets)
+        firsts = _on_cpu((bucket.masters - lowest) // _MASTER.element_size() for bucket in self._buckets)
+        known = []
+        for dtype in {bucket.dtype for bucket in self._buckets}:
+            of_dtype = _on_cpu(bucket.dtype == dtype for bucket in self._buckets)
+            positions = (inside & (of_dtype[owners] == 1)).nonzero().flatten()
+            if len(positions) == 0:
+                continue
+            offsets = (canaries - starts[owners])[positions]
+            indices = firsts[owners][positions] + offsets // dtype.itemsize
+            parts = offsets % dtype.itemsize // torch.int16.itemsize
+            masters = self._view(lowest, int(indices.max()) + 1)  # what lies between buckets is not read
+            known.append(_Known(dtype, masters, *(of.to(self._device) for of in (positions, indices, parts))))
+        return MasterCanaries(known)
+
+    def _view(self, pointer: int, count: int) -> torch.Tensor:
+        return cuda.view(pointer, _MASTER.expand(count), self._attachment, self._device)
+
+
+def _on_cpu(numbers: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    dtype: torch.dtype
+    masters: torch.Tensor
+    positions: torch.Tensor  # of canaries
+    indices: torch.Tensor  # of their masters
+    parts: torch.Tensor  # of the narrowed master that is the canary
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterCanaries:
+    known: list[_Known]
+
+    def write(self, expected: torch.Tensor, present: torch.Tensor) -> None:
+        """Puts canaries into ``expected``. Where masters are not numbers, the ``present`` ones: a NaN has many bits."""
+        for of in self.known:
+            masters = of.masters[of.indices]
+            parts = masters.to(of.dtype).view(torch.int16).view(len(masters), -1)
+            canaries = parts.gather(1, of.parts[:, None]).flatten()
+            expected[of.positions] = torch.where(masters.isnan(), present[of.positions], canaries)
