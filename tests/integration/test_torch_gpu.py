@@ -18,8 +18,8 @@ from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon, make_curr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
+from superoffload._core import optimizers
 from superoffload.torch import GpuOptions, VerdictKind, cuda
-from superoffload.torch.gpu.residents import ResidentTuner
 from superoffload.torch.submitter import Submitter
 
 STEPS = 8
@@ -183,6 +183,48 @@ def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, exp
     train(model, optimizer, first=STEPS + 1, steps=STEPS - 1)
     assert same(weights(model), expected[1])
     optimizer.close()
+
+
+def test_residents_come_while_the_trainer_waits_and_go_where_the_loop_needs_the_memory(
+    gpu_daemon, expected, monkeypatch
+):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    attachment = optimizer._hosting.attachment
+    assert all(bucket.log_slots == 5 for bucket in attachment.optimizer.layout.buckets)
+    monkeypatch.setattr(type(attachment), "stall_seconds", lambda self: 1e9)
+    train(model, optimizer)
+    first = min(8, len(attachment.optimizer.layout.buckets))
+    assert attachment.resident_buckets == first, "after three watched steps and the one behind them, three stalls"
+    train(model, optimizer, first=STEPS, steps=1)
+    loss_of(model, 0).backward()
+    cuda.on_failed_allocation(0, 1 << 50, 0, 0)
+    optimizer.zero_grad()  # as a loop does that goes on after an OutOfMemoryError
+    assert attachment.resident_buckets == 0
+    train(model, optimizer, first=STEPS + 1, steps=STEPS - 1)
+    assert attachment.resident_buckets == 0, "it will never fit"
+    assert same(weights(model), expected[1])
+    optimizer.close()
+
+
+def test_logs_are_given_up_where_the_daemon_has_no_memory_for_them(gpu_daemon, expected, monkeypatch):
+    asked = []
+
+    def create(connection, request, call=optimizers.create):
+        asked.append(request.log_slots)
+        if request.log_slots > 0:
+            raise superoffload.Error(grpc.StatusCode.RESOURCE_EXHAUSTED, "the budget is used up")
+        return call(connection, request)
+
+    monkeypatch.setattr(optimizers, "create", create)
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    assert asked == [5, 3, 0]
+    train(model, optimizer)
+    assert same(weights(model), expected[0])
+    optimizer.close()
+    with pytest.raises(superoffload.Error, match="the budget is used up"):
+        optimizer_of(build(), gpu_daemon, gpu=GpuOptions(resident_buckets=2))
 
 
 def compile_layers(model):
@@ -357,16 +399,6 @@ def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):
     assert same(on_gpu[0], on_host[0])
 
 
-@pytest.mark.parametrize(("needed", "limit", "expected_count"), [(0, 5, 0), (3, 5, 3), (4, 2, 2)])
-def test_as_few_buckets_become_resident_as_make_the_trainer_wait_for_nothing(needed, limit, expected_count):
-    tuner = ResidentTuner(limit)
-    counts = []
-    for _ in range(2000):
-        tuner.after_step(stall_seconds=0.5 if tuner.count < needed else 0.001, step_seconds=1.0)
-        counts.append(tuner.count)
-    assert set(counts[100:]) == {expected_count}, "found, and kept: one fewer is known to stall"
-
-
 class Blocking(TorchDispatchMode):
     """Notes operations after which a GPU's host knows a value, and so has waited for it."""
 
@@ -412,16 +444,6 @@ def test_step_goes_through_its_lists_while_the_gpu_compares(gpu_daemon, monkeypa
     assert log[first:] == ["submitted the rest", "sent groups", *answered, "ended"]
     assert not [event for event in log if event.startswith("aten")]
     optimizer.close()
-
-
-def test_residents_that_find_no_memory_are_not_tried_again():
-    tuner = ResidentTuner(5)
-    while tuner.count < 2:
-        tuner.after_step(0.5, 1.0)
-    tuner.refuse()
-    for _ in range(1000):
-        tuner.after_step(0.5, 1.0)
-    assert tuner.count == 1
 
 
 def test_a_gradient_that_is_set_after_it_left_is_refused(gpu_daemon):

@@ -10,6 +10,8 @@ from tests.support.loops import recorded, told
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import FlopCounterMode
 
+from superoffload.torch import GpuOptions
+
 WAITS = "from now on step() waits"
 
 
@@ -118,7 +120,7 @@ class Waits:
 def test_a_loop_that_waits_or_does_not_read_keeps_the_overlap(gpu_daemon):
     """Nor is anything left that slows torch's operations down."""
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(resident_buckets=0))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     waits = Waits(optimizer)
     with recorded() as caught:
@@ -141,7 +143,7 @@ def test_a_loop_that_waits_or_does_not_read_keeps_the_overlap(gpu_daemon):
 
 def test_a_loop_that_reads_waits_in_step(gpu_daemon):
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(resident_buckets=0))
     waits = Waits(optimizer)
     with recorded():
         for step in range(STEPS):

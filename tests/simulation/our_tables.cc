@@ -207,8 +207,8 @@ std::string StatesTable() {
 
 std::string ResidentsTable() {
   // Of a log of K steps, one slot more is for the step to come.
-  constexpr std::pair<uint32_t, uint32_t> kResidents[] = {{0, 0}, {64, 0}, {64, 5}, {64, 9}, {128, 0}, {128, 5}};
-  return TableOfFewTokens(" none | 64, K = 1 | 64, K = 4 | 64, K = 8 | 128, K = 1 | 128, K = 4 |",
+  constexpr std::pair<uint32_t, uint32_t> kResidents[] = {{0, 0}, {64, 0}, {64, 5}, {64, 9}, {128, 5}, {192, 5}};
+  return TableOfFewTokens(" none | 64, K = 1 | 64, K = 4 | 64, K = 8 | 128, K = 4 | 192, K = 4 |",
                           [&](const Machine& machine, const Workload& workload, const RunOptions& options) {
                             std::string cells;
                             for (const auto& [residents, log_slots] : kResidents) {

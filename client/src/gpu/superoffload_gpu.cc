@@ -148,9 +148,10 @@ int superoffload_gpu_resident_masters(superoffload_attachment* attachment, uint3
   return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {
     if (pointer == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
     *pointer = gpu.ResidentMasters(bucket);
-    if (*pointer == 0)
+    if (*pointer == 0) {
       return Error(Code::kFailedPrecondition, "bucket ", bucket,
                    " is not resident on the GPU; superoffload_gpu_set_resident makes it so");
+    }
     return {};
   });
 }

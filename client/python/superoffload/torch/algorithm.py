@@ -72,6 +72,11 @@ class Algorithm:
         return stored.in_float32(name, shape, self.state_bits, group.get(OPTIM_BITS))
 
     @property
+    def may_be_resident(self) -> bool:
+        """Whether a GPU has a kernel for it."""
+        return not self.matrices and self.moment_dtype == torch.float32 and self.state_bits == 32
+
+    @property
     def arrays(self) -> tuple[str, ...]:
         return (MASTER, *self.moments)
 

@@ -32,6 +32,7 @@ class Gpu(Protocol):
     def synchronize(self) -> None: ...
     def stall_seconds(self) -> float: ...
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None: ...
+    def after_zero_grad(self, quiesce: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -52,8 +53,11 @@ class Backend(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
-    def logs(self) -> tuple[int, int]:
-        """How many of the last buckets of an optimizer to be created have a log of gradients, and its slots."""
+    def logs(self, subject: "Subject", bucket_bytes: int) -> Iterator[tuple[int, int]]:
+        """How many of the last buckets of an optimizer to be created have a log of gradients, and its slots.
+
+        Where the daemon has no memory for them, the next one.
+        """
 
     def map(
         self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
@@ -213,7 +217,6 @@ def _values(subject: Subject) -> Iterator[torch.Tensor]:
 
 def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, casts_on_gpu: bool) -> bool:
     """Returns False when the optimizer exists already."""
-    logged_buckets, log_slots = subject.backend.logs()
     request = optimizer_pb2.CreateOptimizerRequest(
         anonymous=subject.anonymous,
         name=subject.name,
@@ -223,11 +226,17 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         ),
         policies=given,
         bucket_bytes=bucket_bytes,
-        logged_buckets=logged_buckets,
-        log_slots=log_slots,
         seed=subject.seed or 0,
         groups=[groups.to_proto(subject.algorithm, group) for group in subject.param_groups],
     )
     if subject.member is not None:
         subject.member.mark(request)
+    candidates = list(subject.backend.logs(subject, bucket_bytes))
+    for request.logged_buckets, request.log_slots in candidates[:-1]:
+        try:
+            return optimizers.create(subject.connection, request)
+        except Error as error:
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+    request.logged_buckets, request.log_slots = candidates[-1]
     return optimizers.create(subject.connection, request)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,11 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + cached_bytes(device)
 
 
+def is_integrated(device: torch.device) -> bool:
+    """Whether the GPU has no memory of its own."""
+    return bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", False))
+
+
 def total_bytes(device: torch.device) -> int:
     """Returns how much memory the GPU has."""
     return torch.cuda.mem_get_info(device)[1]
@@ -55,6 +61,49 @@ def used_bytes(device: torch.device) -> int:
     """Returns how much of the GPU's memory all processes use."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """GPU memory that torch's allocator has, cached_bytes() included."""
+    return torch.cuda.memory_reserved(device)
+
+
+def peak_reserved_bytes(device: torch.device) -> int:
+    """The most that reserved_bytes() was."""
+    return torch.cuda.max_memory_reserved(device)
+
+
+class FailedAllocations:
+    """What torch's allocator has found no memory of the GPU for. With torch releases that do not tell it: nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes = 0  # of the largest since the last take()
+        _failed_allocations.add(self)
+        _observe_failures()
+
+    def note(self, device: int, size: int) -> None:
+        if device == ordinal(self._device):
+            self.bytes = max(self.bytes, size)
+
+    def take(self) -> int:
+        size, self.bytes = self.bytes, 0
+        return size
+
+
+_failed_allocations: weakref.WeakSet[FailedAllocations] = weakref.WeakSet()
+
+
+@functools.cache
+def _observe_failures() -> None:
+    attach = getattr(torch._C, "_cuda_attachOutOfMemoryObserver", None)
+    if attach is not None:
+        attach(on_failed_allocation)
+
+
+def on_failed_allocation(device: int, size: int, device_used: int, device_free: int) -> None:
+    for failed in list(_failed_allocations):
+        failed.note(device, size)
 
 
 def stream_of(device: torch.device) -> int:

@@ -1,6 +1,6 @@
 """A model whose parameters are in the CPU's memory: its parameters, who submits its gradients, and how it attaches."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -193,8 +193,8 @@ class HostBackend:
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         return False
 
-    def logs(self) -> tuple[int, int]:
-        return 0, 0
+    def logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
+        yield 0, 0
 
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]

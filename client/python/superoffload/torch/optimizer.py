@@ -197,6 +197,8 @@ class Optimizer(torch.optim.Optimizer):
             self._hosting.stepping.zero_grad()
         self._grad_scale.forget()
         super().zero_grad(set_to_none)
+        if self._hosting.attached and self._hosting.gpu is not None:
+            self._hosting.gpu.after_zero_grad(self._hosting.quiesce)
 
     @eager
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

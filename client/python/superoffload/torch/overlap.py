@@ -73,6 +73,8 @@ class OverlapPolicy:
     def on_zero_grad(self) -> None:
         if (calls := sum(self._calls)) > 0:
             self._zeroed.append(calls)
+            if not any(zeroed[: len(self._zeroed)] == tuple(self._zeroed) for _, zeroed in self._known):
+                self.early = False  # as where memory was lacking in the midst of a step, which is begun anew
 
     def on_step_end(self) -> None:
         pattern = (tuple(self._calls), tuple(self._zeroed))

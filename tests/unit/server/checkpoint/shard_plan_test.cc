@@ -60,7 +60,9 @@ TEST(ShardPlanTest, EveryElementHasOnePieceAndEveryTensorOnePlace) {
       ASSERT_NE(found, header.tensors.end());
       EXPECT_EQ(place.offset, shard.header.size() + found->begin);
       EXPECT_EQ(found->end - found->begin, laid_out.Bytes(engine::ElementCount(spec.parameters[i])));
-      if (laid_out.elements_per_entry == 1) EXPECT_EQ(found->shape, spec.parameters[i].shape);
+      if (laid_out.elements_per_entry == 1) {
+        EXPECT_EQ(found->shape, spec.parameters[i].shape);
+      }
     }
   }
   EXPECT_EQ(names.size(), tensors);

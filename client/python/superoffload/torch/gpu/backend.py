@@ -1,7 +1,8 @@
 """A model whose parameters are on a GPU: how its optimizer attaches, and how it uses the GPU."""
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 import torch
@@ -24,6 +25,9 @@ from superoffload.torch.submitter import Given, Submitter
 from superoffload.v1 import optimizer_pb2
 
 _DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
+_SHORT_LOG = 3  # slots: of two steps, and the one to come
+_FLOAT_BYTES = 4
+_TAPERING = 8  # buckets that are smaller
 
 
 class GpuBackend:
@@ -34,6 +38,7 @@ class GpuBackend:
     def __init__(self, options: GpuOptions, device: torch.device) -> None:
         self._options = options
         self._device = device
+        self._may_be_resident = False  # as the algorithm says
         self._cast_timings: list[tuple[int, float, float]] = []  # elements, and seconds of "fused" and of "gpu_fp32"
 
     @property
@@ -66,13 +71,32 @@ class GpuBackend:
         _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
         return gpu_fp32_seconds < fused_seconds
 
-    def logs(self) -> tuple[int, int]:
+    def logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
         count, steps = self._options.resident_buckets, self._options.resident_steps
-        return (count, steps + 1) if count != "auto" and count > 0 and steps > 1 else (0, 0)
+        if not subject.algorithm.may_be_resident or count == 0 or steps == 1:
+            yield 0, 0
+        elif count != "auto":
+            yield count, steps + 1
+        elif cuda.is_integrated(self._device):
+            yield 0, 0
+        else:
+            most = self._most_residents(subject, bucket_bytes or _DEFAULT_BUCKET_BYTES)
+            yield most, steps + 1 if most > 0 else 0
+            if most > 0:
+                yield most, _SHORT_LOG
+                yield 0, 0
+
+    def _most_residents(self, subject: Subject, bucket_bytes: int) -> int:
+        """How many buckets there may ever be room for, with some for those that taper."""
+        free = self._options.resident_share * cuda.total_bytes(self._device) - cuda.used_bytes(self._device)
+        gradient = max(p.local.element_size() for p in subject.hosted)
+        resident = _FLOAT_BYTES * len(subject.algorithm.arrays) + gradient
+        return max(0, math.ceil(free / resident / (bucket_bytes // gradient)) + _TAPERING) if free > 0 else 0
 
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:
+        self._may_be_resident = subject.algorithm.may_be_resident and not cuda.is_integrated(self._device)
         attachment = GpuAttachment(
             subject.connection,
             request,
@@ -99,7 +123,7 @@ class GpuBackend:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
         waits = ForwardWaits(attachment, given.hosted)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
-        residents = Residents(attachment, self._options, alone=given.ranks is None)
+        residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
         return submitter, UsedGpu(attachment, waits, residents, self._cast_timings)
 
 
@@ -119,6 +143,7 @@ class UsedGpu:
         self._attachment = attachment
         self._cast_timings = cast_timings
         self._reported: tuple[GpuReport, int] | None = None
+        self._watched = self._was_watched = True  # the last step, and the one before
         self.waits = waits
         self.residents = residents
         self._report_use()
@@ -132,6 +157,7 @@ class UsedGpu:
 
     def on_step_end(self, changed: bool, watched: bool) -> None:
         self.waits.on_step_end(changed, watched)
+        self._watched, self._was_watched = watched, self._watched
 
     def wait_over(self) -> None:
         """Waits until the last step is over, in the daemon and on the GPU."""
@@ -146,7 +172,13 @@ class UsedGpu:
         return self.residents.stall_seconds()
 
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
+        if self._watched or self._was_watched:  # without overlap forward waits for more
+            stall_seconds = 0.0
         self.residents.after_step(stall_seconds, quiesce)
+        self._report_use()
+
+    def after_zero_grad(self, quiesce: Callable[[], None]) -> None:
+        self.residents.after_zero_grad(quiesce)
         self._report_use()
 
     def close(self) -> None:

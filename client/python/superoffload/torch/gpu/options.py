@@ -30,15 +30,15 @@ class GpuOptions:
     # memory of the GPU than 8, else 8.
     device_slots: int | Literal["auto"] = "auto"
     # Of the last buckets, whose parameters the next forward needs first: their optimizer state is on the GPU, too, and
-    # updated there. "auto": as few as make the trainer wait for nothing. Simulated steps gain at most 0.1 % by 8
-    # buckets (1.6 GiB), up to 3 % by 64 (about 26 GiB).
-    resident_buckets: int | Literal["auto"] = 0
+    # updated there. "auto": none while the trainer waits for nothing, else as many as fit in what the loop leaves of
+    # `resident_share`, given back where the loop needs it.
+    resident_buckets: int | Literal["auto"] = "auto"
     # The daemon takes in the gradients of so many steps at once where a bucket is resident, at most 31: it keeps them
-    # in a log, of 2 bytes per parameter and step, and reads the state once for all. 1, and "auto" above: there is no
-    # log. Never changes results.
+    # in a log, of 2 bytes per parameter and step, and reads the state once for all. 1: there is no log. Where the host
+    # has no room for logs, "auto" above takes shorter ones. Never changes results.
     resident_steps: int = 4
-    # GPU memory for "auto".
-    resident_bytes: int = 2 << 30
+    # Of the GPU's memory, which may be in use where "auto" fills it.
+    resident_share: float = 0.92
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
     # measured when the optimizer is created. Never changes results.
     cast: Literal["auto", "fused", "gpu_fp32"] = "auto"
@@ -48,5 +48,7 @@ class GpuOptions:
             raise ValueError(f"mover is {self.mover!r} but must be one of {', '.join(map(repr, MOVERS))}")
         if self.cast not in _CASTS:
             raise ValueError(f"cast is {self.cast!r} but must be 'auto', 'fused' or 'gpu_fp32'")
+        if not 0 <= self.resident_share <= 1:
+            raise ValueError(f"resident_share is {self.resident_share!r} but must be 0 to 1")
         if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:
             raise ValueError(f"resident_steps is {self.resident_steps} but must be 1 to {_MOST_RESIDENT_STEPS}")

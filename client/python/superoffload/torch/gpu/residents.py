@@ -1,68 +1,78 @@
-"""How many of the last buckets to keep resident on the GPU: as few as make the trainer wait for nothing."""
+"""How many of the last buckets to keep resident on the GPU."""
 
 import time
 from collections.abc import Callable
 
 import grpc
+import torch
 
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload._core.layout import bucket_bytes
 from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.resident_room import ResidentRoom
 from superoffload.v1 import optimizer_pb2
 
-_PATIENCE = 3  # steps with a stall before another bucket becomes resident
-_CONTENT = 200  # steps without one before it is tried with one fewer
+_PATIENCE = 3  # steps with a stall before more buckets become resident
 _STALL = 0.01  # of a step's time
+_FIRST = 8  # buckets; then twice as many
+_SLACK = 0.02  # of the GPU's memory: left free, so that what a loop needs more now and then is not asked for each time
 
 
 class ResidentTuner:
-    """Decides after each step. ``limit``: of buckets."""
+    """Decides after each step: none while the trainer waits for nothing, else as many as there is room for."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._least = 0  # fewer are known to stall
+    def __init__(self) -> None:
         self._stalled = 0  # steps in a row
-        self._smooth = 0
+        self._limit: int | None = None  # there was no memory for more
         self.count = 0
 
-    def after_step(self, stall_seconds: float, step_seconds: float) -> bool:
-        """Whether ``count`` has changed."""
-        if stall_seconds > _STALL * step_seconds:
-            self._stalled, self._smooth = self._stalled + 1, 0
-            self._least = max(self._least, min(self.count + 1, self._limit))
-        else:
-            self._stalled, self._smooth = 0, self._smooth + 1
-        if self._stalled >= _PATIENCE and self.count < self._limit:
-            self.count += 1
-        elif self._smooth >= _CONTENT and self.count > self._least:
-            self.count -= 1
-        else:
-            return False
-        self._stalled = self._smooth = 0
-        return True
+    def after_step(self, stall_seconds: float, step_seconds: float, room: ResidentRoom) -> None:
+        self._stalled = self._stalled + 1 if stall_seconds > _STALL * step_seconds else 0
+        if self.count == 0 and self._stalled < _PATIENCE:
+            return
+        most = self._most(room)
+        if self.count > room.fitting():
+            self.give_back(room)
+        elif self._stalled >= _PATIENCE and self.count < most:
+            self.count = min(most, max(_FIRST, 2 * self.count))
+            self._stalled = 0
+
+    def give_back(self, room: ResidentRoom) -> None:
+        """What the loop needs."""
+        self.count = min(self.count, self._most(room))
+
+    def _most(self, room: ResidentRoom) -> int:
+        most = room.fitting(_SLACK)
+        return most if self._limit is None else min(most, self._limit)
 
     def refuse(self) -> None:
         """There was no memory for ``count``."""
         self._limit = self.count = max(0, self.count - 1)
-        self._least = min(self._least, self._limit)
 
 
 class Residents:
     """Keeps as many buckets resident as the user wants or the tuner finds, with a daemon that took over as well.
 
     ``alone``: False where other ranks train with this one. Their shards differ, and none may fail by itself: so it
-    keeps as many as it has, and as fit.
+    keeps as many as it has, and as fit. ``possible``: whether the GPU has a kernel for the algorithm.
     """
 
-    def __init__(self, attachment: GpuAttachment, options: GpuOptions, alone: bool = True) -> None:
+    def __init__(
+        self,
+        attachment: GpuAttachment,
+        options: GpuOptions,
+        device: torch.device,
+        possible: bool = True,
+        alone: bool = True,
+    ) -> None:
         self._attachment = attachment
         self._tuner: ResidentTuner | None = None
         self._count = 0
         self._step_time = time.monotonic()
+        self._room = ResidentRoom(attachment, device, options.resident_share)
         if options.resident_buckets == "auto":
-            self._tuner = ResidentTuner(_limit(attachment.optimizer.layout, options.resident_bytes))
+            self._tuner = ResidentTuner() if possible else None
         elif alone:
             self._count = options.resident_buckets
             attachment.set_resident(self._count)
@@ -77,11 +87,19 @@ class Residents:
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
         if self._tuner is not None:
             now = time.monotonic()
-            self._tuner.after_step(stall_seconds, now - self._step_time)
+            self._tuner.after_step(stall_seconds, now - self._step_time, self._room)
             self._step_time = now
             self._count = self._tuner.count
         if self._count != self._attachment.resident_buckets:
             self._apply(quiesce)
+
+    def after_zero_grad(self, quiesce: Callable[[], None]) -> None:
+        """Gives memory back when the loop has found none, and goes on."""
+        if self._tuner is not None and self._tuner.count > 0 and self._room.was_lacking():
+            self._tuner.give_back(self._room)
+            self._count = self._tuner.count
+            if self._count != self._attachment.resident_buckets:
+                self._apply(quiesce)
 
     def keep(self, count: int, quiesce: Callable[[], None]) -> None:
         """Keeps ``count`` buckets resident from now on; nothing is tuned."""
@@ -117,12 +135,3 @@ class Residents:
             self._tuner.refuse()
             self._count = self._tuner.count
         return False
-
-
-def _limit(layout: optimizer_pb2.Layout, resident_bytes: int) -> int:
-    """The most buckets whose state fits."""
-    limit, total = 0, 0
-    for bucket in reversed(layout.buckets):
-        total += bucket_bytes(layout, bucket)
-        limit += total <= resident_bytes
-    return limit
