@@ -2,20 +2,15 @@
 // again and again, and the next one goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <limits>
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -29,6 +24,7 @@
 #include "tests/support/algorithm_kinds.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/held_pool.h"
+#include "tests/support/mortal_engine.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 #include "tests/support/sums_of_squares.h"
@@ -59,12 +55,6 @@ OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots) {
   return spec;
 }
 
-std::vector<bool> LogAbsent(size_t parameters, uint64_t t) {
-  std::vector<bool> absent(parameters);
-  for (size_t p = 0; p < parameters; ++p) absent[p] = (7 * t + p) % 5 == 0;
-  return absent;
-}
-
 // Of step `t`, into the two slots of the reference, or where they land.
 void FillGradient(const BucketLayout& bucket, size_t index, uint64_t t, bool bad, std::byte* to) {
   std::minstd_rand random(static_cast<uint32_t>(t * 1000 + index));
@@ -75,60 +65,12 @@ void FillGradient(const BucketLayout& bucket, size_t index, uint64_t t, bool bad
   kernels::Narrow(values.size(), values.data(), {to, bucket.gradient_dtype});
 }
 
-// Knows when a step is final.
-class LogSink final : public CompletionSink {
- public:
-  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
-  void NormMeasured(uint64_t, double, double) override {}
-  void Prepared(uint64_t, uint64_t, double) override {}
-  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
-    absl::MutexLock lock(&mu_);
-    if (!speculative) ++final_;
-  }
-  void VerdictReached(const VerdictReport& report) override {
-    absl::MutexLock lock(&mu_);
-    verdict_ = report;
-  }
-
-  void WaitFinal(uint32_t publishing) {
-    absl::MutexLock lock(&mu_);
-    const auto done = [&] {
-      mu_.AssertHeld();
-      if (!verdict_) return false;
-      if (IsSkip(verdict_->verdict)) return final_ == verdict_->republished_buckets;
-      return final_ == publishing - (verdict_->speculation_stands ? verdict_->speculated_buckets : 0);
-    };
-    mu_.Await(absl::Condition(&done));
-    final_ = 0;
-    verdict_.reset();
-  }
-
- private:
-  absl::Mutex mu_;
-  uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
-  std::optional<VerdictReport> verdict_ ABSL_GUARDED_BY(mu_);
-};
-
 using LogParameters = std::tuple<uint32_t, size_t, const kernels::Algorithm*>;
 
 class LogTest : public ::testing::TestWithParam<LogParameters> {
  protected:
   LogTest() : spec_(Spec(*std::get<2>(GetParam()), std::get<0>(GetParam()))), layout_(*PlanLayout(spec_)) {
-    sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096, Record::Bytes(layout_)};
-    std::byte* mapped[4];
-    for (int i = 0; i < 4; ++i) {
-      mapped[i] = static_cast<std::byte*>(
-          ::mmap(nullptr, sizes_[i], PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    }
-    memory_ = {mapped[0], mapped[1], mapped[2], mapped[3]};
-    for (const StateFormat& format : layout_.formats) {
-      float* const masters = reinterpret_cast<float*>(memory_.state + format.Byte(0, 0));
-      for (size_t i = 0; i < format.elements; ++i) masters[i] = static_cast<float>(i % 1000) * 1e-3f;
-    }
-  }
-  ~LogTest() override {
-    std::byte* const mapped[] = {memory_.parameters, memory_.gradients, memory_.state, memory_.record};
-    for (int i = 0; i < 4; ++i) ::munmap(mapped[i], sizes_[i]);
+    std::memcpy(initial_.state.data(), memory_.state, layout_.state_bytes);
   }
 
   // Recovers, then trains to the end. Buckets with a log use it, but in every 40th step; all is settled around that.
@@ -137,7 +79,7 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
     WorkerThreads pool(std::get<1>(GetParam()));
     StepEngine engine(&layout_, spec_.groups, memory_, SpeculationPolicy::kAlways, &pool, &observer);
     const uint32_t buckets = static_cast<uint32_t>(layout_.buckets.size());
-    LogSink sink;
+    test::FinalSink sink(buckets);
     engine.Attach(&sink);
     bool bad_tried = false;
     while (engine.statistics().committed_steps < kLogSteps) {
@@ -147,11 +89,10 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
       const bool logs = t % 40 != 0;
       if (t % 40 < 2 && !engine.WaitSettled().ok()) ::_exit(2);
       if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(3);
-      const std::vector<bool> absent = LogAbsent(spec_.parameters.size(), t);
+      const std::vector<bool> absent = test::AbsentInStep(spec_.parameters.size(), t);
       for (uint32_t p = 0; p < absent.size(); ++p) {
         if (absent[p] && !engine.ParametersAbsent(now.step + 1, p, 1).ok()) ::_exit(4);
       }
-      uint32_t publishing = 0;
       for (uint32_t i = 0; i < buckets; ++i) {
         const BucketLayout& bucket = layout_.buckets[i];
         const bool log = logs && bucket.log_slots > 0;
@@ -159,10 +100,9 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
         FillGradient(bucket, i, t, bad, to);
         const double sum = test::SumOfSquares(layout_, bucket, to, absent);
         if (!engine.GradientReady(now.step + 1, i, sum, log ? Landing::kLog : Landing::kSlot).ok()) ::_exit(5);
-        ++publishing;
       }
       if (!engine.EndStep(now.step + 1, 1, kLogMaxGradNorm).ok()) ::_exit(6);
-      sink.WaitFinal(publishing);
+      sink.WaitFinal();
     }
     if (!engine.WaitSettled().ok()) ::_exit(7);
   }
@@ -176,7 +116,7 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
         FillGradient(layout_.buckets[i], i, t, false,
                      gradients.gradients.data() + layout_.buckets[i].gradient_offsets[0]);
       }
-      reference.Step(gradients.gradients.data(), 0, 1, kLogMaxGradNorm, LogAbsent(spec_.parameters.size(), t));
+      reference.Step(gradients.gradients.data(), 0, 1, kLogMaxGradNorm, test::AbsentInStep(spec_.parameters.size(), t));
     }
     test::ForEachArray(layout_, [&](const StateFormat& format, size_t array) {
       const uint64_t at = format.Byte(array, 0);
@@ -197,13 +137,12 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
 
   const OptimizerSpec spec_;
   const Layout layout_;
-  std::array<size_t, 4> sizes_;
-  OptimizerMemory memory_;
+  const test::MemoryOfProcesses processes_{layout_};
+  const OptimizerMemory memory_ = processes_.view();
   test::Memory initial_{layout_};
 };
 
 TEST_P(LogTest, TrainsTheBitsOfThoseWithout) {
-  std::memcpy(initial_.state.data(), memory_.state, layout_.state_bytes);
   Live();
   ExpectReference(/*died=*/false);
 }
@@ -212,22 +151,8 @@ TEST_P(LogTest, KilledAgainAndAgainTrainsThemToo) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  std::memcpy(initial_.state.data(), memory_.state, layout_.state_bytes);
-  size_t kills = 0;
-  for (int status = -1; !(WIFEXITED(status) && WEXITSTATUS(status) == 0);) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      Live();
-      ::_exit(0);
-    }
-    if (kills < kLogKills) {
-      std::this_thread::sleep_for(std::chrono::microseconds(1000 + random() % 30000));
-      ::kill(child, SIGKILL);
-      ++kills;
-    }
-    ::waitpid(child, &status, 0);
-    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << "exit " << WEXITSTATUS(status);
-  }
+  ASSERT_NO_FATAL_FAILURE(
+      test::KillAgainAndAgain(kLogKills, std::chrono::microseconds(30000), random, [this] { Live(); }));
   ExpectReference(/*died=*/true);
 }
 
@@ -239,7 +164,7 @@ TEST(LogOfGradientsTest, WhatDoesNotBelongThereIsRefusedAndTheStepGoesOn) {
   test::CountingObserver observer;
   WorkerThreads pool(1);
   StepEngine engine(&layout, spec.groups, memory.view(), SpeculationPolicy::kNever, &pool, &observer);
-  LogSink sink;
+  test::FinalSink sink(static_cast<uint32_t>(layout.buckets.size()));
   engine.Attach(&sink);
   const auto submit = [&](uint64_t step, uint32_t bucket, std::optional<double> sum, Landing landing) {
     const absl::Status status = engine.GradientReady(step, bucket, sum, landing);
@@ -252,7 +177,7 @@ TEST(LogOfGradientsTest, WhatDoesNotBelongThereIsRefusedAndTheStepGoesOn) {
       EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status)) << status;
     }
     ASSERT_TRUE(engine.EndStep(step, 1, 0).ok());
-    sink.WaitFinal(static_cast<uint32_t>(layout.buckets.size()));
+    sink.WaitFinal();
   };
   ASSERT_EQ(layout.buckets[0].log_slots, 0u);
   ASSERT_EQ(layout.buckets[6].log_slots, 5u);
@@ -287,7 +212,7 @@ TEST(LogOfGradientsTest, AVerdictThatWaitsForRoomComesWhoeverLeavesOrWantsASnaps
                         [&machine](uint32_t pass) { machine.PassDone(pass); });
     machine.Recover([] {});
     pool.RunAll();
-    LogSink sink;
+    test::FinalSink sink(static_cast<uint32_t>(layout.buckets.size()));
     machine.Attach(&sink);
     const auto submit = [&](uint64_t step) {
       ASSERT_TRUE(machine.BeginStep(step, 1).ok());

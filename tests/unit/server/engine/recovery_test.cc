@@ -1,9 +1,6 @@
 // What an engine leaves in memory when its process is killed, a new engine brings to the last committed step: training
 // goes on as if nothing had happened, bit for bit.
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <random>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -20,6 +16,7 @@
 #include "tests/support/algorithm_kinds.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
+#include "tests/support/mortal_engine.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
@@ -58,64 +55,11 @@ void FillGradients(const Layout& layout, std::byte* gradients, uint32_t slot, ui
   if (bad) test::StoreElement(gradients + layout.buckets[1].gradient_offsets[slot], 5, kernels::DType::kBFloat16, nan);
 }
 
-// The same parameters lack gradients in a step in every life.
-std::vector<bool> Absent(size_t parameters, uint64_t t) {
-  std::vector<bool> absent(parameters);
-  for (size_t p = 0; p < parameters; ++p) absent[p] = (7 * t + p) % 5 == 0;
-  return absent;
-}
-
-class StepSink final : public CompletionSink {
- public:
-  explicit StepSink(uint32_t buckets) : buckets_(buckets) {}
-  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
-  void NormMeasured(uint64_t, double, double) override {}
-  void Prepared(uint64_t, uint64_t, double) override {}
-  void ParametersReady(uint64_t, uint32_t, bool speculative) override {
-    absl::MutexLock lock(&mu_);
-    if (!speculative) ++final_;
-  }
-  void VerdictReached(const VerdictReport& report) override {
-    absl::MutexLock lock(&mu_);
-    const bool skip = IsSkip(report.verdict);
-    expected_ =
-        skip ? report.republished_buckets : buckets_ - (report.speculation_stands ? report.speculated_buckets : 0);
-  }
-  void WaitFinal() {
-    absl::MutexLock lock(&mu_);
-    auto done = [&] {
-      mu_.AssertHeld();
-      return final_ == expected_;
-    };
-    mu_.Await(absl::Condition(&done));
-    final_ = 0;
-    expected_ = ~0u;
-  }
-
- private:
-  const uint32_t buckets_;
-  absl::Mutex mu_;
-  uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
-  uint32_t expected_ ABSL_GUARDED_BY(mu_) = ~0u;
-};
-
 using RecoveryParameters = std::tuple<SpeculationPolicy, size_t, const kernels::Algorithm*>;
 
 class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
  protected:
-  RecoveryTest() : spec_(Spec(*std::get<2>(GetParam()))), layout_(*PlanLayout(spec_)) {
-    sizes_ = {layout_.parameters_bytes, layout_.gradients_bytes, layout_.state_bytes + 4096, Record::Bytes(layout_)};
-    std::byte* mapped[4];
-    for (int i = 0; i < 4; ++i) {
-      mapped[i] = static_cast<std::byte*>(
-          ::mmap(nullptr, sizes_[i], PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    }
-    memory_ = {mapped[0], mapped[1], mapped[2], mapped[3]};
-  }
-  ~RecoveryTest() override {
-    std::byte* const mapped[] = {memory_.parameters, memory_.gradients, memory_.state, memory_.record};
-    for (int i = 0; i < 4; ++i) ::munmap(mapped[i], sizes_[i]);
-  }
+  RecoveryTest() : spec_(Spec(*std::get<2>(GetParam()))), layout_(*PlanLayout(spec_)) {}
 
   // A life of daemon and trainer: recovers, then trains to the end.
   void Live() {
@@ -124,7 +68,7 @@ class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
     WorkerThreads pool(threads);
     StepEngine engine(&layout_, spec_.groups, memory_, policy, &pool, &observer);
     const uint32_t buckets = static_cast<uint32_t>(layout_.buckets.size());
-    StepSink sink(buckets);
+    test::FinalSink sink(buckets);
     engine.Attach(&sink);
     bool bad_tried = false;
     while (engine.statistics().committed_steps < kSteps) {
@@ -133,7 +77,7 @@ class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
       const bool bad = t % 7 == 0 && !std::exchange(bad_tried, t % 7 == 0 && !bad_tried);
       FillGradients(layout_, memory_.gradients, now.next_slot(), t, bad);
       if (!engine.BeginStep(now.step + 1, 1).ok()) ::_exit(2);
-      const std::vector<bool> absent = Absent(spec_.parameters.size(), t);
+      const std::vector<bool> absent = test::AbsentInStep(spec_.parameters.size(), t);
       for (uint32_t p = 0; p < absent.size(); ++p) {
         if (absent[p] && !engine.ParametersAbsent(now.step + 1, p, 1).ok()) ::_exit(6);
       }
@@ -148,40 +92,23 @@ class RecoveryTest : public ::testing::TestWithParam<RecoveryParameters> {
 
   const OptimizerSpec spec_;
   const Layout layout_;
-  std::array<size_t, 4> sizes_;
-  OptimizerMemory memory_;
+  const test::MemoryOfProcesses processes_{layout_};
+  const OptimizerMemory memory_ = processes_.view();
 };
 
 TEST_P(RecoveryTest, KilledAgainAndAgainTrainsTheSameBits) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  for (const StateFormat& format : layout_.formats) {
-    float* const masters = reinterpret_cast<float*>(memory_.state + format.Byte(0, 0));
-    for (size_t i = 0; i < format.elements; ++i) masters[i] = static_cast<float>(i % 1000) * 1e-3f;
-  }
   test::SequentialOptimizer reference(layout_, memory_, spec_.groups, &kernels::Algorithm::best);
 
-  size_t kills = 0;
-  for (int status = -1; !(WIFEXITED(status) && WEXITSTATUS(status) == 0);) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      Live();
-      ::_exit(0);
-    }
-    if (kills < kKills) {
-      std::this_thread::sleep_for(std::chrono::microseconds(1000 + random() % 20000));
-      ::kill(child, SIGKILL);
-      ++kills;
-    }
-    ::waitpid(child, &status, 0);
-    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << "exit " << WEXITSTATUS(status);
-  }
+  ASSERT_NO_FATAL_FAILURE(
+      test::KillAgainAndAgain(kKills, std::chrono::microseconds(20000), random, [this] { Live(); }));
 
   test::Memory gradients(layout_);
   for (uint64_t t = 1; t <= kSteps; ++t) {
     FillGradients(layout_, gradients.gradients.data(), 0, t, false);
-    reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm, Absent(spec_.parameters.size(), t));
+    reference.Step(gradients.gradients.data(), 0, 1, kMaxGradNorm, test::AbsentInStep(spec_.parameters.size(), t));
   }
   EXPECT_EQ(std::memcmp(memory_.parameters, reference.memory().parameters.data(), layout_.parameters_bytes), 0);
   test::ForEachArray(layout_, [&](const StateFormat& format, size_t array) {
