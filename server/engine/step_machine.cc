@@ -166,7 +166,7 @@ absl::Status StepMachine::CheckLanding(uint32_t index, bool sum_known, Landing l
         absl::StrCat("bucket ", index, " was submitted into its log without its sum of squares; give the sum"));
   }
   if (bucket.pending == 0) return absl::OkStatus();
-  if (record_.Logged(bucket.pending, index) != logs) {
+  if (HasLoggedPending(index) != logs) {
     return absl::FailedPreconditionError(absl::StrCat(
         "bucket ", index, " was submitted into ", logs ? "its log while a slot has" : "a slot while its log has",
         " a gradient that is not absorbed; settle the optimizer in between"));

@@ -22,6 +22,8 @@ struct BucketTensor {
   uint64_t elements = 0;
 };
 
+constexpr uint64_t WholePages(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
 // One bucket, on either side; offsets in bytes but for the state's.
 struct GpuBucket {
   uint64_t elements = 0;
@@ -36,7 +38,7 @@ struct GpuBucket {
 
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
-  uint64_t log_slot_bytes() const { return (gradient_bytes() + 4095) / 4096 * 4096; }
+  uint64_t log_slot_bytes() const { return WholePages(gradient_bytes()); }
   uint64_t log_bytes() const { return log_slots < 2 ? 0 : (log_slots - 2) * log_slot_bytes(); }  // from log_offset on
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }
 
@@ -63,15 +65,13 @@ struct GpuLayout {
 
 inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t parameters_bytes, uint64_t slots,
                          uint64_t max_tensors) {
-  constexpr uint64_t kAlignment = 4096;
-  const auto aligned = [](uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
   GpuLayout layout{.slots = {.count = slots}, .bytes = 0, .most_tensors = max_tensors};
   for (const GpuBucket& bucket : buckets) {
-    layout.slots.bytes = std::max(layout.slots.bytes, aligned(bucket.gradient_bytes()));
+    layout.slots.bytes = std::max(layout.slots.bytes, WholePages(bucket.gradient_bytes()));
     layout.most_chunks = std::max(layout.most_chunks, bucket.chunks());
-    layout.slots.sums_bytes = std::max(layout.slots.sums_bytes, aligned(bucket.chunks() * sizeof(double)));
+    layout.slots.sums_bytes = std::max(layout.slots.sums_bytes, WholePages(bucket.chunks() * sizeof(double)));
   }
-  layout.slots.offset = aligned(parameters_bytes);
+  layout.slots.offset = WholePages(parameters_bytes);
   layout.slots.sums_offset = layout.slots.offset + slots * layout.slots.bytes;
   layout.bytes = layout.slots.sums_offset + slots * layout.slots.sums_bytes;
   return layout;

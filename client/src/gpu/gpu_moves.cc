@@ -66,9 +66,8 @@ Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::s
   // Its last parameters must have landed: submitting has the next ones written where they come from.
   if (Status status = FromCuda(mover_->WaitLanded(bucket, packer_->stream())); !status.ok()) return status;
   const kernels::CudaPointer place = memory_.gpu + layout_.slots.slot_offset(slot);
-  void* const to = Direct(bucket)
-                       ? memory_.gradients.data() + mover_->memory().buckets[bucket].GradientOffset(host_slot)
-                       : reinterpret_cast<void*>(place);
+  void* const to = Direct(bucket) ? memory_.gradients.data() + buckets_[bucket].gradient_offsets[host_slot]
+                                  : reinterpret_cast<void*>(place);
   if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to); !status.ok()) return status;
   return resident(bucket) ? residents_->KeepGradient(bucket, place, packer_->stream()) : Status{};
 }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "tests/support/held_pool.h"
 #include "tests/support/scalars.h"
 
 namespace superoffload::faults {
@@ -22,26 +22,6 @@ class CountedDeaths final : public engine::Deaths {
   bool armed = false;
   uint32_t stores = 0;
   uint32_t death = 0;
-};
-
-// Runs what was submitted when it is told to.
-class InlinePool final : public engine::WorkerPool {
- public:
-  void Submit(engine::ChunkJob* job, size_t chunks) override { jobs_.push_back({job, chunks}); }
-  size_t worker_count() const override { return 1; }
-  bool idle_work_is_free() const override { return false; }
-
-  void Drain() {
-    while (!jobs_.empty()) {
-      const auto [job, chunks] = jobs_.front();
-      jobs_.pop_front();
-      for (size_t i = 0; i < chunks; ++i) job->RunChunk(i, 0);
-      job->Done();
-    }
-  }
-
- private:
-  std::deque<std::pair<engine::ChunkJob*, size_t>> jobs_;
 };
 
 class OutcomeSink final : public engine::CompletionSink {
@@ -86,7 +66,7 @@ struct Life {
 
   void Recover() {
     machine.Recover([] {});
-    pool.Drain();
+    pool.RunAll();
   }
 
   void Fill(double value) const {
@@ -130,7 +110,7 @@ struct Life {
   }
 
   const engine::OptimizerMemory memory;
-  InlinePool pool;
+  test::HeldPool pool;
   CountedDeaths deaths;
   NullObserver observer;
   OutcomeSink sink;
@@ -194,14 +174,14 @@ MachineOutcome RankMachines::Run(const Node& from, const MachineCall* call, uint
       life.deaths.armed = false;
       for (const MachineCall& before : from.calls) {
         SUPEROFFLOAD_CHECK(life.Do(before, earlier).ok(), "a call that was accepted is not, the second time");
-        life.pool.Drain();
+        life.pool.RunAll();
       }
       outcome = {};
       outcome.accepted = true;
       if (call != nullptr) {
         life.deaths.armed = true;
         outcome.accepted = life.Do(*call, outcome).ok();
-        life.pool.Drain();
+        life.pool.RunAll();
         if (outcome.accepted && call->kind != MachineCall::kReport) to.calls.push_back(*call);  // that changes nothing
       }
     } catch (const Died&) {
@@ -249,7 +229,7 @@ uint32_t RankMachines::Image(const std::vector<PlainStep>& steps, uint64_t linea
     if (status.ok()) status = alone.GradientReady(step, 0, std::nullopt);
     if (status.ok()) status = alone.EndStep(step, coefficient, 0);
     SUPEROFFLOAD_CHECK(status.ok(), std::string(status.message()));
-    life.pool.Drain();
+    life.pool.RunAll();
   }
   return Intern(Save());
 }

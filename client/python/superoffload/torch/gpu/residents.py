@@ -32,8 +32,9 @@ class ResidentTuner:
         if self.count == 0 and self._stalled < _PATIENCE:
             return
         most = self._most(room)
-        if self.count > room.fitting():
-            self.give_back(room)
+        if self.count > most:
+            if self.count > room.fitting():
+                self.count = most
         elif self._stalled >= _PATIENCE and self.count < most:
             self.count = min(most, max(_FIRST, 2 * self.count))
             self._stalled = 0
