@@ -211,12 +211,26 @@ void CheckResident(const Gpu& gpu, DType dtype, const Algorithm& algorithm, Tall
 }
 
 void Measure(const Gpu& gpu, size_t elements) {
-  const auto memory = [&](size_t bytes) { return gpu.Allocate(bytes); };
+  std::mt19937 random(1);
+  std::vector<float> values(1 << 20);
+  std::generate(values.begin(), values.end(), [&] { return std::normal_distribution<float>()(random); });
+  // Holds values: what is measured on zeros, or on nothing at all, may be another speed.
+  const auto memory = [&](size_t bytes) {
+    auto* const memory = static_cast<std::byte*>(gpu.Allocate(bytes));
+    const size_t most = values.size() * sizeof(float);
+    for (size_t done = 0; done < bytes; done += most) {
+      gpu.Check(gpu.driver().MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(memory + done), values.data(),
+                                             std::min(most, bytes - done), gpu.stream()),
+                "copying to the GPU");
+    }
+    gpu.Check(gpu.driver().StreamSynchronize(gpu.stream()), "waiting for the GPU");
+    return memory;
+  };
   void *from = memory(2 * elements), *to = memory(4 * elements);
   const Algorithm& algorithm = *Algorithms().front();
   StateView state;
   for (size_t a = 0; a < algorithm.arrays.size(); ++a) state.arrays[a] = memory(4 * elements);
-  auto* const sums = static_cast<double*>(memory((elements / kChunkElements + 1) * sizeof(double)));
+  auto* const sums = reinterpret_cast<double*>(memory((elements / kChunkElements + 1) * sizeof(double)));
   const PinnedTable whole(gpu, {{from, 0, elements}}, elements);
   // Of a thousand tensors each, as in a model of many small ones; none ends where a tile does.
   std::vector<PackedTensor> pieces;
@@ -234,6 +248,7 @@ void Measure(const Gpu& gpu, size_t elements) {
   const auto row = [&](const char* what, double bytes, double seconds) {
     std::printf("%-48s %8.1f GB/s, %.2f of the copy\n", what, bytes / seconds / 1e9, bytes / seconds / copy);
   };
+  // Packing takes as many blocks as outrun the link, so that the trainer's kernels have the others.
   row("pack bfloat16 to bfloat16, with the norm", 4.0 * elements, gpu.Seconds([&] {
     gpu.Check(
         gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kBFloat16}, elements, sums}, gpu.stream()));

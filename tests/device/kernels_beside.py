@@ -1,4 +1,4 @@
-"""What a trace says about our pack kernel beside other kernels: how much of it, and how much longer those take then."""
+"""What a trace says about our kernels beside others: how much of each, and how much longer those take then."""
 
 import collections
 import gzip
@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable
 
-PACK = "superoffload_pack"
+OURS = {"pack": "superoffload_pack", "update of residents": "superoffload_resident"}  # and how names begin
 
 
 def of_trace(path: str) -> list[str]:
@@ -18,22 +18,28 @@ def of_trace(path: str) -> list[str]:
 
 def lines(kernels: list[dict]) -> list[str]:
     """Of events with `name`, `ts` and `dur` in microseconds."""
-    packs = [event for event in kernels if PACK in event["name"]]
-    if not packs:
-        return []
     others = [event for event in kernels if "superoffload" not in event["name"]]
+    found = []
+    for title, name in OURS.items():
+        found += _beside(title, [event for event in kernels if name in event["name"]], others)
+    return found
+
+
+def _beside(title: str, ours: list[dict], others: list[dict]) -> list[str]:
+    if not ours:
+        return []
     beside, alone = collections.defaultdict(list), collections.defaultdict(list)
-    spans = _union(packs)
-    covered = sum(_overlap(pack, _union(others)) for pack in packs)
+    spans, busy = _union(ours), _union(others)
+    covered = sum(_overlap(event, busy) for event in ours)
     for event in others:
         of_its_name = beside if _overlap(event, spans) > 0 else alone
         of_its_name[event["name"]].append(event["dur"])
-    whole = sum(pack["dur"] for pack in packs)
-    found = [f"pack: {len(packs)} kernels, {whole / 1e3:.3f} ms, {covered / whole:.0%} of it beside other kernels"]
+    whole = sum(event["dur"] for event in ours)
+    found = [f"{title}: {len(ours)} kernels, {whole / 1e3:.3f} ms, {covered / whole:.0%} of it beside other kernels"]
     most = sorted(beside, key=lambda name: -sum(beside[name]))
     for name in [name for name in most if name in alone][:3]:
         ratio = statistics.median(beside[name]) / statistics.median(alone[name])
-        found.append(f"{ratio:5.2f} times its duration alone, {len(beside[name])} times beside pack: {name[:60]}")
+        found.append(f"{ratio:5.2f} times its duration alone, {len(beside[name])} times beside {title}: {name[:60]}")
     return found
 
 

@@ -22,7 +22,7 @@ from superoffload.torch import GpuOptions
 from superoffload.v1 import optimizer_pb2
 
 NAME = "killed"
-STEPS = 24 if machine.DRY_RUN else 60
+STEPS = 20 if machine.DRY_RUN else 60
 KILLS = 2 if machine.DRY_RUN else 3
 SHAPES = [(300, 129), (5,), (512, 64), (200, 77)] if machine.DRY_RUN else [(1000, 1290), (5,), (512, 640), (2000, 77)]
 BUCKET_BYTES = 1 << 14 if machine.DRY_RUN else 1 << 20

@@ -30,13 +30,13 @@ LIMIT = datetime.timedelta(seconds=30)  # of a rank that waits for the other one
 
 
 class Pieces(torch.nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, seen: list[torch.Tensor]) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
-        self.pieces = torch.nn.ModuleList(Piece(shape, dtype, generator) for shape in SHAPES)
+        self.pieces = torch.nn.ModuleList(Piece(shape, dtype, generator, seen) for shape in SHAPES)
 
-    def forward(self, factors: list[torch.Tensor], seen: list[torch.Tensor]) -> torch.Tensor:
-        return sum(piece(factor, seen) for piece, factor in zip(self.pieces, factors, strict=True))
+    def forward(self, factors: list[torch.Tensor]) -> torch.Tensor:
+        return sum(piece(factor) for piece, factor in zip(self.pieces, factors, strict=True))
 
 
 def distributed(model: Pieces, layout: str, device: str) -> torch.nn.Module:
@@ -52,7 +52,8 @@ def distributed(model: Pieces, layout: str, device: str) -> torch.nn.Module:
 
 def train(rank: int, device: str, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """Parameters as each forward pass saw them."""
-    model = Pieces(dtype).to(device)
+    seen: list[torch.Tensor] = []
+    model = Pieces(dtype, seen).to(device)
     whole = distributed(model, layout, device)
     optimizer = superoffload.torch.AdamW(
         model.named_parameters(),
@@ -62,7 +63,6 @@ def train(rank: int, device: str, layout: str, dtype: torch.dtype) -> list[torch
         replicas=layout == "replicated" or None,
     )
     generator = torch.Generator().manual_seed(rank)
-    seen: list[torch.Tensor] = []
     for step in range(STEPS):
         for part in range(MICRO_BATCHES):
             if layout == "sharded":
@@ -71,7 +71,7 @@ def train(rank: int, device: str, layout: str, dtype: torch.dtype) -> list[torch
             if step == SKIPPED_STEP and rank == 1:
                 factors[0][0] = torch.inf
             on_device = [factor.to(device) for factor in factors]  # until backward has read them
-            whole(on_device, seen).backward()
+            whole(on_device).backward()
         optimizer.step()
         assert optimizer.last_result.kind.skipped == (step == SKIPPED_STEP), optimizer.last_result
         optimizer.zero_grad()

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What needs a GPU, in steps that each fit into a few minutes. Dated tables go to RESULTS.md.
-# Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle ARCHIVE | --build FOLDER] [--budget SECONDS] [--dry-run]
+# Usage: tests/device/run.sh SUBCOMMAND... --output FOLDER [--bundle ARCHIVE | --build FOLDER] [--budget SECONDS]
+#        [--only PATTERN] [--dry-run]
 #   smoke     3 minutes: the GPU's attributes, the machine, and three steps under each mover. First of all
 #   bits      8 minutes: kernels, movers, residents, PyTorch, two ranks of it, and JAX against the host, bit for bit; captured
 #             and averaged models, and nearly full memory, against loops that wait
 #   bench     9 minutes: a billion parameters at 32 k tokens per step against no optimizer and against peers; a trace
-#   kills     3 minutes: trainers and daemons killed under each mover, bits compared
+#   kills     5 minutes: trainers and daemons killed under each mover, bits compared
 #   sanitize  4 minutes: compute-sanitizer on the kernels and the movers
 #   largest   3 minutes: the largest model that trains here
 #   --output   gets NAME.log, NAME.json and NAME.txt of each
@@ -13,6 +14,7 @@
 #              one everything is built here. An archive is unpacked once, below $TMPDIR
 #   --build    a build that is there already; nothing is built
 #   --budget   other than the above, for each subcommand; its steps get more or less in proportion
+#   --only     a regular expression: only steps whose titles it finds, as in the lines that are printed
 #   --dry-run  without a GPU: a fake driver and tiny sizes; needs --bundle or --build
 # $PYTHON is the Python that has PyTorch: unless told python3 with a bundle, and .venv's without. A step that fails, hangs or
 # finds other bits is reported and the rest goes on; the exit status is 0 when all passed.

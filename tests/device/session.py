@@ -8,9 +8,11 @@ whole) and NAME.txt (the summary). What is printed is one line per step, and the
 
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import sys
@@ -27,6 +29,7 @@ SHOWN_LINES = 5
 KEPT_LINES = 16
 SHOWN_COLUMNS = 140
 PASSED, FAILED, CUT_OFF, LEFT_OUT, SKIPPED = "passed", "failed", "cut off", "left out", "skipped"
+NOT_ASKED_FOR = "not asked for"  # and on no record
 
 
 @dataclasses.dataclass
@@ -63,14 +66,17 @@ def _end(pid: int, ended: bool) -> None:
 class Session:
     """One subcommand. `finish()` prints the summary and returns the exit status."""
 
-    def __init__(self, name: str, budget_seconds: float, output: pathlib.Path, scale: float = 1.0) -> None:
-        """`scale`: of the steps' limits."""
+    def __init__(
+        self, name: str, budget_seconds: float, output: pathlib.Path, scale: float = 1.0, only: str = ""
+    ) -> None:
+        """`scale`: of the steps' limits. `only`: a pattern of the titles of what runs."""
         self.name = name
         self.steps: list[Step] = []
         self.facts: dict[str, Any] = {}  # into the JSON
         self.table: list[str] = []  # into the summary
         self._budget = budget_seconds
         self._scale = scale
+        self._only = re.compile(only)
         self._begin = time.monotonic()
         self._output = output
         self.stopped = False
@@ -131,6 +137,8 @@ class Session:
         *arguments: Any,
         did_nothing: str | None = None,
     ) -> Step:
+        if not self._only.search(title):
+            return Step(title, NOT_ASKED_FOR)
         if self.stopped or self.left_seconds() < LEAST_SECONDS:
             return self.leave_out(title, "the run was ended" if self.stopped else "no time was left for it")
         limit = min(self._scale * limit_seconds, self.left_seconds())
@@ -200,6 +208,7 @@ def _be_step(output: pathlib.Path, results: int, function: Callable[..., Any], a
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         for descriptor, to in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
             os.dup2(descriptor, to)
+        faulthandler.enable(2)  # into the log, of all threads
         value = function(*arguments)
         if isinstance(value, types.GeneratorType):
             for part in value:

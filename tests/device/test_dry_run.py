@@ -127,6 +127,12 @@ def test_bench_has_every_row_in_its_regime(dry):
                 row = results[f"superoffload, mover {mover}, speculation {speculation}, {residents} residents"]
                 assert row["note"].startswith(f"mover {mover}, 8 of 8 steps clipped")
                 assert len(row["milliseconds"]) == 2 and row["tokens"] == 32
+    few = {
+        label.split(": ")[1]: row for label, row in results.items() if label.startswith("half the model, 2 k tokens")
+    }
+    assert [row["tokens"] for row in few.values()] == [16] * 7
+    for resident in ("superoffload, auto residents, logs of 4", "superoffload, 8 residents, logs of 4"):
+        assert " resident" in few[resident]["note"] and few[resident]["floor_milliseconds"] > 0
     text = (dry[1] / "bench.txt").read_text()
     for label in (
         "the floor",

@@ -24,6 +24,8 @@ def test_overlap_and_slowdown_are_those_of_the_intervals(tmp_path):
     assert kernels_beside.of_trace(str(path)) == [
         "pack: 1 kernels, 0.020 ms, 50% of it beside other kernels",
         " 1.50 times its duration alone, 1 times beside pack: gemm",
+        "update of residents: 1 kernels, 0.005 ms, 100% of it beside other kernels",
+        " 1.50 times its duration alone, 1 times beside update of residents: gemm",
     ]
 
 

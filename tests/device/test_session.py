@@ -16,12 +16,18 @@ from tests.device.session import Session, Unavailable
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def handlers():
+    """As they were: a session takes them."""
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in found.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def session(tmp_path):
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield Session("check", 600, tmp_path)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return Session("check", 600, tmp_path)
 
 
 def fail():
@@ -72,6 +78,14 @@ def test_what_was_measured_before_a_step_was_cut_off_is_kept(session):
 def test_a_program_that_says_it_did_nothing_is_skipped(session):
     for last, outcome in (("0 tests", "skipped"), ("1 test", "passed")):
         assert session.program("tests", ["echo", last], 60, did_nothing="0 tests").outcome == outcome
+
+
+def test_what_is_not_asked_for_leaves_no_trace(tmp_path):
+    asked = Session("check", 600, tmp_path, only="JAX|two ranks$")
+    assert asked.call("PyTorch, two ranks", 60, lambda: 1).result == 1
+    assert asked.call("two ranks, PyTorch", 60, fail).outcome == "not asked for"
+    assert [step["title"] for step in report_of(asked)["steps"]] == ["PyTorch, two ranks"]
+    assert asked.finish() == 0
 
 
 def test_all_passed_is_exit_status_0(session):

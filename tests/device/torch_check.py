@@ -39,25 +39,29 @@ def delay(tensor: torch.Tensor) -> None:
 
 
 class Piece(torch.nn.Module):
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, seen: list[torch.Tensor]
+    ) -> None:
+        """`seen` gets what the parameter is in each forward pass. It is no argument of that: wrappers copy those."""
         super().__init__()
+        self.seen = seen
         self.weight = torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
 
-    def forward(self, factors: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
-        seen.append(self.weight.detach().clone())
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.weight.detach().clone())
         return (Delayed.apply(self.weight) * factors).sum()
 
 
-def loss_of(pieces: torch.nn.ModuleList, factors: list[torch.Tensor], seen: list[torch.Tensor]) -> torch.Tensor:
+def loss_of(pieces: torch.nn.ModuleList, factors: list[torch.Tensor]) -> torch.Tensor:
     """Every other piece computes on a stream of its own."""
     if not factors[0].is_cuda:
-        return sum(piece(factor, seen) for piece, factor in zip(pieces, factors, strict=True))
+        return sum(piece(factor) for piece, factor in zip(pieces, factors, strict=True))
     here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
     beside.wait_stream(here)
     losses = []
     for number, (piece, factor) in enumerate(zip(pieces, factors, strict=True)):
         with torch.cuda.stream(beside) if number % 2 else contextlib.nullcontext():
-            losses.append(piece(factor, seen))
+            losses.append(piece(factor))
     here.wait_stream(beside)
     return sum(losses)
 
@@ -65,11 +69,11 @@ def loss_of(pieces: torch.nn.ModuleList, factors: list[torch.Tensor], seen: list
 def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> list[torch.Tensor]:
     """Parameters as each forward pass saw them, and as the last step left them."""
     generator = torch.Generator().manual_seed(3)
-    pieces = torch.nn.ModuleList(Piece(shape, dtype, generator) for shape in SHAPES).to(device)
+    seen: list[torch.Tensor] = []
+    pieces = torch.nn.ModuleList(Piece(shape, dtype, generator, seen) for shape in SHAPES).to(device)
     optimizer = superoffload.torch.AdamW(
         pieces.named_parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=100.0, bucket_bytes=BUCKET_BYTES, **options
     )
-    seen: list[torch.Tensor] = []
     try:
         for step in range(steps):
             scale = 10.0 ** (step % 3 - 2)  # some steps are clipped
@@ -78,7 +82,7 @@ def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> lis
                 if step == SKIPPED_STEP:
                     factors[0][0] = torch.inf
                 on_device = [factor.to(device) for factor in factors]  # until either stream has read them
-                loss_of(pieces, on_device, seen).backward()
+                loss_of(pieces, on_device).backward()
             optimizer.step()
             optimizer.zero_grad()
         optimizer.synchronize()

@@ -529,10 +529,12 @@ def test_two_backward_passes_whose_gradients_the_gpu_cannot_hold_are_refused(gpu
     optimizer.close()
 
 
-def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, expected):
+@pytest.mark.parametrize("residents", [0, 5])
+@pytest.mark.parametrize(("dies_in", "micro_batch"), [(5, 0), (5, 1), (6, 1)])  # what is published stays behind in one
+def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, expected, residents, dies_in, micro_batch):
     kept = Daemon("--keeper", "--metrics_address=off")
     model = build()
-    optimizer = optimizer_of(model, kept, name="kept")
+    optimizer = optimizer_of(model, kept, name="kept", gpu=GpuOptions(resident_buckets=residents))
     train(model, optimizer, steps=3)
     children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
     lost, killed = 0, False
@@ -540,12 +542,12 @@ def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, expected):
         lr = optimizer.param_groups[0]["lr"]
         while True:
             try:
-                loss_of(model, 2 * step).backward()
-                if step == 5 and not killed:
-                    killed = True
-                    os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
-                    time.sleep(0.05)
-                loss_of(model, 2 * step + 1).backward()
+                for part in range(2):
+                    loss_of(model, 2 * step + part).backward()
+                    if (step, part) == (dies_in, micro_batch) and not killed:
+                        killed = True
+                        os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
+                        time.sleep(0.05)
                 optimizer.step()
                 break
             except superoffload.Error as error:

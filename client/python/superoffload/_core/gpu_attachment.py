@@ -95,6 +95,9 @@ class GpuAttachment(Attachment):
 
     memory: GpuMemory | None = None
     resident_changes = 0  # counts what may have changed which buckets are resident, and where
+    # Gives what is called when a successor's memory is there and no step goes through it yet: it holds the last step's
+    # parameters.
+    on_successor: Callable[[], Callable[[], None] | None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -127,6 +130,8 @@ class GpuAttachment(Attachment):
         if previous is not None:
             library.function("detach")(self._handles.pop(0))
         self._note_residents(0)
+        if note := self.on_successor():
+            note()
 
     def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
         """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""

@@ -70,7 +70,7 @@ class GpuMemory:
             while True:
                 due.append(_postponed.popleft())
         for memory, pieces in due:
-            if not memory._gave_back(pieces):
+            if memory.handle and not memory._gave_back(pieces):
                 _postponed.append((memory, pieces))
 
     def _gave_back(self, pieces: range) -> bool:
@@ -80,7 +80,9 @@ class GpuMemory:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            library.function("gpu_release")(getattr(self, "handle", None))
+            # Python finalizes what refers to each other in any order: a hold may still let go.
+            handle, self.handle = getattr(self, "handle", None), ctypes.c_void_p()
+            library.function("gpu_release")(handle)
 
 
 class Hold:

@@ -132,19 +132,21 @@ def view(pointer: int, like: torch.Tensor, owner: Any, device: torch.device | No
     It is on the same device as `like`, unless that is on none.
     """
 
-    class Region:
-        def __init__(self) -> None:
-            self.owner = owner
+    region = _Region(pointer, like.numel() * like.element_size(), owner)
+    return torch.as_tensor(region, device=device or like.device).view(like.dtype).view(like.shape)
 
+
+class _Region:
+    """What torch makes a tensor of, which keeps it. Nothing here refers to it, so that it goes with the tensor."""
+
+    def __init__(self, pointer: int, count: int, owner: Any) -> None:
+        self._pointer, self._count = pointer, count
+        self.owner = owner
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         # The interface has no bfloat16, and torch looks at the bytes anyway.
-        __cuda_array_interface__ = {
-            "shape": (like.numel() * like.element_size(),),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "version": 3,
-        }
-
-    return torch.as_tensor(Region(), device=device or like.device).view(like.dtype).view(like.shape)
+        return {"shape": (self._count,), "typestr": "|u1", "data": (self._pointer, False), "version": 3}
 
 
 def beside(device: torch.device) -> contextlib.AbstractContextManager[Any]:

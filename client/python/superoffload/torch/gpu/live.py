@@ -4,6 +4,7 @@ What torch writes to them changes their versions. What is written behind torch's
 (guards/canaries.py).
 """
 
+import weakref
 from collections.abc import Callable
 
 import grpc
@@ -45,6 +46,12 @@ class GpuParameters(LiveParameters):
         self._noted = False  # canaries of the last step
         self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
         self._resident_changes = attachment.resident_changes
+        attachment.on_successor = weakref.WeakMethod(self._on_successor)
+
+    def _on_successor(self) -> None:
+        """What residents had ahead of the published parameters is published now; a step that is open goes on."""
+        self._look_at_residents()
+        self._canaries.note_published()
 
     def before_step(self) -> None:
         if not self._noted:
@@ -185,6 +192,7 @@ class GpuParameters(LiveParameters):
 
     def close(self) -> None:
         """The model's parameters stay where they are: copies of them may not fit."""
+        self.attachment.on_successor = lambda: None
         del self._canaries
         for parameter in self.hosted:
             del parameter.theta
