@@ -86,8 +86,9 @@ class Planner {
       SetSlotOffsets(bucket.gradient_offsets);
     }
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
-    layout_.gradients_bytes = kGradientSlots * slot_bytes_;
+    layout_.gradients_bytes = spec_.gradient_slots * slot_bytes_;
     LayOutLogs();
+    layout_.has_one_slot = std::ranges::any_of(layout_.buckets, &BucketLayout::one_slot);
     for (BucketLayout& bucket : layout_.buckets) {
       bucket.first_stretch = layout_.stretches;
       layout_.stretches += bucket.stretches();
@@ -113,10 +114,14 @@ class Planner {
     for (size_t i = layout_.buckets.size() - logged; i < layout_.buckets.size(); ++i) {
       BucketLayout& bucket = layout_.buckets[i];
       bucket.log_slots = spec_.log_slots;
+      const uint64_t before = layout_.gradients_bytes;
+      if (bucket.one_slot()) {
+        bucket.gradient_offsets[1] = layout_.gradients_bytes;
+        layout_.gradients_bytes += bucket.log_slot_bytes();
+      }
       bucket.log_offset = layout_.gradients_bytes;
-      const uint64_t bytes = (bucket.log_slots - kGradientSlots) * bucket.log_slot_bytes();
-      layout_.gradients_bytes += bytes;
-      layout_.logs_bytes += bytes;
+      layout_.gradients_bytes += (bucket.log_slots - kGradientSlots) * bucket.log_slot_bytes();
+      layout_.logs_bytes += layout_.gradients_bytes - before;
     }
     layout_.has_logs = true;
   }
@@ -229,7 +234,9 @@ class Planner {
   }
 
   void SetSlotOffsets(std::array<uint64_t, kGradientSlots>& offsets) const {
-    for (uint32_t slot = 1; slot < kGradientSlots; ++slot) offsets[slot] = offsets[0] + slot * slot_bytes_;
+    for (uint32_t slot = 1; slot < kGradientSlots; ++slot) {
+      offsets[slot] = offsets[0] + slot % spec_.gradient_slots * slot_bytes_;
+    }
   }
 
   const OptimizerSpec& spec_;

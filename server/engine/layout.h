@@ -26,8 +26,12 @@
 // No layout changes what a step does with an element. It does decide in which order the squares of a norm are added, in
 // fp64, so that clip coefficients of two layouts may differ by their last bit; kernels take them as fp32.
 //
+// A gradient slot has room for the gradients of all buckets. Where there is one only, a bucket's gradient lands there
+// when the one before it was absorbed.
+//
 // The last buckets may have a log: slots for the gradients of more steps than two, of which their state takes in
-// several in one reading, a stretch at a time. What goes beyond two lies behind all others in the gradient memory.
+// several in one reading, a stretch at a time. What goes beyond the gradient slots lies behind all others in the
+// gradient memory.
 //
 // Each state array is indexed by the element's position in the flat space of its format, or by its block's; each
 // gradient slot holds the ranges one after the other, in their dtypes.
@@ -82,6 +86,8 @@ struct BucketLayout {
   // Ranges of which the record knows how far their state has come: chunks, or pieces of them where there is a log.
   uint64_t stretch_elements() const { return log_slots == 0 ? kernels::kChunkElements : kLogStretchElements; }
   uint64_t stretches() const { return (elements + stretch_elements() - 1) / stretch_elements(); }
+  // Both slots are the same memory.
+  bool one_slot() const { return gradient_offsets[0] == gradient_offsets[1]; }
   // The slot that holds the gradient of committed step `t`: all of the log take turns, or the first two.
   uint32_t GradientSlot(uint64_t t, bool logged) const {
     return logged ? static_cast<uint32_t>((t - 1) % log_slots) : SlotOf(t);
@@ -155,12 +161,13 @@ struct Layout {
   uint32_t groups = 0;
   uint32_t kept_steps = kGradientSlots;  // committed ones of which the record knows everything
   bool has_logs = false;                 // some buckets have one
+  bool has_one_slot = false;             // some buckets have one only
   std::vector<BucketLayout> buckets;
   std::vector<Part> parts;            // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec
   uint64_t parameters_bytes = 0;
   uint64_t gradients_bytes = 0;
-  uint64_t logs_bytes = 0;  // of these: what logs have beyond two slots
+  uint64_t logs_bytes = 0;  // of these: what logs have beyond the slots of all buckets
   // That of `algorithm`, and behind it, if some parameters have their state in fp32, that of its in_fp32.
   std::vector<StateFormat> formats;
   std::vector<ParameterRounding> roundings;  // one per parameter; none unless the algorithm rounds stochastically

@@ -179,7 +179,8 @@ bool Record::GradientsAreThere() const {
   const uint64_t t = header_->committed;
   for (size_t i = 0; i < buckets_.size(); ++i) {
     const BucketLayout& bucket = buckets_[i];
-    const uint64_t most = bucket.log_slots == 0 ? kGradientSlots : kept_;
+    // The gradient of a prepared step has taken the place of the one before it.
+    const uint64_t most = bucket.one_slot() ? (prepared() ? 0 : 1) : bucket.log_slots == 0 ? kGradientSlots : kept_;
     const auto there = [t, most](uint64_t absorbed) { return absorbed <= t && t - absorbed <= most; };
     const uint64_t* const first = absorbed_ + bucket.first_stretch;
     if (!std::all_of(first, first + bucket.stretches(), there)) return false;

@@ -104,7 +104,10 @@ absl::Status ValidateMember(const RunMember& member) {
                                                  member.run, "\"; ranks count from 0, and several need a run's name"));
 }
 
-absl::Status ValidateLog(const OptimizerSpec& spec) {
+absl::Status ValidateSlots(const OptimizerSpec& spec) {
+  if (spec.gradient_slots < 1 || spec.gradient_slots > 2) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient_slots is ", spec.gradient_slots, " but must be 1 or 2"));
+  }
   if (spec.log_slots == 0 && spec.logged_buckets == 0) return absl::OkStatus();
   if (spec.log_slots < 2 || spec.log_slots > kMaxLogSlots) {
     return absl::InvalidArgumentError(absl::StrCat("log_slots is ", spec.log_slots, " but must be 2 to ", kMaxLogSlots,
@@ -153,7 +156,7 @@ absl::Status ValidateSpec(const OptimizerSpec& spec) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", spec.bucket_bytes, " but must be 0 or ",
                                                    kMinBucketBytes, " to ", kMaxBucketBytes));
   }
-  if (absl::Status status = ValidateLog(spec); !status.ok()) return status;
+  if (absl::Status status = ValidateSlots(spec); !status.ok()) return status;
   if (spec.layout_version < kOldestLayoutVersion || spec.layout_version > kLayoutVersion) {
     return absl::InvalidArgumentError(absl::StrCat("layout_version is ", spec.layout_version, " but must be ",
                                                    kOldestLayoutVersion, " to ", kLayoutVersion));

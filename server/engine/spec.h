@@ -47,6 +47,7 @@ struct OptimizerSpec {
   uint64_t seed = 0;            // Record::seed of a new optimizer
   uint32_t logged_buckets = 0;  // that have a log of gradients, at most: the last ones
   uint32_t log_slots = 0;       // gradients that such a log has room for; 0 where there is none
+  uint32_t gradient_slots = 2;  // 1: a gradient lands when the one before it was absorbed, but where there is a log
 };
 
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;

@@ -105,7 +105,7 @@ absl::Status StepMachine::BeginStep(uint64_t step, double gradient_scale) {
     bucket.sum_of_squares.reset();
     bucket.landing = Landing::kSlot;
   }
-  if (layout_->has_logs) HurryAbsorbing();  // the step's gradients are about to need the room
+  if (layout_->has_logs || layout_->has_one_slot) HurryAbsorbing();  // the step's gradients are about to need the room
   return absl::OkStatus();
 }
 
@@ -170,6 +170,11 @@ absl::Status StepMachine::CheckLanding(uint32_t index, bool sum_known, Landing l
     return absl::FailedPreconditionError(absl::StrCat(
         "bucket ", index, " was submitted into ", logs ? "its log while a slot has" : "a slot while its log has",
         " a gradient that is not absorbed; settle the optimizer in between"));
+  }
+  if (layout.one_slot()) {
+    return absl::FailedPreconditionError(absl::StrCat("bucket ", index, " was submitted into its only slot, whose ",
+                                                      "gradient of step ", bucket.pending,
+                                                      " is not absorbed; wait until the slot is free"));
   }
   if (logs && bucket.first_pending + layout.log_slots <= statistics_.committed_steps + 1) {
     return absl::FailedPreconditionError(absl::StrCat("bucket ", index, " was submitted into a slot of its log whose ",
@@ -280,6 +285,7 @@ void StepMachine::SetPending(uint32_t index, uint64_t t) {
   Bucket& bucket = buckets_[index];
   if (bucket.pending == 0) bucket.first_pending = t;
   bucket.pending = t;
+  if (layout_->buckets[index].one_slot()) due_.insert(index);
 }
 
 std::vector<bool> StepMachine::LoggedBuckets() const {

@@ -301,8 +301,8 @@ class StepMachine final : public StepHandler {
   // them to end.
   void AbsorbEarly();
   void StartAbsorbing(uint32_t index, bool when_idle);
-  // Logs: in turn, so that no step absorbs all, each before a gradient needs its room.
-  void AbsorbLogs();
+  // Logs in turn, so that no step absorbs all, and whatever has one slot: before a gradient needs its room.
+  void AbsorbDue();
   bool AbsorbsFirst(uint32_t index) const;
   bool HasLoggedPending(uint32_t index) const;
   absl::Status CheckLanding(uint32_t index, bool sum_known, Landing landing) const;
@@ -358,7 +358,7 @@ class StepMachine final : public StepHandler {
   std::set<uint32_t, std::greater<>> ready_;  // buckets with a pass to start, in the order of need: the last one first
   std::vector<uint32_t> held_;                // likewise, until their early absorbing has ended
   uint32_t early_ = 0;                        // buckets below it may have something to absorb early
-  std::set<uint32_t, std::greater<>> due_;    // whose logs are to be absorbed now
+  std::set<uint32_t> due_;  // that are to absorb now: the gradient that comes first needs its room first
   uint32_t in_flight_ = 0;
   uint32_t absorbing_ = 0;  // of in_flight_: early ones
   std::optional<Step> open_;

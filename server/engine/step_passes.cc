@@ -65,16 +65,21 @@ void StepMachine::AbsorbEarly() {
   }
 }
 
-void StepMachine::AbsorbLogs() {
+// A step whose gradients are on their way waits for room; one that has ended waits for parameters.
+void StepMachine::AbsorbDue() {
   if (maintenance_ || (!open_ && (SnapshotDue() || sink_ == nullptr))) return;  // all is absorbed then
+  const bool idle_is_free = platform_.pool->idle_work_is_free();
+  if (!idle_is_free && open_ && open_->verdict && open_->to_finish > 0) return;
+  const bool when_idle = idle_is_free && !(layout_->has_one_slot && open_ && !open_->ended);
   for (auto next = due_.begin(); next != due_.end() && absorbing_ < kMaxPassesInFlight;) {
+    if (one_at_a_time() && in_flight_ > 0) return;
     const uint32_t index = *next;
     if (buckets_[index].absorbing || gate_.Holds(index)) {
       ++next;
       continue;
     }
     next = due_.erase(next);
-    if (buckets_[index].pending != 0) StartAbsorbing(index, platform_.pool->idle_work_is_free());
+    if (buckets_[index].pending != 0) StartAbsorbing(index, when_idle);
   }
 }
 
@@ -195,6 +200,7 @@ void StepMachine::PassDone(uint32_t pass) {
 }
 
 void StepMachine::Proceed() {
+  if (open_ && !open_->ended && layout_->has_one_slot) AbsorbDue();
   Advance();
   if (open_) {
     MaybeAnswerNorm();
@@ -205,7 +211,7 @@ void StepMachine::Proceed() {
   }
   ProceedMaintenance();
   MaybeTakeSnapshot();
-  AbsorbLogs();
+  AbsorbDue();
   AbsorbEarly();
 }
 

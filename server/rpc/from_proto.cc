@@ -86,6 +86,7 @@ absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& r
   spec.seed = request.seed();
   spec.logged_buckets = request.logged_buckets();
   spec.log_slots = request.log_slots();
+  if (request.gradient_slots() != 0) spec.gradient_slots = request.gradient_slots();
   if (request.has_member()) {
     spec.member = {request.member().run(), request.member().rank(), request.member().ranks()};
   }

@@ -37,6 +37,7 @@ v1::CreateOptimizerRequest Request() {
   request.set_algorithm("adamw");
   request.set_logged_buckets(1);
   request.set_log_slots(3);
+  request.set_gradient_slots(1);
   request.add_groups();
   v1::Parameter* const parameter = request.add_parameters();
   parameter->set_name("w");

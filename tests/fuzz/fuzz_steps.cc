@@ -83,7 +83,7 @@ class NullObserver final : public engine::StepObserver {
   void OnStep(const engine::StepReport&) override {}
 };
 
-engine::OptimizerSpec Spec() {
+engine::OptimizerSpec Spec(uint32_t gradient_slots) {
   engine::OptimizerSpec spec;
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 1e-3}, {"weight_decay", 0.1}})};
@@ -93,6 +93,7 @@ engine::OptimizerSpec Spec() {
   spec.bucket_bytes = engine::kMinBucketBytes;
   spec.logged_buckets = 2;
   spec.log_slots = 3;
+  spec.gradient_slots = gradient_slots;
   return spec;
 }
 
@@ -108,14 +109,16 @@ bool GoodScale(double scale) { return std::isfinite(scale) && scale != 0; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static engine::WorkerThreads pool(2);
-  static const engine::Layout layout = *engine::PlanLayout(Spec());
-  const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
+  static const engine::Layout layouts[] = {*engine::PlanLayout(Spec(1)), *engine::PlanLayout(Spec(2))};
   Bytes bytes(data, std::min<size_t>(size, 512));
+  const uint8_t choice = bytes.Next();
+  const engine::Layout& layout = layouts[choice / 3 % 2];
+  const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
   test::Memory memory(layout);
   NullObserver observer;
-  const auto policy = static_cast<engine::SpeculationPolicy>(bytes.Next() % 3);
-  engine::StepEngine engine(&layout, Spec().groups, memory.view(), policy, &pool, &observer);
-  test::SequentialOptimizer reference(layout, memory.view(), Spec().groups, &kernels::Algorithm::best);
+  const auto policy = static_cast<engine::SpeculationPolicy>(choice % 3);
+  engine::StepEngine engine(&layout, Spec(2).groups, memory.view(), policy, &pool, &observer);
+  test::SequentialOptimizer reference(layout, memory.view(), Spec(2).groups, &kernels::Algorithm::best);
   Sink sink(buckets);
   engine.Attach(&sink);
 
@@ -155,7 +158,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         // What is pending lies in slots or in logs, never in both.
         const bool logged_before = logs;
         if (!open) logs = bytes.Next() % 4 != 0;
-        if (logs != logged_before) Expect(engine.WaitSettled().ok(), "settling");
+        if (logs != logged_before || (!open && layout.has_one_slot)) Expect(engine.WaitSettled().ok(), "settling");
         Expect(engine.BeginStep(named, scale).ok() == good, "BeginStep");
         if (!good) break;
         ++step;

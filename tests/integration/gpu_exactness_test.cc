@@ -44,6 +44,8 @@ struct GpuCase {
   uint32_t expected_mover = 0;  // 0: the one asked for
   uint32_t expected_shared = 0;
   uint32_t log_slots = 0;
+  uint32_t gradient_slots = 2;
+  uint32_t logged = 1000;  // buckets
 };
 
 // Grows, stays, takes in everything and goes back to nothing.
@@ -113,6 +115,33 @@ const GpuCase kCases[] = {
      .residents = ChangingResidents,
      .machine = "gh200",
      .log_slots = 5},
+    {.name = "DaemonOneSlot",
+     .mover = SUPEROFFLOAD_MOVER_DAEMON,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .expected_shared = 1,
+     .gradient_slots = 1},
+    {.name = "TrainerOneSlotResident",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kFloat32Gradients,
+     .residents = ChangingResidents,
+     .gradient_slots = 1},
+    {.name = "TrainerOneSlotSlowDownAndTwoLogs",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kFloat16,
+     .residents = ChangingResidents,
+     .slow = "DtoH=1000",
+     .log_slots = 3,
+     .gradient_slots = 1,
+     .logged = 2},
+    {.name = "DirectCoherentOneSlot",
+     .mover = SUPEROFFLOAD_MOVER_DIRECT,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .machine = "gh200",
+     .gradient_slots = 1},
 };
 
 void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
@@ -135,7 +164,7 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   StartDaemon();
   ::unsetenv("FAKE_CUDA_FAIL");
   if (c.fail_trainer != nullptr) ::setenv("FAKE_CUDA_FAIL", c.fail_trainer, 1);
-  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots));
+  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots, c.gradient_slots, c.logged));
   if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
   ASSERT_TRUE(status_.ok()) << status_;
   ::unsetenv("FAKE_CUDA_FAIL");

@@ -141,13 +141,14 @@ def test_parameters_stay_until_every_stream_that_reads_them_has_done_so(gpu_daem
     optimizer.close()
 
 
-@pytest.mark.parametrize(("residents", "resident_steps"), [(0, 1), (5, 1), (5, 4)])
+@pytest.mark.parametrize(("residents", "resident_steps", "slots"), [(0, 1, 2), (5, 1, 2), (5, 4, "auto"), (2, 4, 1)])
 @pytest.mark.parametrize("mover", ["daemon", "trainer", "direct"])
-def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents, resident_steps):
+def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents, resident_steps, slots):
     model = build()
-    options = GpuOptions(mover=mover, resident_buckets=residents, resident_steps=resident_steps)
+    options = GpuOptions(mover=mover, resident_buckets=residents, resident_steps=resident_steps, gradient_slots=slots)
     optimizer = optimizer_of(model, gpu_daemon, gpu=options)
     assert optimizer.gpu_report.mover == mover and optimizer.gpu_report.gpu == "fake GPU"
+    assert optimizer.gpu_report.gradient_slots == (1 if slots == 1 else 2)
     train(model, optimizer)
     assert fake_gpu and optimizer.last_result.kind == VerdictKind.CLIP
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -207,19 +208,21 @@ def test_residents_come_while_the_trainer_waits_and_go_where_the_loop_needs_the_
     optimizer.close()
 
 
-def test_logs_are_given_up_where_the_daemon_has_no_memory_for_them(gpu_daemon, expected, monkeypatch):
+@pytest.mark.parametrize("fitting", [2, 1])
+def test_logs_are_given_up_and_then_a_slot_where_the_daemon_has_no_memory(gpu_daemon, expected, monkeypatch, fitting):
     asked = []
 
     def create(connection, request, call=optimizers.create):
-        asked.append(request.log_slots)
-        if request.log_slots > 0:
+        asked.append((request.gradient_slots, request.log_slots))
+        if request.log_slots > 0 or request.gradient_slots > fitting:
             raise superoffload.Error(grpc.StatusCode.RESOURCE_EXHAUSTED, "the budget is used up")
         return call(connection, request)
 
     monkeypatch.setattr(optimizers, "create", create)
     model = build()
     optimizer = optimizer_of(model, gpu_daemon)
-    assert asked == [5, 3, 0]
+    assert asked == [(2, 5), (2, 3), (2, 0), (1, 0)][: 5 - fitting]
+    assert optimizer.gpu_report.gradient_slots == fitting
     train(model, optimizer)
     assert same(weights(model), expected[0])
     optimizer.close()

@@ -210,11 +210,13 @@ class GpuTest : public ::testing::Test {
     client_ = *Client::Connect(daemon_->endpoint());
   }
 
-  // `log_slots`: of the logs of all buckets; 0: none.
-  void Attach(v1::Speculation speculation, const test::Dtypes& dtypes, uint32_t log_slots = 0) {
+  // `log_slots`: of the logs of all buckets, or of the last `logged`; 0: none.
+  void Attach(v1::Speculation speculation, const test::Dtypes& dtypes, uint32_t log_slots = 0,
+              uint32_t gradient_slots = 0, uint32_t logged = 1000) {
     v1::CreateOptimizerRequest wanted = test::Request(test::Spec(dtypes), speculation);
-    wanted.set_logged_buckets(log_slots == 0 ? 0 : 1000);
+    wanted.set_logged_buckets(log_slots == 0 ? 0 : logged);
     wanted.set_log_slots(log_slots);
+    wanted.set_gradient_slots(gradient_slots);
     const absl::Status created = client_->CreateOptimizer(wanted).status();
     ASSERT_TRUE(created.ok()) << created;
     v1::AttachOptimizerRequest request;

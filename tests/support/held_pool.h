@@ -17,13 +17,15 @@ class HeldPool final : public engine::WorkerPool {
   bool idle_work_is_free() const override { return false; }
 
   size_t jobs() const { return jobs_.size(); }
+  // There must be one.
+  void RunOne() {
+    const auto [job, chunks] = jobs_.front();
+    jobs_.pop_front();
+    for (size_t chunk = 0; chunk < chunks; ++chunk) job->RunChunk(chunk, 0);
+    job->Done();
+  }
   void RunAll() {
-    while (!jobs_.empty()) {
-      const auto [job, chunks] = jobs_.front();
-      jobs_.pop_front();
-      for (size_t chunk = 0; chunk < chunks; ++chunk) job->RunChunk(chunk, 0);
-      job->Done();
-    }
+    while (!jobs_.empty()) RunOne();
   }
 
  private:

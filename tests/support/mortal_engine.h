@@ -80,11 +80,14 @@ inline std::vector<bool> AbsentInStep(size_t parameters, uint64_t t) {
   return absent;
 }
 
-// Knows when a step is final.
+// Knows when a step is final, and which buckets' only slots are free.
 class FinalSink final : public engine::CompletionSink {
  public:
-  explicit FinalSink(uint32_t buckets) : buckets_(buckets) {}
-  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
+  explicit FinalSink(uint32_t buckets) : buckets_(buckets), pending_(buckets) {}
+  void SlotFree(uint64_t, uint32_t bucket, uint32_t) override {
+    absl::MutexLock lock(&mu_);
+    pending_[bucket] = false;
+  }
   void NormMeasured(uint64_t, double, double) override {}
   void Prepared(uint64_t, uint64_t, double) override {}
   void ParametersReady(uint64_t, uint32_t, bool speculative) override {
@@ -93,6 +96,7 @@ class FinalSink final : public engine::CompletionSink {
   }
   void VerdictReached(const engine::VerdictReport& report) override {
     absl::MutexLock lock(&mu_);
+    if (!engine::IsSkip(report.verdict)) pending_.assign(buckets_, true);
     expected_ = engine::IsSkip(report.verdict) ? report.republished_buckets
                                                : buckets_ - (report.speculation_stands ? report.speculated_buckets : 0);
   }
@@ -106,12 +110,22 @@ class FinalSink final : public engine::CompletionSink {
     final_ = 0;
     expected_.reset();
   }
+  // The gradient of the last committed step was absorbed.
+  void WaitFree(uint32_t bucket) {
+    absl::MutexLock lock(&mu_);
+    const auto free = [&] {
+      mu_.AssertHeld();
+      return !pending_[bucket];
+    };
+    mu_.Await(absl::Condition(&free));
+  }
 
  private:
   const uint32_t buckets_;
   absl::Mutex mu_;
   uint32_t final_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<uint32_t> expected_ ABSL_GUARDED_BY(mu_);
+  std::vector<bool> pending_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace superoffload::test

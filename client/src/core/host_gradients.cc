@@ -7,6 +7,10 @@
 namespace superoffload::client {
 
 Status HostGradients::Check(const GradientSource& source) const {
+  if (layout_.has_one_slot()) {
+    return Error(Code::kFailedPrecondition,
+                 "the optimizer has one slot for gradients, for which only trainers on a GPU wait; create it with two");
+  }
   if (!source.stream) return {};
   return Error(Code::kFailedPrecondition,
                "the optimizer's parameters are on the CPU, but a gradient is on a GPU: build the optimizer with "

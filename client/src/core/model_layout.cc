@@ -47,6 +47,12 @@ Status ModelLayout::CheckParameter(uint32_t parameter) const {
   return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ", parameters_.size());
 }
 
+bool ModelLayout::has_one_slot() const {
+  return std::ranges::any_of(buckets_, [](const Bucket& bucket) {
+    return bucket.given.gradient_offsets[0] == bucket.given.gradient_offsets[1];
+  });
+}
+
 Status ModelLayout::Add(const superoffload_parameter& given) {
   const uint32_t index = static_cast<uint32_t>(parameters_.size());
   ParameterPlace place{.name = given.name == nullptr ? "" : given.name,

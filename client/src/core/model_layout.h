@@ -59,6 +59,7 @@ class ModelLayout {
   size_t bucket_count() const { return buckets_.size(); }
   // As it was given, which nobody has checked.
   const superoffload_bucket& bucket(size_t index) const { return buckets_[index].given; }
+  bool has_one_slot() const;  // some buckets' slots are the same memory
   // Of parameters, without what lies between them.
   uint64_t elements(uint32_t bucket) const { return buckets_[bucket].elements; }
   // What a bucket holds, ascending.

@@ -38,6 +38,7 @@ struct GpuBucket {
 
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
+  bool one_slot() const { return gradient_offsets[0] == gradient_offsets[1]; }  // both are the same memory
   uint64_t log_slot_bytes() const { return WholePages(gradient_bytes()); }
   uint64_t log_bytes() const { return log_slots < 2 ? 0 : (log_slots - 2) * log_slot_bytes(); }  // from log_offset on
   uint64_t chunks() const { return (elements + kernels::kChunkElements - 1) / kernels::kChunkElements; }

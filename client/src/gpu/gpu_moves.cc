@@ -12,6 +12,19 @@ using kernels::CudaStatus;
 using kernels::CudaStream;
 using kernels::CurrentDevice;
 
+GpuMoves::GpuMoves(std::shared_ptr<const kernels::GpuDevice> device, const std::vector<GpuBucket>* buckets,
+                   const GpuLayout& layout, const Memory& memory, Events events)
+    : device_(std::move(device)),
+      buckets_(*buckets),
+      layout_(layout),
+      memory_(memory),
+      events_(std::move(events)),
+      waits_([buckets] {
+        std::vector<bool> one_slot;
+        for (const GpuBucket& bucket : *buckets) one_slot.push_back(bucket.one_slot());
+        return one_slot;
+      }()) {}
+
 Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const ModelLayout& model,
                       const superoffload_gpu_options& options, const std::vector<GpuBucket>* buckets,
                       const GpuLayout& layout, const Memory& memory, CudaStream pack_stream, Events events,
@@ -79,8 +92,10 @@ Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
   if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
   entry.payload.gradient.slot = slot;
   entry.payload.gradient.gpu_offset = buckets_[entry.index].gpu_offset;
-  return FromCuda(mover_->arrivals().After(packer_->stream(),
-                                           [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+  return waits_.SubmitGradient(entry.index, [this, entry] {
+    return FromCuda(mover_->arrivals().After(packer_->stream(),
+                                             [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+  });
 }
 
 // This process does.
@@ -89,13 +104,15 @@ Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t
   if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
   if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;
   using What = kernels::Mover::What;
-  return FromCuda(mover_->CopyDown(entry.index, slot, host_slot,
-                                   Direct(entry.index) ? What::kSums : What::kGradientAndSums,
-                                   [this, entry, slot](const CudaStatus& done, double sum_of_squares) mutable {
-                                     entry.payload.gradient.sum_of_squares = sum_of_squares;
-                                     if (done.ok()) events_.slot_free(slot);
-                                     events_.arrived(done, entry);
-                                   }));
+  return waits_.SubmitGradient(entry.index, [this, entry, slot, host_slot] {
+    return FromCuda(mover_->CopyDown(entry.index, slot, host_slot,
+                                     Direct(entry.index) ? What::kSums : What::kGradientAndSums,
+                                     [this, entry, slot](const CudaStatus& done, double sum_of_squares) mutable {
+                                       entry.payload.gradient.sum_of_squares = sum_of_squares;
+                                       if (done.ok()) events_.slot_free(slot);
+                                       events_.arrived(done, entry);
+                                     }));
+  });
 }
 
 uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t committed_steps) const {
@@ -107,12 +124,16 @@ Status GpuMoves::Submit(const superoffload_ring_entry& entry) {
   residents_->OnSubmission(entry);
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
     if (Status status = packer_->AfterAll(); !status.ok()) return status;
-    return FromCuda(mover_->arrivals().After(packer_->stream(),
-                                             [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+    return waits_.Submit([this, entry] {
+      return FromCuda(mover_->arrivals().After(
+          packer_->stream(), [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));
+    });
   }
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_ABANDON_STEP) packer_->ForgetStreams();
-  mover_->arrivals().Then([this, entry](const CudaStatus& done) { events_.arrived(done, entry); });
-  return {};
+  return waits_.Submit([this, entry] {
+    mover_->arrivals().Then([this, entry](const CudaStatus& done) { events_.arrived(done, entry); });
+    return Status{};
+  });
 }
 
 Status GpuMoves::StreamWaits(uint32_t bucket, CudaStream stream) {
@@ -130,6 +151,10 @@ Status GpuMoves::SetResident(uint32_t count, const std::byte* state) {
 }
 
 Status GpuMoves::OnCompletion(const superoffload_ring_entry& entry) {
+  {
+    const CurrentDevice current(*device_);
+    if (Status status = waits_.Take(entry); !status.ok()) return status;
+  }
   if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) return OnVerdict(entry);
   if (entry.opcode != SUPEROFFLOAD_COMPLETE_PARAMETERS_READY || entry.index >= buckets_.size()) return {};
   return FromCuda(mover_->Published(entry.step, entry.index, (entry.flags & SUPEROFFLOAD_FLAG_SPECULATIVE) != 0));

@@ -26,6 +26,7 @@
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
+#include "client/src/gpu/slot_waits.h"
 #include "client/src/status.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload_gpu.h"
@@ -93,8 +94,7 @@ class GpuMoves {
 
  private:
   GpuMoves(std::shared_ptr<const kernels::GpuDevice> device, const std::vector<GpuBucket>* buckets,
-           const GpuLayout& layout, const Memory& memory, Events events)
-      : device_(std::move(device)), buckets_(*buckets), layout_(layout), memory_(memory), events_(std::move(events)) {}
+           const GpuLayout& layout, const Memory& memory, Events events);
 
   Status OpenMover(kernels::MakeQueue make_queue);
   Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
@@ -107,8 +107,10 @@ class GpuMoves {
   bool Logs(uint32_t bucket) const { return resident(bucket) && buckets_[bucket].log_slots > 0; }
   // Whether the daemon copies the bucket's parameters to the GPU.
   bool DaemonCopiesUp(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
-  // Whether the kernel that packs stores into the host's memory.
-  bool Direct(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DIRECT && !resident(bucket); }
+  // Whether the kernel that packs stores into the host's memory, which must be free when it is launched.
+  bool Direct(uint32_t bucket) const {
+    return kind_ == SUPEROFFLOAD_MOVER_DIRECT && !resident(bucket) && !buckets_[bucket].one_slot();
+  }
 
   const std::shared_ptr<const kernels::GpuDevice> device_;
   const std::vector<GpuBucket>& buckets_;
@@ -119,6 +121,7 @@ class GpuMoves {
   std::unique_ptr<GradientPacker> packer_;
   std::optional<ResidentBuckets> residents_;
   std::unique_ptr<kernels::Mover> mover_;
+  SlotWaits waits_;
 };
 
 }  // namespace superoffload::client

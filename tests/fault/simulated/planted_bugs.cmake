@@ -158,3 +158,18 @@ plant_bug(parameters_behind_a_log_forgotten server/engine/record.cc 500
   "if (logged) unpublished_[i] = 1;" "")
 plant_bug(landed_in_the_log_of_the_next_step client/src/gpu/gpu_moves.cc 500
   "committed_steps % buckets_" "(committed_steps + 1) % buckets_")
+
+# One slot for gradients.
+plant_bug(landed_in_a_slot_that_is_not_free client/src/gpu/slot_waits.cc 500
+  "if (slots_[bucket] != Slot::kFree) break;" "")
+plant_bug(slot_of_a_skipped_step_not_free client/src/gpu/slot_waits.cc 500
+  "commits ? Slot::kPending : Slot::kFree" "Slot::kPending")
+plant_bug(overtakes_a_gradient_that_waits client/src/gpu/slot_waits.cc 500
+  "return any_ ? SubmitBehind({kNoBucket, std::move(go)}) : go();" "return go();")
+plant_bug(only_slot_never_absorbed server/engine/step_machine.cc 500
+  "if (layout_->buckets[index].one_slot()) due_.insert(index);" "")
+plant_bug(only_slot_free_before_it_is_absorbed server/engine/step_passes.cc 500
+  "  bucket.absorbing = true;\n"
+  "  bucket.absorbing = true;\n  if (sink_ != nullptr && layout_->buckets[index].one_slot()) sink_->SlotFree(statistics_.step, index, 0);\n")
+plant_bug(log_slots_that_overlap server/engine/layout.cc 500
+  "layout_.gradients_bytes += bucket.log_slot_bytes();" "")

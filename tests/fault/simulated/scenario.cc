@@ -106,6 +106,7 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   scenario.deaths = MakeDeaths(random);
   if (!gpu) return scenario;
   if (random.Chance(0.4)) UseLogs(random, scenario);
+  if (random.Chance(0.3)) scenario.spec.gradient_slots = 1;
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
   const double residents = scenario.spec.log_slots > 0 ? 0.9 : sometimes(0.6, 0.8),
                change_residents = sometimes(0.4, 0.4);

@@ -36,6 +36,7 @@ class GpuReport:
     staged: bool  # registering failed, and copies are slow
     seconds: dict[str, float]  # of the same copies beside the same kernels, by mover; only those measured
     gpu_bytes: int
+    gradient_slots: int  # of most buckets in the host's memory
     notes: str  # why something was not done
     # While the parameters moved into the optimizer's GPU memory: how much of the GPU's was in use at most, by
     # everybody, and what the framework's allocator could not give back. 0: not known.
@@ -159,6 +160,7 @@ class GpuAttachment(Attachment):
             staged=bool(report.staged),
             seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
             gpu_bytes=report.gpu_bytes,
+            gradient_slots=min(len(set(bucket.gradient_offsets)) for bucket in self.optimizer.layout.buckets),
             notes=report.notes.decode(errors="replace"),
             attach_peak_bytes=self._moved.attach_peak_bytes,
             unreturned_bytes=self._moved.unreturned_bytes,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 import torch
@@ -36,6 +36,14 @@ class Gpu(Protocol):
     def close(self) -> None: ...
 
 
+class GradientRoom(NamedTuple):
+    """Fields of CreateOptimizerRequest."""
+
+    gradient_slots: int = 2
+    logged_buckets: int = 0
+    log_slots: int = 0
+
+
 class Backend(Protocol):
     """Where the model's parameters are while they are trained: the CPU's memory (host.py), a GPU's (gpu/backend.py)."""
 
@@ -53,11 +61,8 @@ class Backend(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
-    def logs(self, subject: "Subject", bucket_bytes: int) -> Iterator[tuple[int, int]]:
-        """How many of the last buckets of an optimizer to be created have a log of gradients, and its slots.
-
-        Where the daemon has no memory for them, the next one.
-        """
+    def gradient_rooms(self, subject: "Subject", bucket_bytes: int) -> Iterator["GradientRoom"]:
+        """What an optimizer to be created has for gradients. Where the daemon has no memory for it, the next one."""
 
     def map(
         self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
@@ -231,12 +236,12 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     )
     if subject.member is not None:
         subject.member.mark(request)
-    candidates = list(subject.backend.logs(subject, bucket_bytes))
-    for request.logged_buckets, request.log_slots in candidates[:-1]:
+    rooms = list(subject.backend.gradient_rooms(subject, bucket_bytes))
+    for request.gradient_slots, request.logged_buckets, request.log_slots in rooms[:-1]:
         try:
             return optimizers.create(subject.connection, request)
         except Error as error:
             if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
-    request.logged_buckets, request.log_slots = candidates[-1]
+    request.gradient_slots, request.logged_buckets, request.log_slots = rooms[-1]
     return optimizers.create(subject.connection, request)

@@ -11,7 +11,7 @@ from superoffload._core.attachment import Attachment, Piece
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult
 from superoffload.torch import parameters
-from superoffload.torch.attach import Subject
+from superoffload.torch.attach import GradientRoom, Subject
 from superoffload.torch.live import LiveParameters, Replicas
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter
 from superoffload.torch.submitter import Given, Submitter
@@ -193,8 +193,8 @@ class HostBackend:
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         return False
 
-    def logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
-        yield 0, 0
+    def gradient_rooms(self, subject: Subject, bucket_bytes: int) -> Iterator[GradientRoom]:
+        yield GradientRoom()
 
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]

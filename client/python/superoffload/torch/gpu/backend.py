@@ -11,7 +11,7 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, GpuReport, measure_casts
 from superoffload.torch import cuda, parameters
-from superoffload.torch.attach import Subject
+from superoffload.torch.attach import GradientRoom, Subject
 from superoffload.torch.gpu import move
 from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
@@ -71,7 +71,16 @@ class GpuBackend:
         _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
         return gpu_fp32_seconds < fused_seconds
 
-    def logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
+    def gradient_rooms(self, subject: Subject, bucket_bytes: int) -> Iterator[GradientRoom]:
+        slots = self._options.gradient_slots
+        logs = list(self._logs(subject, bucket_bytes))
+        for log in logs:
+            yield GradientRoom(2 if slots == "auto" else slots, *log)
+        if slots == "auto":
+            yield GradientRoom(1, *logs[-1])
+
+    def _logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
+        """How many of the last buckets have a log, and its slots."""
         count, steps = self._options.resident_buckets, self._options.resident_steps
         if not subject.algorithm.may_be_resident or count == 0 or steps == 1:
             yield 0, 0

@@ -1,5 +1,5 @@
-// Buckets with a log of gradients train the bits of those without, whoever dies when: a process that trains is killed
-// again and again, and the next one goes on.
+// Buckets with a log of gradients, and those with one slot, train the bits of those with two slots, whoever dies when:
+// a process that trains is killed again and again, and the next one goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -34,11 +34,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kLogSteps = 90;
-constexpr size_t kLogKills = 30;
-constexpr double kLogMaxGradNorm = 0.4;
+constexpr uint64_t kRoomSteps = 90;
+constexpr size_t kRoomKills = 30;
+constexpr double kRoomMaxGradNorm = 0.4;
 
-OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots) {
+OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots, uint32_t gradient_slots = 2) {
   OptimizerSpec spec;
   spec.algorithm = &algorithm;
   spec.groups = {test::ScalarsWith(algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
@@ -49,8 +49,9 @@ OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots) {
         {.name = "layer" + std::to_string(i), .shape = shapes[i], .group = static_cast<uint32_t>(i % 2)});
   }
   spec.bucket_bytes = 1 << 17;
-  spec.logged_buckets = 3;
+  spec.logged_buckets = log_slots == 0 ? 0 : 3;
   spec.log_slots = log_slots;
+  spec.gradient_slots = gradient_slots;
   test::KeepSomeInFp32(spec);
   return spec;
 }
@@ -65,11 +66,18 @@ void FillGradient(const BucketLayout& bucket, size_t index, uint64_t t, bool bad
   kernels::Narrow(values.size(), values.data(), {to, bucket.gradient_dtype});
 }
 
-using LogParameters = std::tuple<uint32_t, size_t, const kernels::Algorithm*>;
+struct Room {
+  uint32_t gradient_slots, log_slots;
+};
 
-class LogTest : public ::testing::TestWithParam<LogParameters> {
+using RoomParameters = std::tuple<Room, size_t, const kernels::Algorithm*>;
+
+class RoomTest : public ::testing::TestWithParam<RoomParameters> {
  protected:
-  LogTest() : spec_(Spec(*std::get<2>(GetParam()), std::get<0>(GetParam()))), layout_(*PlanLayout(spec_)) {
+  RoomTest()
+      : spec_(
+            Spec(*std::get<2>(GetParam()), std::get<0>(GetParam()).log_slots, std::get<0>(GetParam()).gradient_slots)),
+        layout_(*PlanLayout(spec_)) {
     std::memcpy(initial_.state.data(), memory_.state, layout_.state_bytes);
   }
 
@@ -82,7 +90,7 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
     test::FinalSink sink(buckets);
     engine.Attach(&sink);
     bool bad_tried = false;
-    while (engine.statistics().committed_steps < kLogSteps) {
+    while (engine.statistics().committed_steps < kRoomSteps) {
       const StepStatistics now = engine.statistics();
       const uint64_t t = now.committed_steps + 1;
       const bool bad = t % 7 == 0 && !std::exchange(bad_tried, t % 7 == 0 && !bad_tried);
@@ -97,11 +105,12 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
         const BucketLayout& bucket = layout_.buckets[i];
         const bool log = logs && bucket.log_slots > 0;
         std::byte* const to = memory_.gradients + bucket.GradientOffset(bucket.GradientSlot(t, log));
+        if (bucket.one_slot()) sink.WaitFree(i);
         FillGradient(bucket, i, t, bad, to);
         const double sum = test::SumOfSquares(layout_, bucket, to, absent);
         if (!engine.GradientReady(now.step + 1, i, sum, log ? Landing::kLog : Landing::kSlot).ok()) ::_exit(5);
       }
-      if (!engine.EndStep(now.step + 1, 1, kLogMaxGradNorm).ok()) ::_exit(6);
+      if (!engine.EndStep(now.step + 1, 1, kRoomMaxGradNorm).ok()) ::_exit(6);
       sink.WaitFinal();
     }
     if (!engine.WaitSettled().ok()) ::_exit(7);
@@ -111,12 +120,13 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
   void ExpectReference(bool died) {
     test::SequentialOptimizer reference(layout_, initial_.view(), spec_.groups, &kernels::Algorithm::best);
     test::Memory gradients(layout_);
-    for (uint64_t t = 1; t <= kLogSteps; ++t) {
+    for (uint64_t t = 1; t <= kRoomSteps; ++t) {
       for (size_t i = 0; i < layout_.buckets.size(); ++i) {
         FillGradient(layout_.buckets[i], i, t, false,
                      gradients.gradients.data() + layout_.buckets[i].gradient_offsets[0]);
       }
-      reference.Step(gradients.gradients.data(), 0, 1, kLogMaxGradNorm, test::AbsentInStep(spec_.parameters.size(), t));
+      reference.Step(gradients.gradients.data(), 0, 1, kRoomMaxGradNorm,
+                     test::AbsentInStep(spec_.parameters.size(), t));
     }
     test::ForEachArray(layout_, [&](const StateFormat& format, size_t array) {
       const uint64_t at = format.Byte(array, 0);
@@ -142,17 +152,17 @@ class LogTest : public ::testing::TestWithParam<LogParameters> {
   test::Memory initial_{layout_};
 };
 
-TEST_P(LogTest, TrainsTheBitsOfThoseWithout) {
+TEST_P(RoomTest, TrainsTheBitsOfTwoSlots) {
   Live();
   ExpectReference(/*died=*/false);
 }
 
-TEST_P(LogTest, KilledAgainAndAgainTrainsThemToo) {
+TEST_P(RoomTest, KilledAgainAndAgainTrainsThemToo) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   ASSERT_NO_FATAL_FAILURE(
-      test::KillAgainAndAgain(kLogKills, std::chrono::microseconds(30000), random, [this] { Live(); }));
+      test::KillAgainAndAgain(kRoomKills, std::chrono::microseconds(30000), random, [this] { Live(); }));
   ExpectReference(/*died=*/true);
 }
 
@@ -252,6 +262,56 @@ TEST(LogOfGradientsTest, ARecordThatNamesALogThatIsNotThereIsDamaged) {
   EXPECT_EQ(record.Check().code(), absl::StatusCode::kDataLoss);
 }
 
+std::string RoomName(const ::testing::TestParamInfo<RoomParameters>& info) {
+  const auto& [room, threads, algorithm] = info.param;
+  return std::to_string(room.gradient_slots) + "Slots_LogOf" + std::to_string(room.log_slots) + "_" +
+         std::to_string(threads) + "Threads_" + std::string(algorithm->name);
+}
+
+// Submitted too early, it has overwritten what is not absorbed. The step goes on once it is.
+TEST(OneSlotTest, AGradientThatLandsTooEarlyIsRefused) {
+  const OptimizerSpec spec = Spec(*kernels::FindAlgorithm("adamw"), /*log_slots=*/0, /*gradient_slots=*/1);
+  const Layout layout = *PlanLayout(spec);
+  test::Memory memory(layout);
+  test::CountingObserver observer;
+  test::HeldPool pool;
+  StepMachine machine(&layout, spec.groups, memory.view(), SpeculationPolicy::kNever, Platform(&pool), &observer,
+                      [&machine](uint32_t pass) { machine.PassDone(pass); });
+  machine.Recover([] {});
+  pool.RunAll();
+  test::FinalSink sink(static_cast<uint32_t>(layout.buckets.size()));
+  machine.Attach(&sink);
+  ASSERT_TRUE(machine.BeginStep(1, 1).ok());
+  for (uint32_t i = 0; i < layout.buckets.size(); ++i) ASSERT_TRUE(machine.GradientReady(1, i, 1).ok());
+  ASSERT_TRUE(machine.EndStep(1, 1, 0).ok());
+  while (!machine.MayBegin() || !machine.BeginStep(2, 1).ok()) pool.RunOne();
+  EXPECT_THAT(machine.GradientReady(2, 0, 1).ToString(),
+              HasSubstr("FAILED_PRECONDITION: bucket 0 was submitted into its only slot, whose gradient of step 1"));
+  pool.RunAll();
+  EXPECT_TRUE(machine.GradientReady(2, 0, 1).ok());
+}
+
+// A record of two steps that the only slot cannot hold, and of one whose gradient a prepared step has taken the place
+// of.
+TEST(OneSlotTest, ARecordThatLacksMoreThanTheSlotHoldsIsDamaged) {
+  for (const uint32_t slots : {1u, 2u}) {
+    const OptimizerSpec spec = Spec(*kernels::FindAlgorithm("adamw"), /*log_slots=*/0, slots);
+    const Layout layout = *PlanLayout(spec);
+    test::Memory memory(layout);
+    Record record(memory.view().record, layout);
+    record.EndPush();
+    StepValues values{1, spec.groups[0]};
+    values.scalars.insert(values.scalars.end(), spec.groups[1].begin(), spec.groups[1].end());
+    record.Commit(values, {});
+    EXPECT_TRUE(record.Check().ok()) << record.Check();
+    record.Prepare(values, {}, 1);
+    EXPECT_EQ(record.Check().ok(), slots == 2);
+    record.DropPrepared();
+    record.Commit(values, {});
+    EXPECT_EQ(record.Check().ok(), slots == 2);
+  }
+}
+
 std::vector<const kernels::Algorithm*> ElementwiseKinds() {
   std::vector<const kernels::Algorithm*> kinds;
   for (const kernels::Algorithm* algorithm : test::EveryKindOfAlgorithm()) {
@@ -260,14 +320,14 @@ std::vector<const kernels::Algorithm*> ElementwiseKinds() {
   return kinds;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LogTest,
-                         ::testing::Combine(::testing::Values(2u, 5u), ::testing::Values(1, 3),
-                                            ::testing::ValuesIn(ElementwiseKinds())),
-                         [](const auto& info) {
-                           return std::to_string(std::get<0>(info.param)) + "Slots_" +
-                                  std::to_string(std::get<1>(info.param)) + "Threads_" +
-                                  std::string(std::get<2>(info.param)->name);
-                         });
+INSTANTIATE_TEST_SUITE_P(Logs, RoomTest,
+                         ::testing::Combine(::testing::Values(Room{2, 2}, Room{2, 5}, Room{1, 5}),
+                                            ::testing::Values(1, 3), ::testing::ValuesIn(ElementwiseKinds())),
+                         RoomName);
+INSTANTIATE_TEST_SUITE_P(OneSlot, RoomTest,
+                         ::testing::Combine(::testing::Values(Room{1, 0}), ::testing::Values(1, 3),
+                                            ::testing::ValuesIn(test::EveryKindOfAlgorithm())),
+                         RoomName);
 
 }  // namespace
 }  // namespace superoffload::engine
