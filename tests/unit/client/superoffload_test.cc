@@ -74,6 +74,8 @@ class ConnectTest : public ::testing::Test {
     for (uint32_t i = 0; i < kBuckets; ++i) {
       parameters[i] = {kNames[i], 8, 32 * i, 32 * i, {32 * i, 1024 + 32 * i}, 8 * i, i, 1, kFloat32, kFloat32};
       buckets[i].elements = 8;
+      buckets[i].gradient_offsets[0] = 32 * i;
+      buckets[i].gradient_offsets[1] = 1024 + 32 * i;
       buckets[i].state_offset = 8 * i;
     }
     const superoffload_trainer_options options{parameters, buckets, kBuckets, kBuckets, 2, 5, 1, 0};

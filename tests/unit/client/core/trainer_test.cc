@@ -68,14 +68,16 @@ class TrainerTest : public ::testing::Test {
   }
   ~TrainerTest() override { superoffload_close_trainer(trainer_); }
 
-  int Open() {
+  int Open(uint64_t slot_bytes = kSlotBytes) {
     const superoffload_parameter parameters[] = {
-        {"first", 120, 0, 0, {0, kSlotBytes}, 0, 0, 2, kFloat32, kFloat32},
-        {"second", 80, 480, 480, {480, kSlotBytes + 480}, 120, 1, 2, kFloat32, kFloat32}};
+        {"first", 120, 0, 0, {0, slot_bytes}, 0, 0, 2, kFloat32, kFloat32},
+        {"second", 80, 480, 480, {480, slot_bytes + 480}, 120, 1, 2, kFloat32, kFloat32}};
     superoffload_bucket buckets[kBuckets]{};
     uint64_t first = 0;
     for (auto [bucket, elements] : {std::pair{0, 100}, {1, 60}, {2, 40}}) {
       buckets[bucket].elements = elements;
+      buckets[bucket].gradient_offsets[0] = 4 * first;
+      buckets[bucket].gradient_offsets[1] = slot_bytes + 4 * first;
       buckets[bucket].state_offset = first;
       first += elements;
     }
@@ -405,6 +407,16 @@ TEST_F(TrainerTest, AClosedOptimizerIsNamed) {
   superoffload_close_trainer(trainer_);
   EXPECT_EQ(HandOver(0, 0, 1), kFailedPrecondition);
   EXPECT_THAT(superoffload_last_error(), HasSubstr("closed"));
+}
+
+TEST_F(TrainerTest, WhereBucketsHaveOneSlotTheCpuWritesNothing) {
+  superoffload_close_trainer(trainer_);
+  ASSERT_EQ(Open(/*slot_bytes=*/0), kOk) << superoffload_last_error();
+  Attached& attached = Succeed();
+  EXPECT_EQ(Use(attached, /*next_slot=*/0, /*committed_steps=*/4), SUPEROFFLOAD_RESUMED_NOTHING);
+  EXPECT_EQ(HandOver(0, 0, 120), kFailedPrecondition);
+  EXPECT_THAT(superoffload_last_error(),
+              HasSubstr("has one slot for gradients, for which only trainers on a GPU wait"));
 }
 
 TEST_F(TrainerTest, AGradientOfAnotherDtypeIsRefused) {
