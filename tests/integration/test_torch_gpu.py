@@ -418,7 +418,8 @@ class Blocking(TorchDispatchMode):
 @pytest.mark.parametrize("overlap", ["auto", False])
 def test_step_goes_through_its_lists_while_the_gpu_compares(gpu_daemon, monkeypatch, overlap):
     model = build()
-    optimizer = optimizer_of(model, gpu_daemon, overlap=overlap)
+    # Residents that come in between have the canaries looked at anew.
+    optimizer = optimizer_of(model, gpu_daemon, overlap=overlap, gpu=GpuOptions(resident_buckets=0))
     train(model, optimizer)  # it is watched no longer
     log = []
 
