@@ -31,6 +31,7 @@ Status ModelLayout::Create(const superoffload_trainer_options& options, ModelLay
   for (uint32_t i = 0; i < options.bucket_count; ++i) {
     const superoffload_bucket& bucket = options.buckets[i];
     created.buckets_.push_back({bucket, bucket.state_offset, bucket.state_offset + bucket.elements, 0, {}});
+    if (bucket.gradient_offsets[0] == bucket.gradient_offsets[1]) created.has_one_slot_ = true;
   }
   for (uint32_t i = 0; i < options.parameter_count; ++i) {
     if (Status status = created.Add(options.parameters[i]); !status.ok()) return status;
@@ -45,12 +46,6 @@ Status ModelLayout::Create(const superoffload_trainer_options& options, ModelLay
 Status ModelLayout::CheckParameter(uint32_t parameter) const {
   if (parameter < parameters_.size()) return {};
   return Error(Code::kInvalidArgument, "parameter ", parameter, " does not exist; there are ", parameters_.size());
-}
-
-bool ModelLayout::has_one_slot() const {
-  return std::ranges::any_of(buckets_, [](const Bucket& bucket) {
-    return bucket.given.gradient_offsets[0] == bucket.given.gradient_offsets[1];
-  });
 }
 
 Status ModelLayout::Add(const superoffload_parameter& given) {

@@ -59,7 +59,7 @@ class ModelLayout {
   size_t bucket_count() const { return buckets_.size(); }
   // As it was given, which nobody has checked.
   const superoffload_bucket& bucket(size_t index) const { return buckets_[index].given; }
-  bool has_one_slot() const;  // some buckets' slots are the same memory
+  bool has_one_slot() const { return has_one_slot_; }  // some buckets' slots are the same memory
   // Of parameters, without what lies between them.
   uint64_t elements(uint32_t bucket) const { return buckets_[bucket].elements; }
   // What a bucket holds, ascending.
@@ -92,6 +92,7 @@ class ModelLayout {
   std::vector<ParameterPlace> parameters_;
   std::vector<Bucket> buckets_;
   uint64_t most_gradient_bytes_ = 0;
+  bool has_one_slot_ = false;
   uint32_t group_count_ = 0, scalar_count_ = 0;
 };
 

@@ -8,6 +8,16 @@
 
 namespace superoffload::client {
 
+namespace {
+
+std::vector<bool> HaveOneSlot(const std::vector<GpuBucket>& buckets) {
+  std::vector<bool> one_slot;
+  for (const GpuBucket& bucket : buckets) one_slot.push_back(bucket.one_slot());
+  return one_slot;
+}
+
+}  // namespace
+
 using kernels::CudaStatus;
 using kernels::CudaStream;
 using kernels::CurrentDevice;
@@ -19,11 +29,7 @@ GpuMoves::GpuMoves(std::shared_ptr<const kernels::GpuDevice> device, const std::
       layout_(layout),
       memory_(memory),
       events_(std::move(events)),
-      waits_([buckets] {
-        std::vector<bool> one_slot;
-        for (const GpuBucket& bucket : *buckets) one_slot.push_back(bucket.one_slot());
-        return one_slot;
-      }()) {}
+      waits_(HaveOneSlot(*buckets)) {}
 
 Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const ModelLayout& model,
                       const superoffload_gpu_options& options, const std::vector<GpuBucket>* buckets,
@@ -151,7 +157,7 @@ Status GpuMoves::SetResident(uint32_t count, const std::byte* state) {
 }
 
 Status GpuMoves::OnCompletion(const superoffload_ring_entry& entry) {
-  {
+  if (waits_.any()) {
     const CurrentDevice current(*device_);
     if (Status status = waits_.Take(entry); !status.ok()) return status;
   }

@@ -27,7 +27,6 @@ Status SlotWaits::SubmitBehind(Waiting waiting) {
 }
 
 Status SlotWaits::Take(const superoffload_ring_entry& entry) {
-  if (!any_) return {};
   const std::lock_guard lock(mu_);
   if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) {
     const bool commits = entry.index == SUPEROFFLOAD_VERDICT_COMMIT || entry.index == SUPEROFFLOAD_VERDICT_CLIP;

@@ -25,6 +25,9 @@ class SlotWaits {
   Status Submit(Go go);
   Status SubmitGradient(uint32_t bucket, Go go);
 
+  // Whether any bucket has one; else nothing ever waits.
+  bool any() const { return any_; }
+
   // Of each completion, in their order.
   Status Take(const superoffload_ring_entry& entry);
 

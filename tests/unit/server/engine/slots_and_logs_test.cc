@@ -208,6 +208,39 @@ TEST(LogOfGradientsTest, WhatDoesNotBelongThereIsRefusedAndTheStepGoesOn) {
   EXPECT_EQ(engine.statistics().committed_steps, 3u);
 }
 
+// Whose workers do what they are told to when they are told to, in `pool`.
+struct HeldMachine {
+  explicit HeldMachine(const OptimizerSpec& spec, const Layout& layout)
+      : buckets(static_cast<uint32_t>(layout.buckets.size())),
+        memory(layout),
+        machine(&layout, spec.groups, memory.view(), SpeculationPolicy::kNever, Platform(&pool), &observer,
+                [this](uint32_t pass) { machine.PassDone(pass); }),
+        sink(buckets) {
+    machine.Recover([] {});
+    pool.RunAll();
+    machine.Attach(&sink);
+  }
+
+  void Submit(uint64_t step, Landing landing) {
+    ASSERT_TRUE(machine.BeginStep(step, 1).ok());
+    for (uint32_t i = 0; i < buckets; ++i) ASSERT_TRUE(machine.GradientReady(step, i, 1, landing).ok());
+    ASSERT_TRUE(machine.EndStep(step, 1, 0).ok());
+  }
+
+  const uint32_t buckets;
+  test::Memory memory;
+  test::CountingObserver observer;
+  test::HeldPool pool;
+  StepMachine machine;
+  test::FinalSink sink;
+};
+
+StepValues ValuesOf(const OptimizerSpec& spec) {
+  StepValues values{1, spec.groups[0]};
+  values.scalars.insert(values.scalars.end(), spec.groups[1].begin(), spec.groups[1].end());
+  return values;
+}
+
 // Each log has room for one gradient, and for that of the step to come. Workers have absorbed nothing when it comes.
 TEST(LogOfGradientsTest, AVerdictThatWaitsForRoomComesWhoeverLeavesOrWantsASnapshot) {
   OptimizerSpec spec = Spec(*kernels::FindAlgorithm("adamw"), /*log_slots=*/2);
@@ -215,29 +248,15 @@ TEST(LogOfGradientsTest, AVerdictThatWaitsForRoomComesWhoeverLeavesOrWantsASnaps
   const Layout layout = *PlanLayout(spec);
   for (const bool leaves : {true, false}) {
     SCOPED_TRACE(leaves);
-    test::Memory memory(layout);
-    test::CountingObserver observer;
-    test::HeldPool pool;
-    StepMachine machine(&layout, spec.groups, memory.view(), SpeculationPolicy::kNever, Platform(&pool), &observer,
-                        [&machine](uint32_t pass) { machine.PassDone(pass); });
-    machine.Recover([] {});
-    pool.RunAll();
-    test::FinalSink sink(static_cast<uint32_t>(layout.buckets.size()));
-    machine.Attach(&sink);
-    const auto submit = [&](uint64_t step) {
-      ASSERT_TRUE(machine.BeginStep(step, 1).ok());
-      for (uint32_t i = 0; i < layout.buckets.size(); ++i) {
-        ASSERT_TRUE(machine.GradientReady(step, i, 1, Landing::kLog).ok());
-      }
-      ASSERT_TRUE(machine.EndStep(step, 1, 0).ok());
-    };
-    submit(1);
-    submit(2);
+    HeldMachine held(spec, layout);
+    StepMachine& machine = held.machine;
+    held.Submit(1, Landing::kLog);
+    held.Submit(2, Landing::kLog);
     EXPECT_EQ(machine.statistics().committed_steps, 1u) << "there was room";
     bool snapshot = false;
     if (leaves) machine.Detach();
     if (!leaves) machine.RequestSnapshot({.committed_steps = 1}, [&](const auto&) { snapshot = true; });
-    pool.RunAll();
+    held.pool.RunAll();
     EXPECT_EQ(machine.statistics().committed_steps, 2u);
     EXPECT_TRUE(machine.BetweenSteps());
     EXPECT_EQ(snapshot, !leaves);
@@ -253,8 +272,7 @@ TEST(LogOfGradientsTest, ARecordThatNamesALogThatIsNotThereIsDamaged) {
   record.EndPush();
   std::vector<bool> logged(layout.buckets.size());
   logged[6] = true;
-  StepValues values{1, spec.groups[0]};
-  values.scalars.insert(values.scalars.end(), spec.groups[1].begin(), spec.groups[1].end());
+  const StepValues values = ValuesOf(spec);
   record.Commit(values, {.logged = logged});
   EXPECT_TRUE(record.Check().ok()) << record.Check();
   logged[0] = true;
@@ -272,22 +290,13 @@ std::string RoomName(const ::testing::TestParamInfo<RoomParameters>& info) {
 TEST(OneSlotTest, AGradientThatLandsTooEarlyIsRefused) {
   const OptimizerSpec spec = Spec(*kernels::FindAlgorithm("adamw"), /*log_slots=*/0, /*gradient_slots=*/1);
   const Layout layout = *PlanLayout(spec);
-  test::Memory memory(layout);
-  test::CountingObserver observer;
-  test::HeldPool pool;
-  StepMachine machine(&layout, spec.groups, memory.view(), SpeculationPolicy::kNever, Platform(&pool), &observer,
-                      [&machine](uint32_t pass) { machine.PassDone(pass); });
-  machine.Recover([] {});
-  pool.RunAll();
-  test::FinalSink sink(static_cast<uint32_t>(layout.buckets.size()));
-  machine.Attach(&sink);
-  ASSERT_TRUE(machine.BeginStep(1, 1).ok());
-  for (uint32_t i = 0; i < layout.buckets.size(); ++i) ASSERT_TRUE(machine.GradientReady(1, i, 1).ok());
-  ASSERT_TRUE(machine.EndStep(1, 1, 0).ok());
-  while (!machine.MayBegin() || !machine.BeginStep(2, 1).ok()) pool.RunOne();
+  HeldMachine held(spec, layout);
+  StepMachine& machine = held.machine;
+  held.Submit(1, Landing::kSlot);
+  while (!machine.MayBegin() || !machine.BeginStep(2, 1).ok()) held.pool.RunOne();
   EXPECT_THAT(machine.GradientReady(2, 0, 1).ToString(),
               HasSubstr("FAILED_PRECONDITION: bucket 0 was submitted into its only slot, whose gradient of step 1"));
-  pool.RunAll();
+  held.pool.RunAll();
   EXPECT_TRUE(machine.GradientReady(2, 0, 1).ok());
 }
 
@@ -300,8 +309,7 @@ TEST(OneSlotTest, ARecordThatLacksMoreThanTheSlotHoldsIsDamaged) {
     test::Memory memory(layout);
     Record record(memory.view().record, layout);
     record.EndPush();
-    StepValues values{1, spec.groups[0]};
-    values.scalars.insert(values.scalars.end(), spec.groups[1].begin(), spec.groups[1].end());
+    const StepValues values = ValuesOf(spec);
     record.Commit(values, {});
     EXPECT_TRUE(record.Check().ok()) << record.Check();
     record.Prepare(values, {}, 1);
