@@ -59,7 +59,7 @@ CudaStatus Mover::Prepare() {
   const uint64_t sums_bytes = memory_.slots.count * max_chunks_ * sizeof(double);
   if (CudaStatus status = PinnedMemory::Allocate(device_, sums_bytes, &sums_); !status.ok()) return status;
   Register(memory_.gradients);
-  Register(memory_.parameters);
+  if (memory_.parameters.data() != memory_.gradients.data()) Register(memory_.parameters);  // else it is that
   // Only a GPU that uses the host's page tables copies pageable memory without waiting and stores into it without
   // faults. That it can reach such memory at all (HMM) is not enough.
   staged_ = !unregistered_.empty() && !device_->Has(kCudaHostPageTables);

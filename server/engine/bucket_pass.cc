@@ -23,6 +23,8 @@ const char* PassName(PassKind kind) {
       return "publish_masters";
     case PassKind::kAbsorb:
       return "absorb";
+    case PassKind::kTakeIn:
+      return "take_in";
     case PassKind::kPush:
       return "push";
   }
@@ -127,6 +129,8 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
     }
   });
   if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);
+  // Nobody needs the gradient any more, whoever dies.
+  if (arguments_.kind == PassKind::kTakeIn) kernels::Narrow(n, view.state.Floats(0), theta);
   chunk_sums_[index] = lanes.Sum();
 }
 
@@ -163,6 +167,10 @@ JobWork BucketPass::work() const {
   JobWork work;
   if (arguments_.kind == PassKind::kPublishMasters || arguments_.kind == PassKind::kPush) {
     work.bytes = (sizeof(float) + theta) * bucket_layout_.elements;
+    work.narrowed = bucket_layout_.elements;
+  }
+  if (arguments_.kind == PassKind::kTakeIn) {  // the masters are in the cache
+    work.bytes = theta * bucket_layout_.elements;
     work.narrowed = bucket_layout_.elements;
   }
   const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;

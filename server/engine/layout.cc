@@ -87,6 +87,7 @@ class Planner {
     }
     for (Placement& placement : layout_.placements) SetSlotOffsets(placement.gradient_offsets);
     layout_.gradients_bytes = spec_.gradient_slots * slot_bytes_;
+    if (spec_.in_place) PutGradientsInPlace();
     LayOutLogs();
     layout_.has_one_slot = std::ranges::any_of(layout_.buckets, &BucketLayout::one_slot);
     for (BucketLayout& bucket : layout_.buckets) {
@@ -107,6 +108,13 @@ class Planner {
   }
 
  private:
+  void PutGradientsInPlace() {
+    layout_.in_place = true;
+    layout_.gradients_bytes = layout_.parameters_bytes;
+    for (BucketLayout& bucket : layout_.buckets) bucket.gradient_offsets.fill(bucket.parameters_offset);
+    for (Placement& placement : layout_.placements) placement.gradient_offsets.fill(placement.parameters_offset);
+  }
+
   void LayOutLogs() {
     const size_t logged = std::min<size_t>(spec_.logged_buckets, layout_.buckets.size());
     if (spec_.log_slots == 0 || logged == 0) return;

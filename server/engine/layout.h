@@ -29,6 +29,9 @@
 // A gradient slot has room for the gradients of all buckets. Where there is one only, a bucket's gradient lands there
 // when the one before it was absorbed.
 //
+// Parameters may be published into that slot, over the gradients that they came of (Layout::in_place). Then the
+// gradient memory is laid out as the parameter memory, and is it.
+//
 // The last buckets may have a log: slots for the gradients of more steps than two, of which their state takes in
 // several in one reading, a stretch at a time. What goes beyond the gradient slots lies behind all others in the
 // gradient memory.
@@ -162,6 +165,7 @@ struct Layout {
   uint32_t kept_steps = kGradientSlots;  // committed ones of which the record knows everything
   bool has_logs = false;                 // some buckets have one
   bool has_one_slot = false;             // some buckets have one only
+  bool in_place = false;                 // the parameter memory is the gradient memory
   std::vector<BucketLayout> buckets;
   std::vector<Part> parts;            // of all buckets
   std::vector<Placement> placements;  // one per parameter, in the order of the spec

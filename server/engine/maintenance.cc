@@ -98,6 +98,9 @@ absl::Status StepMachine::Push(std::function<void()> done) {
 
 absl::Status StepMachine::Pull(std::function<void()> done) {
   if (absl::Status status = CheckNoStepOpen("pulling parameters"); !status.ok()) return status;
+  if (layout_->in_place) {  // the prepared step's gradients are there
+    if (absl::Status status = CheckNotPrepared("pulling parameters"); !status.ok()) return status;
+  }
   if (absl::Status status = CheckComplete(/*before_push=*/false); !status.ok()) return status;
   Maintain({Passes(PassKind::kAbsorb), Passes(PassKind::kPublishMasters), MarkPublishedStage()}, std::move(done));
   return absl::OkStatus();

@@ -108,6 +108,17 @@ absl::Status ValidateSlots(const OptimizerSpec& spec) {
   if (spec.gradient_slots < 1 || spec.gradient_slots > 2) {
     return absl::InvalidArgumentError(absl::StrCat("gradient_slots is ", spec.gradient_slots, " but must be 1 or 2"));
   }
+  if (spec.in_place) {
+    if (spec.gradient_slots != 1 || spec.log_slots != 0 || spec.algorithm->stages != nullptr) {
+      return absl::InvalidArgumentError(
+          "in_place needs one gradient slot and no logs, and an algorithm that updates elements; leave it out");
+    }
+    for (const ParameterSpec& parameter : spec.parameters) {
+      if (parameter.gradient_dtype == parameter.dtype) continue;
+      return absl::InvalidArgumentError(absl::StrCat("in_place, but the gradients of ", parameter.name,
+                                                     " have another dtype than the parameter; leave it out"));
+    }
+  }
   if (spec.log_slots == 0 && spec.logged_buckets == 0) return absl::OkStatus();
   if (spec.log_slots < 2 || spec.log_slots > kMaxLogSlots) {
     return absl::InvalidArgumentError(absl::StrCat("log_slots is ", spec.log_slots, " but must be 2 to ", kMaxLogSlots,
@@ -185,6 +196,12 @@ absl::Status ValidateSpec(const OptimizerSpec& spec) {
 uint64_t ElementCount(const ParameterSpec& parameter) {
   uint64_t elements = 1;
   for (uint64_t extent : parameter.shape) elements *= extent;
+  return elements;
+}
+
+uint64_t ElementCount(const OptimizerSpec& spec) {
+  uint64_t elements = 0;
+  for (const ParameterSpec& parameter : spec.parameters) elements += ElementCount(parameter);
   return elements;
 }
 

@@ -48,6 +48,7 @@ struct OptimizerSpec {
   uint32_t logged_buckets = 0;  // that have a log of gradients, at most: the last ones
   uint32_t log_slots = 0;       // gradients that such a log has room for; 0 where there is none
   uint32_t gradient_slots = 2;  // 1: a gradient lands when the one before it was absorbed, but where there is a log
+  bool in_place = false;        // parameters are published over the gradients that they came of
 };
 
 inline constexpr uint64_t kDefaultBucketBytes = 64u << 20;
@@ -73,6 +74,7 @@ absl::Status ValidateSpec(const OptimizerSpec& spec);
 
 // Product of the shape; 1 for a scalar. Only for a spec that ValidateSpec accepted.
 uint64_t ElementCount(const ParameterSpec& parameter);
+uint64_t ElementCount(const OptimizerSpec& spec);  // of all parameters
 
 }  // namespace superoffload::engine
 

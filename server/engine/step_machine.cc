@@ -285,7 +285,7 @@ void StepMachine::SetPending(uint32_t index, uint64_t t) {
   Bucket& bucket = buckets_[index];
   if (bucket.pending == 0) bucket.first_pending = t;
   bucket.pending = t;
-  if (layout_->buckets[index].one_slot()) due_.insert(index);
+  if (layout_->buckets[index].one_slot() && !layout_->in_place) due_.insert(index);
 }
 
 std::vector<bool> StepMachine::LoggedBuckets() const {

@@ -18,9 +18,10 @@ enum class PassKind : uint8_t {
   kRepublish,       // publish again with the verdict applied; state is only read
   kPublishMasters,  // publish the masters as they are: the step was skipped, or they are pulled
   kAbsorb,          // absorb the pending gradient, publish nothing
+  kTakeIn,          // absorb the pending gradient, publish the masters over it
   kPush,            // take the published parameters as masters
 };
-inline constexpr size_t kPassKinds = 7;
+inline constexpr size_t kPassKinds = 8;
 const char* PassName(PassKind kind);
 
 struct PassReport {

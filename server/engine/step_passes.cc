@@ -123,7 +123,7 @@ void StepMachine::HurryAbsorbing() {
 }
 
 bool StepMachine::Speculates(const Bucket& bucket) const {
-  return open_->speculate && bucket.landing == Landing::kSlot && !Hurry() &&
+  return open_->speculate && !layout_->in_place && bucket.landing == Landing::kSlot && !Hurry() &&
          std::isfinite(bucket.sum_of_squares.value_or(0));
 }
 
@@ -167,6 +167,11 @@ PassArguments StepMachine::ArgumentsOf(uint32_t index) {
       if (IsSkip(open_->verdict->verdict)) return {PassKind::kPublishMasters, {}};
       return {PassKind::kRepublish, MakeSegments(*layout_, layout, nothing, committed), 0, t, /*sum_known=*/true};
     case Phase::kUpdating:
+      if (layout_->in_place) {
+        PassArguments arguments = AbsorbArguments(index);
+        arguments.kind = PassKind::kTakeIn;
+        return arguments;
+      }
       return {PassKind::kUpdate, MakeSegments(*layout_, layout, pending, committed), bucket.pending, t,
               /*sum_known=*/true};
     case Phase::kSpeculating:
@@ -233,6 +238,11 @@ void StepMachine::FinishPass(uint32_t index) {
       Leave(index, Phase::kUpdating);
       Absorbed(index);
       Commit(index);
+      break;
+    case PassKind::kTakeIn:
+      Leave(index, Phase::kUpdating);
+      Finalize(index);
+      Absorbed(index);  // its parameters are told of before the slot: they leave it before the next gradient comes
       break;
     case PassKind::kRepublish:
       Leave(index, Phase::kUndoing);

@@ -142,6 +142,7 @@ void StepMachine::ApplyVerdict() {
       ++open_->to_finish;
       ++report.republished_buckets;
     } else if (!skip) {
+      if (layout_->in_place) SetPending(i, statistics_.committed_steps);
       bucket.phase = Phase::kUpdating;
       Enqueue(i);
       ++open_->to_finish;

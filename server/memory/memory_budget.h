@@ -18,7 +18,7 @@ namespace superoffload::memory {
 // Bytes by what they are used for.
 struct MemoryUse {
   uint64_t state_bytes = 0;       // master weights and moments
-  uint64_t gradients_bytes = 0;   // both slots, one of them pending
+  uint64_t gradients_bytes = 0;   // all slots
   uint64_t parameters_bytes = 0;  // published parameters
   uint64_t metadata_bytes = 0;    // names, shapes, plans
 

@@ -85,16 +85,21 @@ uint64_t MetadataBytes(const engine::Layout& layout, const engine::OptimizerSpec
 
 }  // namespace
 
+// A file of no bytes cannot be mapped.
+uint64_t HostedMemory::ParametersBytes(const engine::Layout& layout) {
+  return layout.in_place ? 1 : layout.parameters_bytes;
+}
+
 memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, const engine::OptimizerSpec& spec) {
   return {.state_bytes = layout.state_bytes + engine::Record::Bytes(layout),
           .gradients_bytes = layout.gradients_bytes,
-          .parameters_bytes = layout.parameters_bytes,
+          .parameters_bytes = ParametersBytes(layout),
           .metadata_bytes = MetadataBytes(layout, spec)};
 }
 
 absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, const std::string& description,
                                                   const memory::Binding& binding) {
-  const size_t bytes[] = {layout.parameters_bytes, layout.gradients_bytes, layout.state_bytes,
+  const size_t bytes[] = {ParametersBytes(layout), layout.gradients_bytes, layout.state_bytes,
                           engine::Record::Bytes(layout),
                           2 * (sizeof(DescriptionHeader) + description.size() + kDescriptionRoom)};
   HostedMemory hosted;
@@ -171,7 +176,7 @@ std::map<int, uint64_t> HostedMemory::BytesByNode() const {
 }
 
 absl::Status HostedMemory::CheckSizes(const engine::Layout& layout) const {
-  if (parameters.bytes() < layout.parameters_bytes || gradients.bytes() < layout.gradients_bytes ||
+  if (parameters.bytes() < ParametersBytes(layout) || gradients.bytes() < layout.gradients_bytes ||
       state.bytes() < layout.state_bytes || record.bytes() < engine::Record::Bytes(layout)) {
     return absl::DataLossError("the memory of the optimizer is smaller than its plan");
   }

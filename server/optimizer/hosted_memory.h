@@ -26,6 +26,8 @@ struct HostedMemory {
   // What an optimizer needs; what the daemon keeps beside the layout's memory is estimated.
   static memory::MemoryUse Use(const engine::Layout& layout, const engine::OptimizerSpec& spec);
 
+  static uint64_t ParametersBytes(const engine::Layout& layout);
+
   // RESOURCE_EXHAUSTED.
   static absl::StatusOr<HostedMemory> Create(const engine::Layout& layout, const std::string& description,
                                              const memory::Binding& binding);
@@ -54,7 +56,13 @@ struct HostedMemory {
   std::map<int, uint64_t> BytesByNode() const;
 
   std::vector<int> fds() const { return {parameters.fd(), gradients.fd(), state.fd(), record.fd(), description.fd()}; }
-  engine::OptimizerMemory view() const { return {parameters.data(), gradients.data(), state.data(), record.data()}; }
+  // Where parameters are published: Layout::in_place.
+  const memory::SharedMemory& published(const engine::Layout& layout) const {
+    return layout.in_place ? gradients : parameters;
+  }
+  engine::OptimizerMemory view(const engine::Layout& layout) const {
+    return {published(layout).data(), gradients.data(), state.data(), record.data()};
+  }
 };
 
 }  // namespace superoffload::optimizer

@@ -105,7 +105,8 @@ absl::StatusOr<std::unique_ptr<HostedOptimizer>> HostedOptimizer::Build(
 
 void HostedOptimizer::StartEngine(engine::SpeculationPolicy policy, engine::WorkerPool* pool) {
   engine::StepObserver* const step_observer = this;  // a private base: only visible here
-  engine_ = std::make_unique<engine::StepEngine>(&layout_, spec_.groups, memory_.view(), policy, pool, step_observer);
+  engine_ =
+      std::make_unique<engine::StepEngine>(&layout_, spec_.groups, memory_.view(layout_), policy, pool, step_observer);
   engine_->SetName(id_.name);
   if (spec_.member.ranks > 1) engine_->RequireTotals();
 }
@@ -274,7 +275,7 @@ absl::Status HostedOptimizer::CheckParameters(const std::vector<uint32_t>& param
   for (size_t i = 0; i < spec_.parameters.size(); ++i) {
     const engine::ParameterSpec& parameter = spec_.parameters[i];
     const size_t bytes = engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-    if (memory::Crc32(memory_.parameters.data() + layout_.placements[i].parameters_offset, bytes) ==
+    if (memory::Crc32(memory_.published(layout_).data() + layout_.placements[i].parameters_offset, bytes) ==
         parameter_crc32[i]) {
       continue;
     }
@@ -317,14 +318,15 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
   absl::StatusOr<std::shared_ptr<transport::Transport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
   const memory::SharedMemory& ring = (*transport)->ring_memory();
-  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.parameters),
+  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.published(layout_)),
                                                   Duplicate(memory_.gradients), memory_.state.OpenReadOnly()};
   transport::AttachmentDescriptors descriptors;
   for (size_t i = 0; i < descriptors.fds.size(); ++i) {
     if (!fds[i].ok()) return fds[i].status();
     descriptors.fds[i] = *std::move(fds[i]);
   }
-  descriptors.bytes = {ring.bytes(), memory_.parameters.bytes(), memory_.gradients.bytes(), memory_.state.bytes()};
+  descriptors.bytes = {ring.bytes(), memory_.published(layout_).bytes(), memory_.gradients.bytes(),
+                       memory_.state.bytes()};
   return descriptors;
 }
 
@@ -337,7 +339,7 @@ absl::Status HostedOptimizer::MapDevice(uint64_t epoch, const superoffload_devic
 
 transport::MovedMemory HostedOptimizer::MovedMemory() const {
   transport::MovedMemory moved{.gradients = {memory_.gradients.data(), memory_.gradients.bytes()},
-                               .parameters = {memory_.parameters.data(), memory_.parameters.bytes()},
+                               .parameters = {memory_.published(layout_).data(), memory_.published(layout_).bytes()},
                                .buckets = {},
                                .committed_steps = [this] { return engine_->statistics().committed_steps; }};
   for (const engine::BucketLayout& bucket : layout_.buckets) {

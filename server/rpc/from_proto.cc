@@ -87,6 +87,7 @@ absl::StatusOr<engine::OptimizerSpec> ToSpec(const v1::CreateOptimizerRequest& r
   spec.logged_buckets = request.logged_buckets();
   spec.log_slots = request.log_slots();
   if (request.gradient_slots() != 0) spec.gradient_slots = request.gradient_slots();
+  spec.in_place = request.in_place();
   if (request.has_member()) {
     spec.member = {request.member().run(), request.member().rank(), request.member().ranks()};
   }

@@ -104,6 +104,7 @@ void SetSizes(const engine::Layout& layout, v1::Layout* out) {
   out->set_gradients_bytes(layout.gradients_bytes);
   out->set_state_bytes(layout.state_bytes);
   out->set_state_elements(layout.state_elements());
+  out->set_in_place(layout.in_place);
   for (uint32_t format = 0; format < layout.formats.size(); ++format) {
     for (const engine::ArrayLayout& laid_out : layout.formats[format].arrays) {
       v1::StateArray* const proto = out->add_arrays();

@@ -27,6 +27,11 @@ KILLS = 2 if machine.DRY_RUN else 3
 SHAPES = [(300, 129), (5,), (512, 64), (200, 77)] if machine.DRY_RUN else [(1000, 1290), (5,), (512, 640), (2000, 77)]
 BUCKET_BYTES = 1 << 14 if machine.DRY_RUN else 1 << 20
 POLL_SECONDS = 0.01
+GRADIENT_SLOTS = {"trainer": "in_place", "daemon": 1, "direct": "auto"}  # by mover
+
+
+def gpu_options(mover: str) -> GpuOptions:
+    return GpuOptions(mover=mover, resident_buckets=1, gradient_slots=GRADIENT_SLOTS[mover])
 
 
 def build(device: str) -> torch.nn.ParameterList:
@@ -95,7 +100,7 @@ def trainer(mover: str, go: int, to: pathlib.Path) -> None:
     os.read(go, 1)
     machine.use_gpu()
     model = build(machine.DEVICE)
-    optimizer = optimizer_of(model, name=NAME, sync="pull_params", gpu=GpuOptions(mover=mover, resident_buckets=1))
+    optimizer = optimizer_of(model, name=NAME, sync="pull_params", gpu=gpu_options(mover))
     first = committed_steps(Connection(os.environ["SUPEROFFLOAD_ENDPOINT"]))  # now that the one before it is gone
     print(f"trains from step {first}")
     train(model, optimizer, first)
@@ -167,7 +172,7 @@ def kill_daemons(mover: str) -> dict[str, int]:
         expected = on_the_host()
         machine.use_gpu()
         model = build(machine.DEVICE)
-        optimizer = optimizer_of(model, name=NAME, gpu=GpuOptions(mover=mover, resident_buckets=1))
+        optimizer = optimizer_of(model, name=NAME, gpu=gpu_options(mover))
         children = pathlib.Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children")
         at = {(number + 1) * STEPS // (KILLS + 1): (number % 2, number) for number in range(KILLS)}
         kills = 0

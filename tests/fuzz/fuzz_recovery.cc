@@ -31,12 +31,13 @@ class NullStore final : public optimizer::DescriptorStore {
   void Drop(const std::string&) override {}
 };
 
-v1::CreateOptimizerRequest Request() {
+v1::CreateOptimizerRequest Request(bool in_place) {
   v1::CreateOptimizerRequest request;
   request.set_name("fuzzed");
   request.set_algorithm("adamw");
-  request.set_logged_buckets(1);
-  request.set_log_slots(3);
+  request.set_logged_buckets(in_place ? 0 : 1);
+  request.set_log_slots(in_place ? 0 : 3);
+  request.set_in_place(in_place);
   request.set_gradient_slots(1);
   request.add_groups();
   v1::Parameter* const parameter = request.add_parameters();
@@ -52,10 +53,13 @@ v1::CreateOptimizerRequest Request() {
 // hides most of it, so the first byte says whether the description is rewritten with the rest of the input instead.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static engine::WorkerThreads pool(1);
-  static const v1::CreateOptimizerRequest request = Request();
-  static const engine::OptimizerSpec spec = *rpc::ToSpec(request);
-  static const engine::Layout layout = *engine::PlanLayout(spec);
+  static const v1::CreateOptimizerRequest requests[] = {Request(false), Request(true)};
+  static const engine::Layout layouts[] = {*engine::PlanLayout(*rpc::ToSpec(requests[0])),
+                                           *engine::PlanLayout(*rpc::ToSpec(requests[1]))};
   if (size == 0) return 0;
+  const bool in_place = data[0] % 8 >= 4;
+  const v1::CreateOptimizerRequest& request = requests[in_place ? 1 : 0];
+  const engine::Layout& layout = layouts[in_place ? 1 : 0];
   optimizer::HostedMemory memory = *optimizer::HostedMemory::Create(layout, rpc::Describe(1000, request), {});
   engine::Record(memory.record.data(), layout);
   if (data[0] % 4 == 3) {

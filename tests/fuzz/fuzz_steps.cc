@@ -83,7 +83,7 @@ class NullObserver final : public engine::StepObserver {
   void OnStep(const engine::StepReport&) override {}
 };
 
-engine::OptimizerSpec Spec(uint32_t gradient_slots) {
+engine::OptimizerSpec Spec(uint32_t gradient_slots, bool in_place = false) {
   engine::OptimizerSpec spec;
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 1e-3}, {"weight_decay", 0.1}})};
@@ -91,9 +91,10 @@ engine::OptimizerSpec Spec(uint32_t gradient_slots) {
     spec.parameters.push_back({.name = std::string(1, 'a' + i), .shape = {700}, .group = i % 2});
   }
   spec.bucket_bytes = engine::kMinBucketBytes;
-  spec.logged_buckets = 2;
-  spec.log_slots = 3;
+  spec.logged_buckets = in_place ? 0 : 2;
+  spec.log_slots = in_place ? 0 : 3;
   spec.gradient_slots = gradient_slots;
+  spec.in_place = in_place;
   return spec;
 }
 
@@ -109,15 +110,16 @@ bool GoodScale(double scale) { return std::isfinite(scale) && scale != 0; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static engine::WorkerThreads pool(2);
-  static const engine::Layout layouts[] = {*engine::PlanLayout(Spec(1)), *engine::PlanLayout(Spec(2))};
+  static const engine::Layout layouts[] = {*engine::PlanLayout(Spec(1)), *engine::PlanLayout(Spec(2)),
+                                           *engine::PlanLayout(Spec(1, /*in_place=*/true))};
   Bytes bytes(data, std::min<size_t>(size, 512));
   const uint8_t choice = bytes.Next();
-  const engine::Layout& layout = layouts[choice / 3 % 2];
+  const engine::Layout& layout = layouts[choice / 3 % 3];
   const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
   test::Memory memory(layout);
   NullObserver observer;
   const auto policy = static_cast<engine::SpeculationPolicy>(choice % 3);
-  engine::StepEngine engine(&layout, Spec(2).groups, memory.view(), policy, &pool, &observer);
+  engine::StepEngine engine(&layout, Spec(2).groups, memory.view(layout), policy, &pool, &observer);
   test::SequentialOptimizer reference(layout, memory.view(), Spec(2).groups, &kernels::Algorithm::best);
   Sink sink(buckets);
   engine.Attach(&sink);

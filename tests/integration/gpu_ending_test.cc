@@ -1,4 +1,5 @@
-// A trainer that is killed while its GPU copies: what comes late lands before the next attachment has the memory.
+// A trainer or a daemon that is killed while the trainer's GPU copies: what comes late lands before the next attachment
+// has the memory.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -20,7 +21,7 @@ namespace {
 
 // In all bytes of the slots: what the trainer leaves there, and the next one.
 constexpr std::byte kBefore{1}, kAfter{2};
-constexpr std::chrono::milliseconds kBetweenCalls{10};
+constexpr std::chrono::milliseconds kBetweenCalls{10}, kCopyBegins{200};
 
 class GpuEndingTest : public GpuTest {
  protected:
@@ -83,6 +84,28 @@ TEST_F(GpuEndingTest, TheNextAttachmentHasTheSlotsOnceNoLateCopyLandsThere) {
   ASSERT_EQ(::waitpid(trainer, &status, 0), trainer);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
   EXPECT_EQ(std::ranges::count(Slots(), kAfter), std::ssize(Slots())) << "a copy of the dead landed in them";
+}
+
+// Gradients, zeros, are on their way to where the successor publishes the parameters.
+TEST_F(GpuEndingTest, WhatIsPublishedInPlaceOutlivesLateGradientsOfADeadDaemons) {
+  daemon_ = std::make_unique<test::DaemonProcess>(std::vector<std::string>{"--worker_threads=2", "--keeper"});
+  client_ = *Client::Connect(daemon_->endpoint());
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_NEVER, kBFloat16, /*log_slots=*/0, /*gradient_slots=*/1,
+                                 /*logged=*/0, /*in_place=*/true));
+  FillParameters(kBefore);
+  ASSERT_TRUE(attachment_->PushParameters().ok());
+  if (!AttachGpu(SUPEROFFLOAD_MOVER_TRAINER)) GTEST_SKIP() << status_;
+  if (!IsFake()) GTEST_SKIP() << "a real GPU does not copy late when told to";
+  ASSERT_EQ(superoffload_gpu_copy(attachment_->handle(), SUPEROFFLOAD_TO_GPU, 0), 0);
+  ::setenv("FAKE_CUDA_SLOW", "DtoH=1500000", 1);
+  ASSERT_TRUE(HandOverNothing().ok());
+  std::this_thread::sleep_for(kCopyBegins);
+  ::unsetenv("FAKE_CUDA_SLOW");  // for the copies after this one
+  ::kill(*daemon_->kept_daemon(), SIGKILL);
+  ASSERT_TRUE(attachment_->WaitNorm().ok()) << "of the successor, to which the step is submitted again";
+  Abandon();
+  ASSERT_EQ(superoffload_gpu_copy(attachment_->handle(), SUPEROFFLOAD_FROM_GPU, 0), 0);
+  ExpectParameters(kBefore);
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ struct GpuCase {
   uint32_t log_slots = 0;
   uint32_t gradient_slots = 2;
   uint32_t logged = 1000;  // buckets
+  bool in_place = false;
 };
 
 // Grows, stays, takes in everything and goes back to nothing.
@@ -142,6 +143,29 @@ const GpuCase kCases[] = {
      .dtypes = kBFloat16,
      .machine = "gh200",
      .gradient_slots = 1},
+    {.name = "DaemonInPlaceResident",
+     .mover = SUPEROFFLOAD_MOVER_DAEMON,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kFloat16,
+     .residents = ChangingResidents,
+     .expected_shared = 1,
+     .gradient_slots = 1,
+     .in_place = true},
+    {.name = "TrainerInPlaceSlowDown",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kBFloat16,
+     .slow = "DtoH=1000",
+     .gradient_slots = 1,
+     .in_place = true},
+    {.name = "DirectCoherentInPlaceResident",
+     .mover = SUPEROFFLOAD_MOVER_DIRECT,
+     .speculation = v1::SPECULATION_NEVER,
+     .dtypes = kBFloat16,
+     .residents = ChangingResidents,
+     .machine = "gh200",
+     .gradient_slots = 1,
+     .in_place = true},
 };
 
 void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
@@ -164,7 +188,7 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   StartDaemon();
   ::unsetenv("FAKE_CUDA_FAIL");
   if (c.fail_trainer != nullptr) ::setenv("FAKE_CUDA_FAIL", c.fail_trainer, 1);
-  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots, c.gradient_slots, c.logged));
+  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots, c.gradient_slots, c.logged, c.in_place));
   if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
   ASSERT_TRUE(status_.ok()) << status_;
   ::unsetenv("FAKE_CUDA_FAIL");
@@ -328,6 +352,23 @@ TEST_F(GpuTest, AMoverThatCannotWorkIsRefused) {
     client_.reset();
     EXPECT_EQ(daemon_->Stop(), 0);
   }
+}
+
+// Gradients that are copied to try them land where the parameters are.
+TEST_F(GpuTest, MoversAreTriedWithoutChangingWhatIsPublishedInPlace) {
+  ::setenv("FAKE_CUDA_MACHINE", "gh200", 1);
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(Attach(v1::SPECULATION_NEVER, kBFloat16, /*log_slots=*/0, /*gradient_slots=*/1,
+                                 /*logged=*/0, /*in_place=*/true));
+  constexpr std::byte kByte{1};
+  FillParameters(kByte);
+  ASSERT_TRUE(attachment_->PushParameters().ok());
+  if (!AttachGpu(SUPEROFFLOAD_MOVER_AUTO)) GTEST_SKIP() << status_;
+  ASSERT_TRUE(status_.ok()) << status_;
+  if (IsFake()) {
+    EXPECT_EQ(std::ranges::count(report_.seconds, 0.0), std::ssize(report_.seconds) - 3) << "three were tried";
+  }
+  ExpectParameters(kByte);
 }
 
 // Another mover would not help.

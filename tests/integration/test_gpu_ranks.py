@@ -34,6 +34,7 @@ def daemons():
 def trained(daemons, tmp_path_factory):
     """Of each scenario, what both ranks had at the end."""
     trainer, daemon, direct = ({"gpu": {"mover": mover}} for mover in ("trainer", "daemon", "direct"))
+    in_place = {"gpu": {"mover": "trainer", "gradient_slots": "in_place"}}
     mixed = {"dtype": "float32", "casts": ["bfloat16", "float32"]}
     policies = {**mixed, "accumulate": 2, "blocks": "compiled, recomputed"}
     added = {"accumulate": 2, "syncs": True, "edits": True, "dtype": "float32"}
@@ -50,6 +51,7 @@ def trained(daemons, tmp_path_factory):
         "fsdp2, copied by the daemon": {**daemon, "speculation": "always"},
         "fsdp2, without overlap": {**direct, "reshard": False, "overlap": False},
         "fsdp2, residents": {"gpu": {"mover": "trainer", "resident_buckets": 2}, "bucket_bytes": 4096},
+        "fsdp2, in place": {**in_place, "nan_at": 2, "clip": "call"},
         "fsdp2, NaN on one rank": {**trainer, "nan_at": 2, "clip": "call"},
         "policies, host": {**policies, "overlap": True},
         "policies": {**daemon, **policies, "overlap": True},
@@ -73,7 +75,7 @@ def trained(daemons, tmp_path_factory):
         "alone, ddp, early": {**placed, "meta": "weights", **divided, "alone": True, "hooked": True},
         "edited, host": {**divided, "edits": True},
         "edited, early, daemon killed": {**daemon, **divided, "edits": True, "hooked": True, **killed, "name": "early"},
-        "daemon killed": {**trainer, **killed, "name": "kept", "die_at": [1, 5, "daemon"]},
+        "daemon killed": {**in_place, **killed, "name": "kept", "die_at": [1, 5, "daemon"]},
         "valueless": {**placed, "meta": "none"},
     }
     of_ranks = Run(daemons, tmp_path_factory.mktemp("runs") / "run", *scenarios.values()).results()
@@ -85,7 +87,7 @@ def trained(daemons, tmp_path_factory):
     [
         ("host", ["fsdp2", "fsdp2, copied by the daemon", "fsdp2, without overlap", "fsdp2, residents"]),
         ("host", ["fsdp2, filled by torch", "from meta"]),
-        ("host", ["again", "fsdp2, NaN on one rank", "daemon killed"]),
+        ("host", ["again", "fsdp2, in place", "fsdp2, NaN on one rank", "daemon killed"]),
         ("policies, host", ["policies"]),
         ("tensors, host", ["tensors"]),
         ("alone, host", ["alone, hsdp", "alone, hsdp from meta", "alone, ignored"]),

@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import superoffload.torch
 from superoffload._core import optimizers
 from superoffload.torch import GpuOptions, VerdictKind, cuda
+from superoffload.torch.gpu.backend import GpuBackend
 from superoffload.torch.submitter import Submitter
+from superoffload.v1 import optimizer_pb2
 
 STEPS = 8
 aten = torch.ops.aten
@@ -141,14 +143,17 @@ def test_parameters_stay_until_every_stream_that_reads_them_has_done_so(gpu_daem
     optimizer.close()
 
 
-@pytest.mark.parametrize(("residents", "resident_steps", "slots"), [(0, 1, 2), (5, 1, 2), (5, 4, "auto"), (2, 4, 1)])
+@pytest.mark.parametrize(
+    ("residents", "resident_steps", "slots"), [(0, 1, 2), (5, 1, 2), (5, 4, "auto"), (2, 4, 1), (2, 4, "in_place")]
+)
 @pytest.mark.parametrize("mover", ["daemon", "trainer", "direct"])
 def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, residents, resident_steps, slots):
     model = build()
     options = GpuOptions(mover=mover, resident_buckets=residents, resident_steps=resident_steps, gradient_slots=slots)
     optimizer = optimizer_of(model, gpu_daemon, gpu=options)
     assert optimizer.gpu_report.mover == mover and optimizer.gpu_report.gpu == "fake GPU"
-    assert optimizer.gpu_report.gradient_slots == (1 if slots == 1 else 2)
+    assert optimizer.gpu_report.gradient_slots == (1 if slots in (1, "in_place") else 2)
+    assert optimizer.gpu_report.in_place == (slots == "in_place")
     train(model, optimizer)
     assert fake_gpu and optimizer.last_result.kind == VerdictKind.CLIP
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -159,10 +164,10 @@ def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, re
     assert same(weights(model), expected[1])
 
 
-@pytest.mark.parametrize("resident_steps", [1, 4])
-def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, expected, resident_steps):
+@pytest.mark.parametrize(("resident_steps", "slots"), [(1, "auto"), (4, "auto"), (1, "in_place")])
+def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, expected, resident_steps, slots):
     model = build()
-    options = GpuOptions(resident_buckets=5, resident_steps=resident_steps)
+    options = GpuOptions(resident_buckets=5, resident_steps=resident_steps, gradient_slots=slots)
     optimizer = optimizer_of(model, gpu_daemon, gpu=options)
     train(model, optimizer)
     parameters = list(model.parameters())
@@ -208,26 +213,33 @@ def test_residents_come_while_the_trainer_waits_and_go_where_the_loop_needs_the_
     optimizer.close()
 
 
-@pytest.mark.parametrize("fitting", [2, 1])
-def test_logs_are_given_up_and_then_a_slot_where_the_daemon_has_no_memory(gpu_daemon, expected, monkeypatch, fitting):
+@pytest.mark.parametrize("casts", [False, True])
+@pytest.mark.parametrize("fitting", [2, 1, 0])
+def test_what_takes_memory_is_given_up_where_the_daemon_has_none(gpu_daemon, expected, monkeypatch, fitting, casts):
+    """``casts``: gradients would leave sooner as fp32."""
     asked = []
+    monkeypatch.setattr(GpuBackend, "choose_cast", lambda self, hosted, bucket_bytes: casts)
 
     def create(connection, request, call=optimizers.create):
-        asked.append((request.gradient_slots, request.log_slots))
-        if request.log_slots > 0 or request.gradient_slots > fitting:
+        wide = request.parameters[0].gradient_dtype == optimizer_pb2.DATA_TYPE_FLOAT32
+        asked.append((wide, request.gradient_slots, request.log_slots, request.in_place))
+        if wide or request.log_slots > 0 or request.gradient_slots - request.in_place > fitting:
             raise superoffload.Error(grpc.StatusCode.RESOURCE_EXHAUSTED, "the budget is used up")
         return call(connection, request)
 
     monkeypatch.setattr(optimizers, "create", create)
     model = build()
     optimizer = optimizer_of(model, gpu_daemon)
-    assert asked == [(2, 5), (2, 3), (2, 0), (1, 0)][: 5 - fitting]
-    assert optimizer.gpu_report.gradient_slots == fitting
+    ladder = [(casts, 2, 5, False), (casts, 2, 3, False), (casts, 2, 0, False)]
+    ladder += [(False, 2, 0, False)] * casts + [(False, 1, 0, False), (False, 1, 0, True)]
+    assert asked == ladder[: 5 + casts - fitting]
+    assert optimizer.gpu_report.gradient_slots == max(1, fitting)
+    assert optimizer.gpu_report.in_place == (fitting == 0)
     train(model, optimizer)
     assert same(weights(model), expected[0])
     optimizer.close()
     with pytest.raises(superoffload.Error, match="the budget is used up"):
-        optimizer_of(build(), gpu_daemon, gpu=GpuOptions(resident_buckets=2))
+        optimizer_of(build(), gpu_daemon, gpu=GpuOptions(gradient_slots=2, resident_buckets=2))
 
 
 def compile_layers(model):

@@ -212,17 +212,29 @@ class GpuTest : public ::testing::Test {
 
   // `log_slots`: of the logs of all buckets, or of the last `logged`; 0: none.
   void Attach(v1::Speculation speculation, const test::Dtypes& dtypes, uint32_t log_slots = 0,
-              uint32_t gradient_slots = 0, uint32_t logged = 1000) {
+              uint32_t gradient_slots = 0, uint32_t logged = 1000, bool in_place = false) {
     v1::CreateOptimizerRequest wanted = test::Request(test::Spec(dtypes), speculation);
     wanted.set_logged_buckets(log_slots == 0 ? 0 : logged);
     wanted.set_log_slots(log_slots);
     wanted.set_gradient_slots(gradient_slots);
+    wanted.set_in_place(in_place);
     const absl::Status created = client_->CreateOptimizer(wanted).status();
     ASSERT_TRUE(created.ok()) << created;
     v1::AttachOptimizerRequest request;
     request.set_name("exact");
     request.set_sync(v1::SYNC_PUSH);
     attachment_ = *client_->Attach(request);
+  }
+
+  // All bytes of all parameters, where the daemon publishes them.
+  void FillParameters(std::byte byte) {
+    for (int i = 0; i < attachment_->optimizer().parameters_size(); ++i) std::ranges::fill(PublishedBytes(i), byte);
+  }
+  void ExpectParameters(std::byte byte) {
+    for (int i = 0; i < attachment_->optimizer().parameters_size(); ++i) {
+      const std::span<std::byte> bytes = PublishedBytes(i);
+      EXPECT_EQ(std::ranges::count(bytes, byte), std::ssize(bytes)) << "of parameter " << i;
+    }
   }
 
   // The first elements of some memory on the GPU, as the gradient of a parameter.
@@ -259,6 +271,14 @@ class GpuTest : public ::testing::Test {
     status_ = report.status();
     if (report.ok()) report_ = *report;
     return status_.code() != absl::StatusCode::kUnimplemented;
+  }
+
+  std::span<std::byte> PublishedBytes(int parameter) {
+    const v1::Parameter& of = attachment_->optimizer().parameters(parameter);
+    size_t bytes = kernels::DTypeBytes(static_cast<kernels::DType>(of.dtype() - 1));
+    for (const uint64_t extent : of.shape()) bytes *= extent;
+    const v1::Placement& place = attachment_->optimizer().layout().placements(parameter);
+    return MemoryOf(attachment_->handle(), SUPEROFFLOAD_REGION_PARAMETERS).subspan(place.parameters_offset(), bytes);
   }
 
   std::unique_ptr<test::DaemonProcess> daemon_;

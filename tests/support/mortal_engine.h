@@ -31,7 +31,8 @@ class MemoryOfProcesses {
   // Masters are small numbers that differ, all else is zero.
   explicit MemoryOfProcesses(const engine::Layout& layout)
       : sizes_{layout.parameters_bytes, layout.gradients_bytes, layout.state_bytes + 4096,
-               engine::Record::Bytes(layout)} {
+               engine::Record::Bytes(layout)},
+        in_place_(layout.in_place) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       mapped_[i] = static_cast<std::byte*>(
           ::mmap(nullptr, sizes_[i], PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -47,10 +48,11 @@ class MemoryOfProcesses {
   MemoryOfProcesses(const MemoryOfProcesses&) = delete;
   MemoryOfProcesses& operator=(const MemoryOfProcesses&) = delete;
 
-  engine::OptimizerMemory view() const { return {mapped_[0], mapped_[1], mapped_[2], mapped_[3]}; }
+  engine::OptimizerMemory view() const { return {mapped_[in_place_ ? 1 : 0], mapped_[1], mapped_[2], mapped_[3]}; }
 
  private:
   const std::array<size_t, 4> sizes_;
+  const bool in_place_;
   std::array<std::byte*, 4> mapped_{};
 };
 

@@ -25,6 +25,14 @@ struct Memory {
   engine::OptimizerMemory view() {
     return {parameters.data(), gradients.data(), state.data(), reinterpret_cast<std::byte*>(record_bytes.data())};
   }
+  // As a daemon has it: parameters may be published over their gradients.
+  engine::OptimizerMemory view(const engine::Layout& layout) {
+    engine::OptimizerMemory view = this->view();
+    view.parameters = published(layout).data();
+    return view;
+  }
+  std::vector<std::byte>& published(const engine::Layout& layout) { return layout.in_place ? gradients : parameters; }
+
   std::vector<std::byte> parameters, gradients, state;
   std::vector<kernels::UndoSlot> record_bytes;  // aligned as a record is
 };

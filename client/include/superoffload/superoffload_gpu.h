@@ -12,10 +12,10 @@
  * everything that was launched before it on the streams that the step's calls named, which must live until then. Those
  * that the next forward reads first, of the buckets with the highest numbers, come first.
  *
- * No call but superoffload_gpu_attach, _copy, _set_resident and the end of an attachment's use waits for the GPU. No
- * stream may be captured into a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or cudaStream_t as integers, 0
- * the default stream; pointers are device pointers of this process. CUDA is loaded at run time; without a driver the
- * answer is UNAVAILABLE and the host's interface still works.
+ * No call but superoffload_gpu_attach, _copy, _end_landings, _set_resident and the end of an attachment's use waits for
+ * the GPU. No stream may be captured into a CUDA graph: FAILED_PRECONDITION. Streams are CUstream or cudaStream_t as
+ * integers, 0 the default stream; pointers are device pointers of this process. CUDA is loaded at run time; without a
+ * driver the answer is UNAVAILABLE and the host's interface still works.
  */
 #ifndef SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
 #define SUPEROFFLOAD_SUPEROFFLOAD_GPU_H_
@@ -121,6 +121,10 @@ enum superoffload_gpu_direction {
 
 /* Copies all parameters. No step may be open. It waits. */
 SUPEROFFLOAD_API int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t direction, uint64_t stream);
+
+/* No gradient lands in the daemon's memory any more, and the open step does not go on: before a successor of a daemon
+ * that died is attached to, which may publish parameters there (Layout.in_place). It waits. */
+SUPEROFFLOAD_API int superoffload_gpu_end_landings(superoffload_attachment* attachment);
 
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be

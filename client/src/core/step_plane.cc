@@ -1,5 +1,7 @@
 #include "client/src/core/step_plane.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,6 +17,12 @@ Status Map(const FileDescriptor& file, size_t bytes, int flags, Mapping* mapping
   if (data == MAP_FAILED) return ErrnoError(Code::kResourceExhausted, "mmap of " + std::to_string(bytes) + " bytes");
   *mapping = Mapping(data, bytes);
   return {};
+}
+
+bool AreOneFile(int a, int b) {
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 bool IsScale(double scale) { return std::isfinite(scale) && scale != 0; }
@@ -41,7 +49,10 @@ Status StepPlane::Create(std::shared_ptr<DescriptorConnection> connection, uint6
   const std::pair<superoffload_descriptor, Mapping*> mappings[] = {
       {SUPEROFFLOAD_DESCRIPTOR_PARAMETERS, &created->parameters_},
       {SUPEROFFLOAD_DESCRIPTOR_GRADIENTS, &created->gradients_}};
+  created->in_place_ = AreOneFile(files.fds[SUPEROFFLOAD_DESCRIPTOR_PARAMETERS].get(),
+                                  files.fds[SUPEROFFLOAD_DESCRIPTOR_GRADIENTS].get());
   for (const auto& [descriptor, mapping] : mappings) {
+    if (created->in_place_ && descriptor == SUPEROFFLOAD_DESCRIPTOR_PARAMETERS) continue;
     if (Status status = Map(files.fds[descriptor], files.bytes[descriptor], MAP_SHARED, mapping); !status.ok()) {
       return status;
     }

@@ -27,7 +27,8 @@ class StepPlane {
   static Status Create(std::shared_ptr<DescriptorConnection> connection, uint64_t epoch, uint64_t last_step,
                        uint32_t bucket_count, std::unique_ptr<StepPlane>* plane);
 
-  const Mapping& parameters() const { return parameters_; }
+  // Where they are published over their gradients, it is that of the gradients.
+  const Mapping& parameters() const { return in_place_ ? gradients_ : parameters_; }
   const Mapping& gradients() const { return gradients_; }
 
   // Private copy-on-write view, mapped on first use.
@@ -91,6 +92,7 @@ class StepPlane {
   const uint32_t bucket_count_;
   StepRings rings_;
   Mapping parameters_, gradients_, state_;
+  bool in_place_ = false;
   FileDescriptor state_file_;
   size_t state_bytes_ = 0;
 

@@ -157,6 +157,7 @@ absl::Status Attachment::Recover(const absl::Status& status, v1::Sync sync, bool
   while (true) {
     absl::StatusOr<std::shared_ptr<Session>> session = client_.WaitSuccessor(&stream_->session());
     if (!session.ok()) return session.status();
+    if (gpu_) superoffload_gpu_end_landings(handles_.back());  // the daemon may publish where they land
     v1::AttachOptimizerResponse response;
     absl::StatusOr<std::unique_ptr<AttachmentStream>> stream = AttachmentStream::Open(*session, request, &response);
     absl::Status attached = stream.status();

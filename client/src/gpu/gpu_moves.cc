@@ -142,6 +142,13 @@ Status GpuMoves::Submit(const superoffload_ring_entry& entry) {
   });
 }
 
+Status GpuMoves::EndLandings() {
+  waits_.Stop();
+  mover_->arrivals().WaitEmpty();
+  return FromCuda(device_->driver().Status(device_->driver().StreamSynchronize(mover_->down_stream()),
+                                           "copying gradients from the GPU"));
+}
+
 Status GpuMoves::StreamWaits(uint32_t bucket, CudaStream stream) {
   if (DaemonCopiesUp(bucket)) return {};  // it has landed
   return FromCuda(mover_->WaitLanded(bucket, stream));

@@ -62,6 +62,9 @@ class GpuMoves {
   GradientPacker& packer() { return *packer_; }
   bool resident(uint32_t bucket) const { return residents_->contains(bucket); }
 
+  // No gradient is on its way into the host's memory afterwards, and none will be.
+  Status EndLandings();
+
   // Who copies: enum superoffload_mover. TRAINER at first. Before the first step, and before SetResident.
   void set_kind(uint32_t kind) { kind_ = kind; }
 

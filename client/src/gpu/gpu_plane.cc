@@ -80,6 +80,11 @@ Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadli
   return StreamWaits(bucket, waiting);
 }
 
+Status GpuPlane::EndLandings() {
+  const CurrentDevice current(*device_);
+  return moves_->EndLandings();
+}
+
 Status GpuPlane::SetResident(uint32_t count, const std::byte* state) {
   const CurrentDevice current(*device_);
   return moves_->SetResident(count, state);

@@ -59,6 +59,7 @@ class GpuPlane final : public MemoryPlane {
   Status Pull();
   Status Push(kernels::CudaStream stream);
   Status PackAfter(kernels::CudaStream stream);
+  Status EndLandings();  // unless it has ended
 
   // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
   Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors, kernels::DType dtype,

@@ -26,6 +26,11 @@ Status SlotWaits::SubmitBehind(Waiting waiting) {
   return waiting_.size() == 1 ? Drain() : Status{};
 }
 
+void SlotWaits::Stop() {
+  const std::lock_guard lock(mu_);
+  stopped_ = true;
+}
+
 Status SlotWaits::Take(const superoffload_ring_entry& entry) {
   const std::lock_guard lock(mu_);
   if (entry.opcode == SUPEROFFLOAD_COMPLETE_VERDICT) {
@@ -39,7 +44,7 @@ Status SlotWaits::Take(const superoffload_ring_entry& entry) {
 }
 
 Status SlotWaits::Drain() {
-  while (!waiting_.empty()) {
+  while (!waiting_.empty() && !stopped_) {
     const uint32_t bucket = waiting_.front().bucket;
     if (bucket != kNoBucket) {
       if (slots_[bucket] != Slot::kFree) break;

@@ -28,6 +28,9 @@ class SlotWaits {
   // Whether any bucket has one; else nothing ever waits.
   bool any() const { return any_; }
 
+  // Whatever waits does so for ever, and so does what is submitted later.
+  void Stop();
+
   // Of each completion, in their order.
   Status Take(const superoffload_ring_entry& entry);
 
@@ -44,6 +47,7 @@ class SlotWaits {
   const std::vector<bool> one_slot_;
   const bool any_;
   std::mutex mu_;
+  bool stopped_ = false;
   std::vector<Slot> slots_;
   std::deque<Waiting> waiting_;
 };

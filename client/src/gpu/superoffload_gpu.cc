@@ -135,6 +135,13 @@ int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t directio
   });
 }
 
+int superoffload_gpu_end_landings(superoffload_attachment* attachment) {
+  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
+    GpuPlane* const gpu = impl.plane().gpu();
+    return gpu == nullptr || gpu->ended() ? Status{} : gpu->EndLandings();
+  });
+}
+
 int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count) {
   return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
     if (Status status = impl.WaitIdle(); !status.ok()) return status;

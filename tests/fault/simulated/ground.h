@@ -39,6 +39,8 @@ struct Ground {
         deaths(scenario.deaths, &random, &log),
         kernel_deaths(&deaths, &random) {}
 
+  // Where parameters are published.
+  std::vector<std::byte>& published() { return memory.published(layout); }
   uint32_t buckets() const { return static_cast<uint32_t>(layout.buckets.size()); }
 
   simulator::VirtualTime time;

@@ -167,9 +167,16 @@ plant_bug(slot_of_a_skipped_step_not_free client/src/gpu/slot_waits.cc 500
 plant_bug(overtakes_a_gradient_that_waits client/src/gpu/slot_waits.cc 500
   "return any_ ? SubmitBehind({kNoBucket, std::move(go)}) : go();" "return go();")
 plant_bug(only_slot_never_absorbed server/engine/step_machine.cc 500
-  "if (layout_->buckets[index].one_slot()) due_.insert(index);" "")
+  "if (layout_->buckets[index].one_slot() && !layout_->in_place) due_.insert(index);" "")
 plant_bug(only_slot_free_before_it_is_absorbed server/engine/step_passes.cc 500
   "  bucket.absorbing = true;\n"
   "  bucket.absorbing = true;\n  if (sink_ != nullptr && layout_->buckets[index].one_slot()) sink_->SlotFree(statistics_.step, index, 0);\n")
 plant_bug(log_slots_that_overlap server/engine/layout.cc 500
   "layout_.gradients_bytes += bucket.log_slot_bytes();" "")
+
+# Parameters in place.
+plant_bug(published_before_the_gradient_is_absorbed server/engine/bucket_pass.cc 3000
+  "  if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);\n"
+  "  if (arguments_.kind == PassKind::kTakeIn) kernels::Narrow(n, view.state.Floats(0), theta);\n  if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);\n")
+plant_bug(published_over_gradients_before_the_verdict server/engine/step_passes.cc 500
+  "open_->speculate && !layout_->in_place &&" "open_->speculate &&")

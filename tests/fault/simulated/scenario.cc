@@ -79,6 +79,13 @@ void UseLogs(RandomSource& random, Scenario& scenario) {
   scenario.leave /= 4;
 }
 
+void UseOneSlot(RandomSource& random, engine::OptimizerSpec& spec) {
+  spec.gradient_slots = 1;
+  spec.in_place = spec.log_slots == 0 && spec.algorithm->stages == nullptr && random.Chance(0.5);
+  if (!spec.in_place) return;
+  for (engine::ParameterSpec& parameter : spec.parameters) parameter.gradient_dtype = parameter.dtype;
+}
+
 }  // namespace
 
 Scenario MakeScenario(RandomSource& random, bool gpu) {
@@ -106,7 +113,7 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   scenario.deaths = MakeDeaths(random);
   if (!gpu) return scenario;
   if (random.Chance(0.4)) UseLogs(random, scenario);
-  if (random.Chance(0.3)) scenario.spec.gradient_slots = 1;
+  if (random.Chance(0.4)) UseOneSlot(random, scenario.spec);
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
   const double residents = scenario.spec.log_slots > 0 ? 0.9 : sometimes(0.6, 0.8),
                change_residents = sometimes(0.4, 0.4);

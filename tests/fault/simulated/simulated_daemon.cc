@@ -8,7 +8,10 @@
 namespace superoffload::faults {
 
 SimulatedDaemon::SimulatedDaemon(Ground* ground, std::function<void()> on_death)
-    : ground_(*ground), on_death_(std::move(on_death)), memory_(ground->memory.view()), checkpoints_(ground, this) {}
+    : ground_(*ground),
+      on_death_(std::move(on_death)),
+      memory_(ground->memory.view(ground->layout)),
+      checkpoints_(ground, this) {}
 
 SimulatedDaemon::~SimulatedDaemon() = default;
 
@@ -91,8 +94,19 @@ void SimulatedDaemon::TryAttach(const Wish& wish) {
   }
   ground_.log.Add("daemon", wish.push ? "pushes" : "pulls", wish.rings->epoch());
   const auto filled = [this, wish] { After([this, wish] { Admit(wish); }); };
-  const absl::Status status = wish.push ? machine_->Push(filled) : machine_->Pull(filled);
-  if (!status.ok()) Fail("attaching: ", status.message());
+  if (wish.push) return Push(*wish.push, filled);
+  if (absl::Status status = machine_->Pull(filled); !status.ok()) Fail("pulling: ", status.message());
+}
+
+// A trainer fills the memory once it is attached, which settles.
+void SimulatedDaemon::Push(const std::vector<std::byte>& parameters, std::function<void()> done) {
+  const auto fill = [this, parameters, done = std::move(done)] {
+    After([this, parameters, done] {
+      ground_.published() = parameters;
+      if (absl::Status status = machine_->Push(done); !status.ok()) Fail("pushing: ", status.message());
+    });
+  };
+  if (absl::Status status = machine_->Settle(0, fill); !status.ok()) Fail("settling: ", status.message());
 }
 
 // The ranks of a run come together anew: who is behind follows, and what nobody has committed is abandoned.

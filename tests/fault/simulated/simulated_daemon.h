@@ -3,6 +3,7 @@
 #ifndef SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_DAEMON_H_
 #define SUPEROFFLOAD_TESTS_FAULT_SIMULATED_SIMULATED_DAEMON_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,9 +44,9 @@ class SimulatedDaemon final : public engine::StepObserver {
   // A trainer wants in: waits for its turn, has a checkpoint restored and the parameters pushed or pulled, and answers.
   // It hands over rings for what then follows.
   struct Wish {
-    bool push = false;
-    std::shared_ptr<const Checkpoint> restore;  // null: none
-    bool restore_anyway = true;                 // else only when the optimizer is incomplete without it
+    std::optional<std::vector<std::byte>> push;  // the trainer's parameters; nothing: it pulls
+    std::shared_ptr<const Checkpoint> restore;   // null: none
+    bool restore_anyway = true;                  // else only when the optimizer is incomplete without it
     std::shared_ptr<SimulatedRings> rings;
     std::shared_ptr<SimulatedGpuMemory> gpu;  // that the daemon copies from and to; null: none
     // Of a run: with which total another rank has committed what this one has prepared; nothing: none has.
@@ -86,6 +87,7 @@ class SimulatedDaemon final : public engine::StepObserver {
   void TryAttach(const Wish& wish);
   void Agree(const Wish& wish);
   void Load(const Wish& wish, uint32_t bucket);
+  void Push(const std::vector<std::byte>& parameters, std::function<void()> done);
   void Admit(const Wish& wish);
   void TakeSubmission(const std::shared_ptr<SimulatedRings>& rings);
   void TrySettle(std::function<void()> settled);

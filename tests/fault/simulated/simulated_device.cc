@@ -28,7 +28,7 @@ SimulatedDevice::SimulatedDevice(Ground* ground, std::shared_ptr<SimulatedGpuMem
   absl::StatusOr<std::unique_ptr<transport::DeviceMover>> mover = transport::DeviceMover::OpenMapped(
       request, cuda_.device(), gpu_->base(),
       {.gradients = ground->memory.gradients,
-       .parameters = ground->memory.parameters,
+       .parameters = ground->published(),
        .buckets = gpu_->MovedBuckets(),
        .committed_steps = [machine] { return machine->statistics().committed_steps; }},
       this, [this](const auto&, const char*) { return cuda_.MakeQueue(); });

@@ -125,7 +125,7 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
   Check(client::FromCuda(kernels::MakeStream(*cuda_.device(), &pack_stream_)));
   Check(client::GpuMoves::Open(
       cuda_.device(), given.model, given.options, &memory_->buckets(), memory_->layout(),
-      {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.memory.parameters},
+      {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.published()},
       pack_stream_.get(),
       {.arrived = [this](const kernels::CudaStatus&, const superoffload_ring_entry& entry) { submit_(entry); },
        .slot_free = [this](uint32_t slot) { FreeSlot(slot); }},
@@ -139,8 +139,7 @@ SimulatedGpu::~SimulatedGpu() { Kill(); }
 void SimulatedGpu::Pull() {
   for (uint32_t bucket = 0; bucket < ground_.buckets(); ++bucket) {
     const std::span<std::byte> to = memory_->parameters(bucket);
-    std::copy_n(ground_.memory.parameters.data() + ground_.layout.buckets[bucket].parameters_offset, to.size(),
-                to.begin());
+    std::copy_n(ground_.published().data() + ground_.layout.buckets[bucket].parameters_offset, to.size(), to.begin());
   }
 }
 

@@ -101,9 +101,10 @@ void SimulatedTrainer::Connect() {
     Edit(ground_, &model_);
     edited_ = model_;
   }
-  if (push) std::copy(model_.begin(), model_.end(), ground_.memory.parameters.begin());
+  // The model's parameters lie there, unless gradients may, too.
+  if (push && !ground_.layout.in_place) ground_.published() = model_;
   ground_.log.Add("trainer", push ? "connects to push" : "connects to pull", epoch_);
-  daemon_.Attach({.push = push,
+  daemon_.Attach({.push = push ? std::optional(model_) : std::nullopt,
                   .restore = restoring_,
                   .restore_anyway = !restores_again || ground_.random.Chance(0.5),
                   .rings = rings_,
@@ -142,7 +143,7 @@ void SimulatedTrainer::Attached(const Welcome& welcome) {
     Fail(welcome.committed_steps, " steps are committed, but must be ", oracle_.committed_steps());
   }
   if (welcome.next_slot != welcome.committed_steps % 2) Fail("the next slot is ", welcome.next_slot);
-  model_ = ground_.memory.parameters;
+  model_ = ground_.published();
   has_model_ = true;
   // A push that was cut off is whole, or it never was.
   if (edited_ && !oracle_.HasParameters(model_)) oracle_.Push(*edited_);
@@ -165,7 +166,7 @@ void SimulatedTrainer::Attached(const Welcome& welcome) {
 void SimulatedTrainer::LearnRestore(const Welcome& welcome) {
   const std::shared_ptr<const Checkpoint> asked = std::exchange(restoring_, nullptr);
   if (!asked || welcome.committed_steps != asked->moment.statistics.committed_steps) return;
-  if (welcome.committed_steps == oracle_.committed_steps() && oracle_.HasParameters(ground_.memory.parameters)) return;
+  if (welcome.committed_steps == oracle_.committed_steps() && oracle_.HasParameters(ground_.published())) return;
   for (const Checkpoint& checkpoint : daemon_.checkpoints().whole()) oracle_.CheckCheckpoint(checkpoint);
   daemon_.checkpoints().Forget();
   oracle_.Restore(*asked);
@@ -282,7 +283,7 @@ void SimulatedTrainer::CopyFinalParameters() {
   for (uint32_t b = 0; b < ground_.buckets(); ++b) {
     if (copied_[b] || !progress_->IsFinal(b)) continue;
     const engine::BucketLayout& bucket = ground_.layout.buckets[b];
-    std::memcpy(model_.data() + bucket.parameters_offset, ground_.memory.parameters.data() + bucket.parameters_offset,
+    std::memcpy(model_.data() + bucket.parameters_offset, ground_.published().data() + bucket.parameters_offset,
                 bucket.parameters_bytes());
     copied_[b] = true;
   }
@@ -295,8 +296,10 @@ void SimulatedTrainer::FinishStep() {
     has_model_ = true;
     oracle_.CheckParameters(model_, "after a step");
   }
-  oracle_.CheckParameters(ground_.memory.parameters, "in memory after a step",
-                          [this](uint32_t b) { return gpu_ == nullptr || !gpu_->logs(b); });
+  if (!ground_.layout.in_place || !IsSkip(static_cast<engine::Verdict>(progress_->verdict()->kind))) {
+    oracle_.CheckParameters(ground_.published(), "in memory after a step",
+                            [this](uint32_t b) { return gpu_ == nullptr || !gpu_->logs(b); });
+  }
   if (oracle_.committed_steps() >= ground_.scenario.steps) return NextAttempt();
   if (!ground_.random.Chance(ground_.scenario.leave)) return;
   ground_.log.Add("trainer", "leaves");

@@ -35,7 +35,7 @@ class Run {
     } catch (const SimulationFailed& failed) {
       result.failure = failed.what;
     }
-    Mix(ground_.memory.parameters);
+    Mix(ground_.published());
     Mix(ground_.memory.state);
     result.hash = ground_.log.hash();
     result.daemon_lives = daemon_.lives();
@@ -60,7 +60,7 @@ class Run {
 
   void Judge() {
     engine::StepMachine& machine = *daemon_.machine();
-    trainer_.oracle().CheckParameters(ground_.memory.parameters, "in memory once settled");
+    trainer_.oracle().CheckParameters(ground_.published(), "in memory once settled");
     trainer_.oracle().CheckState(ground_.memory.state, machine.parameter_steps());
     for (const Checkpoint& checkpoint : daemon_.checkpoints().whole()) trainer_.oracle().CheckCheckpoint(checkpoint);
     CheckNothingLeaks(machine);

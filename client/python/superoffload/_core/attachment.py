@@ -49,7 +49,7 @@ class Await(enum.IntEnum):
     BUCKET_ON_GPU = 5
 
 
-class _Resumed(enum.IntEnum):
+class Resumed(enum.IntEnum):
     """superoffload_resumed."""
 
     NOTHING = 0
@@ -98,7 +98,7 @@ class Attachment:
 
     optimizer: optimizer_pb2.Optimizer  # as the daemon has described it last
 
-    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest, *, resumes: bool = True) -> _Resumed:
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest, *, resumes: bool = True) -> Resumed:
         self._stream, response = self._connection.attach(request)
         if self._handles and response.optimizer.id != self.optimizer.id:
             self._stream.cancel()
@@ -119,12 +119,12 @@ class Attachment:
     def _give_memory(self, sync: int, next_slot: int) -> None:
         """The attachment gets what it needs besides the daemon's memory."""
 
-    def _use(self, next_slot: int, resumes: bool) -> _Resumed:
+    def _use(self, next_slot: int, resumes: bool) -> Resumed:
         """Steps go through the last attachment from now on."""
         resumed = ctypes.c_uint32()
         place = self._handle, next_slot, self.optimizer.committed_steps, int(resumes)
         library.call("use_attachment", self.trainer, *place, ctypes.byref(resumed))
-        return _Resumed(resumed.value)
+        return Resumed(resumed.value)
 
     def _leave(self) -> None:
         """No attachment is used, and an open step stays noted."""
@@ -207,13 +207,13 @@ class Attachment:
                     raise self._lost("the present daemon does not know it") from None
                 if again.code != grpc.StatusCode.UNAVAILABLE:  # else it died again
                     raise
-        if resumed == _Resumed.LOST:
+        if resumed == Resumed.LOST:
             raise Error(
                 grpc.StatusCode.ABORTED,
                 "the daemon died in the middle of a step, with gradients that were on their way; its successor has the "
                 f"optimizer and the model has the parameters of the step before: {self._again}",
             )
-        return resumed == _Resumed.COMMITTED
+        return resumed == Resumed.COMMITTED
 
     def come_back(self) -> bool:
         """Attaches anew where the daemon died in a whole step of XLA's. Returns whether it had."""

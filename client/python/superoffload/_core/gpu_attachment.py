@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from superoffload._core import library, structures
-from superoffload._core.attachment import Attachment, Await, Stays
+from superoffload._core.attachment import Attachment, Await, Resumed, Stays
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_memory import GpuMemory
@@ -37,6 +37,7 @@ class GpuReport:
     seconds: dict[str, float]  # of the same copies beside the same kernels, by mover; only those measured
     gpu_bytes: int
     gradient_slots: int  # of most buckets in the host's memory
+    in_place: bool  # parameters are published over the gradients that they came of
     notes: str  # why something was not done
     # While the parameters moved into the optimizer's GPU memory: how much of the GPU's was in use at most, by
     # everybody, and what the framework's allocator could not give back. 0: not known.
@@ -119,6 +120,11 @@ class GpuAttachment(Attachment):
         self._readers: list[int] = []
         super().__init__(connection, request)
 
+    def _attach(self, request: optimizer_pb2.AttachOptimizerRequest, *, resumes: bool = True) -> Resumed:
+        if self._handles:
+            library.call("gpu_end_landings", self._handle)  # the daemon may publish where they land
+        return super()._attach(request, resumes=resumes)
+
     def _give_memory(self, sync: int, next_slot: int) -> None:
         self._leave()
         previous = self._handles[-2] if len(self._handles) > 1 else None
@@ -161,6 +167,7 @@ class GpuAttachment(Attachment):
             seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
             gpu_bytes=report.gpu_bytes,
             gradient_slots=min(len(set(bucket.gradient_offsets)) for bucket in self.optimizer.layout.buckets),
+            in_place=self.optimizer.layout.in_place,
             notes=report.notes.decode(errors="replace"),
             attach_peak_bytes=self._moved.attach_peak_bytes,
             unreturned_bytes=self._moved.unreturned_bytes,

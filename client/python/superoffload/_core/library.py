@@ -51,6 +51,7 @@ _FUNCTIONS = {
     "gpu_release": (None, [_P]),
     "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
     "gpu_copy": (ctypes.c_int, [_P, _U32, _U64]),
+    "gpu_end_landings": (ctypes.c_int, [_P]),
     "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
     "gpu_resident_masters": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U64)]),
     "xla_handler": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_P)]),

@@ -37,11 +37,13 @@ class Gpu(Protocol):
 
 
 class GradientRoom(NamedTuple):
-    """Fields of CreateOptimizerRequest."""
+    """Whether gradients come as fp32, whatever their dtype, and fields of CreateOptimizerRequest."""
 
+    casts: bool = False
     gradient_slots: int = 2
     logged_buckets: int = 0
     log_slots: int = 0
+    in_place: bool = False
 
 
 class Backend(Protocol):
@@ -61,8 +63,11 @@ class Backend(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
-    def gradient_rooms(self, subject: "Subject", bucket_bytes: int) -> Iterator["GradientRoom"]:
-        """What an optimizer to be created has for gradients. Where the daemon has no memory for it, the next one."""
+    def gradient_rooms(self, subject: "Subject", bucket_bytes: int, casts: bool) -> Iterator["GradientRoom"]:
+        """What an optimizer to be created has for gradients. Where the daemon has no memory for it, the next one.
+
+        ``casts``: they leave sooner as fp32.
+        """
 
     def map(
         self, subject: "Subject", request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
@@ -226,9 +231,6 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         anonymous=subject.anonymous,
         name=subject.name,
         algorithm=subject.algorithm.daemon_name,
-        parameters=parameters.specification(
-            subject.hosted, subject.in_float32(), torch.float32 if casts_on_gpu else None
-        ),
         policies=given,
         bucket_bytes=bucket_bytes,
         seed=subject.seed or 0,
@@ -236,12 +238,15 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     )
     if subject.member is not None:
         subject.member.mark(request)
-    rooms = list(subject.backend.gradient_rooms(subject, bucket_bytes))
-    for request.gradient_slots, request.logged_buckets, request.log_slots in rooms[:-1]:
+    rooms = list(subject.backend.gradient_rooms(subject, bucket_bytes, casts_on_gpu))
+    for room in rooms:
+        casts, request.gradient_slots, request.logged_buckets, request.log_slots, request.in_place = room
+        gradient_dtype = torch.float32 if casts else None
+        del request.parameters[:]
+        request.parameters.extend(parameters.specification(subject.hosted, subject.in_float32(), gradient_dtype))
         try:
             return optimizers.create(subject.connection, request)
         except Error as error:
-            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED or room == rooms[-1]:
                 raise
-    request.gradient_slots, request.logged_buckets, request.log_slots = rooms[-1]
-    return optimizers.create(subject.connection, request)
+    raise AssertionError("there is always a room")

@@ -193,7 +193,7 @@ class HostBackend:
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         return False
 
-    def gradient_rooms(self, subject: Subject, bucket_bytes: int) -> Iterator[GradientRoom]:
+    def gradient_rooms(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientRoom]:
         yield GradientRoom()
 
     def map(

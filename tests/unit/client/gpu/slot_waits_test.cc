@@ -82,6 +82,17 @@ TEST_F(SlotWaitsTest, NothingIsFreeThatIsNotPending) {
   EXPECT_EQ(Gone(), Words{"g0"});
 }
 
+TEST_F(SlotWaitsTest, NothingGoesAfterTheStop) {
+  Step();
+  Take(Verdict(SUPEROFFLOAD_VERDICT_COMMIT));
+  Gradient(0);
+  Gone();
+  waits_.Stop();
+  Take(Free(0));
+  Gradient(2);
+  EXPECT_EQ(Gone(), Words{});
+}
+
 TEST_F(SlotWaitsTest, AnErrorIsTold) {
   const auto fails = [] { return Error(Code::kInternal, "why"); };
   EXPECT_EQ(waits_.SubmitGradient(0, fails).message, "why");

@@ -122,6 +122,53 @@ TEST(LayoutTest, PartsTellWhatABucketHoldsOfEachParameter) {
   EXPECT_EQ(elements, (std::vector<uint64_t>{128, 10112, 128}));
 }
 
+TEST(LayoutTest, ParametersInPlaceLieWhereTheirGradientsDo) {
+  OptimizerSpec spec = OneGroup({{2048}, {100, 30}, {7}});
+  spec.bucket_bytes = 4096;
+  const Layout copied = *PlanLayout(spec);
+  spec.gradient_slots = 1;
+  spec.in_place = true;
+  const Layout layout = *PlanLayout(spec);
+  EXPECT_TRUE(layout.in_place && layout.has_one_slot);
+  EXPECT_FALSE(copied.in_place);
+  EXPECT_EQ(layout.parameters_bytes, copied.parameters_bytes);
+  EXPECT_EQ(layout.gradients_bytes, layout.parameters_bytes);
+  EXPECT_EQ(layout.state_bytes, copied.state_bytes);
+  for (const BucketLayout& bucket : layout.buckets) {
+    EXPECT_EQ(bucket.GradientOffset(0), bucket.parameters_offset);
+    EXPECT_EQ(bucket.GradientOffset(1), bucket.parameters_offset);
+  }
+  for (const Placement& placement : layout.placements) {
+    for (const uint64_t offset : placement.gradient_offsets) EXPECT_EQ(offset, placement.parameters_offset);
+  }
+}
+
+TEST(LayoutTest, WhatCannotBeInPlaceIsRefused) {
+  const auto why = [](const OptimizerSpec& spec) { return std::string(PlanLayout(spec).status().message()); };
+  OptimizerSpec spec = OneGroup({{2048}, {64, 64}});
+  spec.gradient_slots = 1;
+  spec.in_place = true;
+  EXPECT_EQ(why(spec), "");
+  OptimizerSpec other = spec;
+  other.gradient_slots = 2;
+  EXPECT_THAT(why(other), HasSubstr("in_place needs one gradient slot"));
+  other.gradient_slots = 3;
+  EXPECT_THAT(why(other), HasSubstr("gradient_slots is 3 but must be 1 or 2"));
+  other = spec;
+  other.logged_buckets = 1;
+  other.log_slots = 3;
+  EXPECT_THAT(why(other), HasSubstr("and no logs"));
+  other = spec;
+  other.parameters[1].gradient_dtype = DType::kFloat32;
+  EXPECT_THAT(why(other), HasSubstr("have another dtype than the parameter"));
+  other = spec;
+  for (const kernels::Algorithm* kind : test::EveryKindOfAlgorithm()) {
+    if (kind->stages != nullptr) other.algorithm = kind;
+  }
+  other.groups = {other.algorithm->DefaultScalars()};
+  EXPECT_THAT(why(other), HasSubstr("an algorithm that updates elements"));
+}
+
 TEST(LayoutTest, ALogHasTheTwoSlotsAndMoreBehindAllOthers) {
   OptimizerSpec spec = OneGroup({{2048}, {2048}, {2048}});
   spec.bucket_bytes = 4096;

@@ -38,7 +38,8 @@ constexpr uint64_t kRoomSteps = 90;
 constexpr size_t kRoomKills = 30;
 constexpr double kRoomMaxGradNorm = 0.4;
 
-OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots, uint32_t gradient_slots = 2) {
+OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots, uint32_t gradient_slots = 2,
+                   bool in_place = false) {
   OptimizerSpec spec;
   spec.algorithm = &algorithm;
   spec.groups = {test::ScalarsWith(algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
@@ -52,6 +53,7 @@ OptimizerSpec Spec(const kernels::Algorithm& algorithm, uint32_t log_slots, uint
   spec.logged_buckets = log_slots == 0 ? 0 : 3;
   spec.log_slots = log_slots;
   spec.gradient_slots = gradient_slots;
+  spec.in_place = in_place;
   test::KeepSomeInFp32(spec);
   return spec;
 }
@@ -68,6 +70,7 @@ void FillGradient(const BucketLayout& bucket, size_t index, uint64_t t, bool bad
 
 struct Room {
   uint32_t gradient_slots, log_slots;
+  bool in_place = false;
 };
 
 using RoomParameters = std::tuple<Room, size_t, const kernels::Algorithm*>;
@@ -75,8 +78,7 @@ using RoomParameters = std::tuple<Room, size_t, const kernels::Algorithm*>;
 class RoomTest : public ::testing::TestWithParam<RoomParameters> {
  protected:
   RoomTest()
-      : spec_(
-            Spec(*std::get<2>(GetParam()), std::get<0>(GetParam()).log_slots, std::get<0>(GetParam()).gradient_slots)),
+      : spec_(Spec(*std::get<2>(GetParam()), room_.log_slots, room_.gradient_slots, room_.in_place)),
         layout_(*PlanLayout(spec_)) {
     std::memcpy(initial_.state.data(), memory_.state, layout_.state_bytes);
   }
@@ -145,6 +147,7 @@ class RoomTest : public ::testing::TestWithParam<RoomParameters> {
     }
   }
 
+  const Room room_ = std::get<0>(GetParam());
   const OptimizerSpec spec_;
   const Layout layout_;
   const test::MemoryOfProcesses processes_{layout_};
@@ -282,6 +285,7 @@ TEST(LogOfGradientsTest, ARecordThatNamesALogThatIsNotThereIsDamaged) {
 
 std::string RoomName(const ::testing::TestParamInfo<RoomParameters>& info) {
   const auto& [room, threads, algorithm] = info.param;
+  if (room.in_place) return "InPlace_" + std::to_string(threads) + "Threads_" + std::string(algorithm->name);
   return std::to_string(room.gradient_slots) + "Slots_LogOf" + std::to_string(room.log_slots) + "_" +
          std::to_string(threads) + "Threads_" + std::string(algorithm->name);
 }
@@ -335,6 +339,10 @@ INSTANTIATE_TEST_SUITE_P(Logs, RoomTest,
 INSTANTIATE_TEST_SUITE_P(OneSlot, RoomTest,
                          ::testing::Combine(::testing::Values(Room{1, 0}), ::testing::Values(1, 3),
                                             ::testing::ValuesIn(test::EveryKindOfAlgorithm())),
+                         RoomName);
+INSTANTIATE_TEST_SUITE_P(InPlace, RoomTest,
+                         ::testing::Combine(::testing::Values(Room{1, 0, true}), ::testing::Values(1, 3),
+                                            ::testing::ValuesIn(ElementwiseKinds())),
                          RoomName);
 
 }  // namespace

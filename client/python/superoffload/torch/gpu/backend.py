@@ -71,13 +71,23 @@ class GpuBackend:
         _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
         return gpu_fp32_seconds < fused_seconds
 
-    def gradient_rooms(self, subject: Subject, bucket_bytes: int) -> Iterator[GradientRoom]:
-        slots = self._options.gradient_slots
+    def gradient_rooms(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientRoom]:
+        slots, may_narrow = self._options.gradient_slots, self._options.cast == "auto"
+        in_place = GradientRoom(casts and not may_narrow, gradient_slots=1, in_place=True)
+        if slots == "in_place":
+            yield in_place
+            return
         logs = list(self._logs(subject, bucket_bytes))
         for log in logs:
-            yield GradientRoom(2 if slots == "auto" else slots, *log)
-        if slots == "auto":
-            yield GradientRoom(1, *logs[-1])
+            yield GradientRoom(casts, 2 if slots == "auto" else slots, *log)
+        if slots != "auto":
+            return
+        if casts and may_narrow:
+            yield GradientRoom(False, 2, *logs[-1])
+        yield GradientRoom(in_place.casts, 1, *logs[-1])
+        alike = all(p.local.dtype == (torch.float32 if in_place.casts else p.gradient_dtype) for p in subject.hosted)
+        if alike and not subject.algorithm.matrices:
+            yield in_place
 
     def _logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
         """How many of the last buckets have a log, and its slots."""

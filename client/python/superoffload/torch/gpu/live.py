@@ -14,6 +14,7 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.gpu.resident_masters import ResidentMasters
+from superoffload.torch.guards import noted_masters
 from superoffload.torch.guards.canaries import Canaries
 from superoffload.torch.live import LiveParameters, Replicas, alike
 from superoffload.torch.ranks import shards
@@ -42,7 +43,13 @@ class GpuParameters(LiveParameters):
         self._views = [index for index, parameter in enumerate(hosted) if parameter.rows is None]
         self._versions: dict[int, tuple[int, int]] = {}
         self._addresses = [parameter.theta.data_ptr() for parameter in hosted]
+        self._in_place = attachment.optimizer.layout.in_place  # parameters are published over their gradients
         self._canaries = Canaries(hosted, attachment)
+        if self._in_place:
+            parameters = [parameter.theta for parameter in hosted]
+            device, canaries = hosted[0].tensor.device, self._canaries
+            noted = noted_masters.NotedMasters(attachment, parameters, canaries.owners, canaries.places, device)
+            canaries.note_instead, canaries.know_better = noted.note, noted.write
         self._noted = False  # canaries of the last step
         self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
         self._resident_changes = attachment.resident_changes
@@ -65,11 +72,14 @@ class GpuParameters(LiveParameters):
             return
         self._resident_changes = self.attachment.resident_changes
         self._masters = ResidentMasters(self.attachment, self.hosted[0].tensor.device)
-        self._canaries.know_better = self._masters.find(self._canaries.places).write
+        if not self._in_place:
+            self._canaries.know_better = self._masters.find(self._canaries.places).write
 
     def _published(self, index: int) -> torch.Tensor:
         """What a parameter is since the last step: flat, on the CPU."""
         tensor, placement = self.hosted[index].local, self.attachment.optimizer.layout.placements[index]
+        if self._in_place:
+            return noted_masters.values_of(self.attachment, index, tensor)
         memory = self.attachment.parameters(placement.parameters_offset, tensor.nbytes)
         published = torch.frombuffer(memory, dtype=tensor.dtype).clone()
         for elements, values in self._masters.of(placement.parameters_offset, tensor):

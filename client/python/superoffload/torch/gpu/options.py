@@ -38,9 +38,11 @@ class GpuOptions:
     # has no room for logs, "auto" above takes shorter ones. Never changes results.
     resident_steps: int = 4
     # For each bucket's gradient in the host's memory, 1 or 2. With one slot a gradient waits until the daemon has taken
-    # in the one before it: that saves 2 bytes per parameter, and a step moves 46 instead of 34 through memory. "auto":
-    # two where the daemon has room for them. Buckets with a log have two. Never changes results.
-    gradient_slots: int | Literal["auto"] = "auto"
+    # in the one before it: that saves 2 bytes per parameter, and a step moves 46 instead of 34 through memory.
+    # "in_place": one, over which the daemon publishes the parameters, so that they take no memory of their own. That
+    # saves 2 more and moves 32, all of it after the step's verdict; there are no logs. "auto": two, one or "in_place",
+    # the first that the daemon has room for. Buckets with a log have two. Never changes results.
+    gradient_slots: int | Literal["auto", "in_place"] = "auto"
     # Of the GPU's memory, which may be in use where "auto" fills it.
     resident_share: float = 0.92
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
@@ -54,7 +56,7 @@ class GpuOptions:
             raise ValueError(f"cast is {self.cast!r} but must be 'auto', 'fused' or 'gpu_fp32'")
         if not 0 <= self.resident_share <= 1:
             raise ValueError(f"resident_share is {self.resident_share!r} but must be 0 to 1")
-        if self.gradient_slots not in ("auto", 1, 2):
-            raise ValueError(f"gradient_slots is {self.gradient_slots!r} but must be 'auto', 1 or 2")
+        if self.gradient_slots not in ("auto", 1, 2, "in_place"):
+            raise ValueError(f"gradient_slots is {self.gradient_slots!r} but must be 'auto', 1, 2 or 'in_place'")
         if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:
             raise ValueError(f"resident_steps is {self.resident_steps} but must be 1 to {_MOST_RESIDENT_STEPS}")

@@ -11,6 +11,7 @@ import torch
 from superoffload._core import dtypes
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
+from superoffload.torch.guards.master_canaries import KnownMasters, MasterCanaries
 
 _MASTER = torch.empty(1, dtype=torch.float32, device="meta")
 
@@ -51,7 +52,7 @@ class ResidentMasters:
                 known = masters[(first - bucket.bytes.start) // width :]
                 yield slice((first - begin) // width, (end - begin) // width), known.to(parameter.dtype)
 
-    def find(self, canaries: torch.Tensor) -> "MasterCanaries":
+    def find(self, canaries: torch.Tensor) -> MasterCanaries:
         """What they know of ``canaries``: two bytes at each of these places in the parameters' memory, in bytes."""
         if not self._buckets:
             return MasterCanaries([])
@@ -71,7 +72,7 @@ class ResidentMasters:
             indices = firsts[owners][positions] + offsets // dtype.itemsize
             parts = offsets % dtype.itemsize // torch.int16.itemsize
             masters = self._view(lowest, int(indices.max()) + 1)  # what lies between buckets is not read
-            known.append(_Known(dtype, masters, *(of.to(self._device) for of in (positions, indices, parts))))
+            known.append(KnownMasters(dtype, masters, *(of.to(self._device) for of in (positions, indices, parts))))
         return MasterCanaries(known)
 
     def _view(self, pointer: int, count: int) -> torch.Tensor:
@@ -80,25 +81,3 @@ class ResidentMasters:
 
 def _on_cpu(numbers: Iterable[int]) -> torch.Tensor:
     return torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    dtype: torch.dtype
-    masters: torch.Tensor
-    positions: torch.Tensor  # of canaries
-    indices: torch.Tensor  # of their masters
-    parts: torch.Tensor  # of the narrowed master that is the canary
-
-
-@dataclasses.dataclass(frozen=True)
-class MasterCanaries:
-    known: list[_Known]
-
-    def write(self, expected: torch.Tensor, present: torch.Tensor) -> None:
-        """Puts canaries into ``expected``. Where masters are not numbers, the ``present`` ones: a NaN has many bits."""
-        for of in self.known:
-            masters = of.masters[of.indices]
-            parts = masters.to(of.dtype).view(torch.int16).view(len(masters), -1)
-            canaries = parts.gather(1, of.parts[:, None]).flatten()
-            expected[of.positions] = torch.where(masters.isnan(), present[of.positions], canaries)

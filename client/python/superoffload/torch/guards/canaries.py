@@ -1,7 +1,7 @@
 """Finds parameters on a GPU that were written behind torch's back (``.data``, collectives).
 
 Two bytes in every 16 KiB of every parameter, and of each shorter one, are compared with the published parameters,
-which lie in the CPU's memory, or with what knows better.
+which lie in the CPU's memory, or with masters where these know better.
 """
 
 import random
@@ -24,14 +24,14 @@ class Canaries:
         dice = random.Random()
         dice.seed()
         places: list[int] = []
-        self._owners: list[int] = []
+        self.owners: list[int] = []  # of each, the parameter
         total = 0
         for index, placement in enumerate(attachment.optimizer.layout.placements):
             first = placement.parameters_offset // _CANARY_BYTES
             count = hosted[index].theta.nbytes // _CANARY_BYTES
             mine = range(first + dice.randrange(min(count, _CANARY_EVERY)), first + count, _CANARY_EVERY)
             places += mine
-            self._owners += [index] * len(mine)
+            self.owners += [index] * len(mine)
             total = max(total, first + count)
         device = hosted[0].tensor.device
         self.attachment = attachment
@@ -43,6 +43,8 @@ class Canaries:
         self._published = cuda.pinned_like(self._host_places.to(torch.int16))
         # Corrects the published ones, given those present.
         self.know_better: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+        # What is noted instead of them.
+        self.note_instead: Callable[[], None] | None = None
 
     @property
     def places(self) -> torch.Tensor:
@@ -51,6 +53,8 @@ class Canaries:
 
     def note_published(self) -> None:
         """They are those of the last step, until the next one begins."""
+        if self.note_instead is not None:
+            return self.note_instead()
         # A daemon that took over maps its memory elsewhere.
         host = torch.frombuffer(self.attachment.parameters(0, self._bytes), dtype=torch.int16)
         torch.take(host, self._host_places, out=self._published)
@@ -67,6 +71,6 @@ class Canaries:
         def find() -> list[int]:
             if not any_different():
                 return []
-            return sorted({self._owners[place] for place in different.nonzero().flatten().tolist()})
+            return sorted({self.owners[place] for place in different.nonzero().flatten().tolist()})
 
         return find
