@@ -120,13 +120,16 @@ void SetPrices(double price_per_hour, uint32_t ranks, v1::PlanResponse& response
 }  // namespace
 
 absl::StatusOr<v1::PlanResponse> Answer(const v1::PlanRequest& request) {
-  const absl::StatusOr<Question> question = ToQuestion(request);
+  absl::StatusOr<Question> question = ToQuestion(request);
   if (!question.ok()) return question.status();
+  const absl::StatusOr<MemoryPlan> memory = PlanMemory(*question);
+  if (!memory.ok()) return memory.status();
+  question->spec.gradient_slots = memory->gradient_slots;
+  question->spec.in_place = memory->in_place;
+  question->SetResidents(question->gpu.resident_buckets);
   const absl::StatusOr<engine::Layout> layout =
       engine::PlanLayout(simulator::ShardOf(question->spec, 0, question->ranks));
   if (!layout.ok()) return layout.status();
-  const absl::StatusOr<MemoryPlan> memory = PlanMemory(*question);
-  if (!memory.ok()) return memory.status();
   v1::PlanResponse response;
   response.set_model(question->model.name);
   response.set_machine(question->machine.name);

@@ -41,19 +41,31 @@ std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engi
     }
   }
   items.push_back({"gradient slots", use.gradients_bytes - layout.logs_bytes,
-                   absl::StrCat(engine::kGradientSlots, " slots, one of them pending")});
+                   spec.gradient_slots == 1 ? "1 slot; each gradient lands when the one before it was absorbed"
+                                            : "2 slots, one of them pending"});
   if (layout.has_logs) {
     items.push_back({"gradient logs", layout.logs_bytes,
-                     absl::StrCat(layout.buckets.back().log_slots - engine::kGradientSlots,
+                     absl::StrCat(layout.buckets.back().log_slots - spec.gradient_slots,
                                   " slots more of the buckets that are resident on the GPU")});
   }
-  items.push_back({"published parameters", use.parameters_bytes, "in the parameters' dtype"});
+  items.push_back({"published parameters", use.parameters_bytes,
+                   layout.in_place ? "over the gradients that they came of" : "in the parameters' dtype"});
   items.push_back({"record", record_bytes - undo_bytes, "how far each chunk and parameter has come"});
   items.push_back(
       {"undo slots", undo_bytes, absl::StrCat("one for each of at most ", engine::kMaxWorkers, " workers")});
   items.push_back(
       {"metadata", use.metadata_bytes + (layout.state_bytes - arrays_bytes), "names, shapes, plan, alignment"});
   return items;
+}
+
+std::vector<Question> WithLessRoom(const Question& question) {
+  if (!question.may_save_room) return {};
+  std::vector<Question> less(2, question);
+  for (Question& with : less) with.spec.gradient_slots = 1;
+  less.back().spec.in_place = true;
+  less.back().SetResidents(question.gpu.resident_buckets);
+  if (!engine::ValidateSpec(less.back().spec).ok()) less.pop_back();
+  return less;
 }
 
 uint64_t HostBudgetBytes(const simulator::Machine& machine) {
@@ -73,13 +85,15 @@ std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layo
   return simulator::GpuMemory(question.model, layout, question.pass, question.gpu_use(), question.gpu_bytes());
 }
 
-absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
+namespace {
+
+absl::StatusOr<MemoryPlan> PlanMemoryAsAsked(const Question& question) {
   if (const uint64_t shards = question.spec.parameters.size() * question.ranks; shards > kMostShards) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ranks is ", question.ranks, " and the model has ", question.spec.parameters.size(), " parameters: ", shards,
         " shards are too many to plan, the most are ", kMostShards, "; ask with fewer ranks"));
   }
-  MemoryPlan plan;
+  MemoryPlan plan{.ranks = {}, .gradient_slots = question.spec.gradient_slots, .in_place = question.spec.in_place};
   const uint64_t gpu_bytes = question.gpu_bytes();
   for (uint32_t rank = 0; rank < question.ranks; ++rank) {
     const engine::OptimizerSpec spec = simulator::ShardOf(question.spec, rank, question.ranks);
@@ -90,6 +104,18 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
     memory.host = HostMemory(spec, *layout);
     plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= gpu_bytes;
     plan.host_fits = plan.host_fits && TotalBytes(memory.host) <= HostBudgetBytes(question.machine);
+  }
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryPlan> PlanMemory(const Question& question) {
+  absl::StatusOr<MemoryPlan> plan = PlanMemoryAsAsked(question);
+  if (!plan.ok() || plan->host_fits) return plan;
+  for (const Question& less : WithLessRoom(question)) {
+    absl::StatusOr<MemoryPlan> smaller = PlanMemoryAsAsked(less);
+    if (!smaller.ok() || smaller->host_fits) return smaller;
   }
   return plan;
 }

@@ -25,6 +25,9 @@ uint64_t HostBudgetBytes(const simulator::Machine& machine);
 // Of a rank whose share has this layout.
 std::vector<simulator::MemoryItem> GpuMemoryOf(const Question& question, const engine::Layout& layout);
 
+// The same with less room for gradients and published parameters, from more to less; nothing where it may not save any.
+std::vector<Question> WithLessRoom(const Question& question);
+
 struct RankMemory {
   std::vector<simulator::MemoryItem> gpu;
   std::vector<simulator::MemoryItem> host;
@@ -32,10 +35,13 @@ struct RankMemory {
 
 struct MemoryPlan {
   std::vector<RankMemory> ranks;
+  uint32_t gradient_slots = 2;
+  bool in_place = false;
   bool gpu_fits = true;  // on every rank
   bool host_fits = true;
 };
 
+// With less room for gradients and published parameters where the question may save it, and the host's memory has none.
 // INVALID_ARGUMENT: the layout cannot be planned.
 absl::StatusOr<MemoryPlan> PlanMemory(const Question& question);
 

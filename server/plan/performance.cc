@@ -170,6 +170,10 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   SetStep(outcome, response);
   SetTimeline(question, outcome, response);
   const bool searches = !question.quick && PassesOf(question) <= kMostSearchedPasses;
+  if (question.spec.gradient_slots == 1) {
+    response.mutable_recommendation()->add_sentences(
+        PriceOfLessRoom(question, workload, options, outcome.step_seconds));
+  }
   if (searches) {
     const std::optional<std::string> gain = GainOfNarrowerState(question, workload, options, outcome.step_seconds);
     if (gain) response.mutable_recommendation()->add_sentences(*gain);

@@ -39,6 +39,7 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"ranks", double(request.ranks()), 0, 1024},
                           {"device_slots", double(request.device_slots()), 0, 16},
                           {"resident_steps", double(request.resident_steps()), 0, engine::kMaxLogSlots - 1},
+                          {"gradient_slots", double(request.gradient_slots()), 0, 2},
                           {"clip_rate", request.clip_rate(), 0, 1},
                           {"skip_rate", request.skip_rate(), 0, 1},
                           {"price_per_hour", request.price_per_hour(), 0, 1e9},
@@ -119,7 +120,7 @@ absl::Status CheckSequence(const Question& question) {
 }  // namespace
 
 void Question::SetResidents(uint32_t count) {
-  const bool logs = count > 0 && resident_steps > 1;
+  const bool logs = count > 0 && resident_steps > 1 && !spec.in_place;
   gpu.resident_buckets = count;
   spec.logged_buckets = logs ? count : 0;
   spec.log_slots = logs ? resident_steps + 1 : 0;
@@ -147,6 +148,9 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   question.speculation = *speculation;
   question.gpu = {.accumulation = std::max(1u, request.accumulation())};
   if (request.resident_steps() > 0) question.resident_steps = request.resident_steps();
+  question.may_save_room = request.gradient_slots() == 0 && !request.in_place();
+  question.spec.in_place = request.in_place();
+  question.spec.gradient_slots = request.gradient_slots() > 0 ? request.gradient_slots() : request.in_place() ? 1 : 2;
   if (request.resident_buckets() > 0 && question.spec.algorithm->resident_kernel == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "resident_buckets is ", request.resident_buckets(), " but ", std::string(question.spec.algorithm->name),

@@ -53,8 +53,10 @@ uint32_t MostRanks(const simulator::Machine& machine) {
   return simulator::ValidateNetwork(machine).ok() ? std::min(kMost, machine.network.most_ranks) : 1;
 }
 
-// Whether the share of rank 0 fits. No rank has more: of each parameter it has rows / ranks, rounded up.
-absl::StatusOr<bool> ShareFits(const Question& question, bool gpu) {
+// Whether the share of rank 0 fits, with less room if need be. No rank has more: of each parameter it has rows / ranks,
+// rounded up.
+absl::StatusOr<bool> ShareFits(Question question, bool gpu) {
+  if (const std::vector<Question> less = WithLessRoom(question); !less.empty()) question = less.back();
   const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
   const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
   if (!layout.ok()) return layout.status();

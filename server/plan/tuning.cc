@@ -65,8 +65,28 @@ simulator::Outcome SimulateOurs(const Question& question, const simulator::Workl
                               .bucket_bytes = question.spec.bucket_bytes,
                               .device_slots = question.gpu.device_slots,
                               .resident_buckets = question.gpu.resident_buckets,
-                              .log_slots = question.spec.log_slots});
+                              .log_slots = question.spec.log_slots,
+                              .gradient_slots = question.spec.gradient_slots,
+                              .in_place = question.spec.in_place});
   return ours.Run(question.machine, workload, options);
+}
+
+std::string PriceOfLessRoom(const Question& question, const simulator::Workload& workload,
+                            const simulator::RunOptions& options, double step_seconds) {
+  Question more = question;
+  more.spec.gradient_slots = 2;
+  more.spec.in_place = false;
+  const auto host_bytes = [](const Question& of) {
+    const engine::OptimizerSpec share = simulator::ShardOf(of.spec, 0, of.ranks);
+    return simulator::TotalBytes(HostMemory(share, *engine::PlanLayout(share)));
+  };
+  return absl::StrFormat(
+      "Each bucket has one gradient slot%s, as trainers on a GPU take where the daemon has no memory for more. Two "
+      "slots%s would take %.1f GiB more of the host's memory, and a step %.3f s instead of %.3f s.",
+      question.spec.in_place ? ", into which parameters are published" : "",
+      question.spec.in_place ? " and parameters of their own" : "",
+      static_cast<double>(host_bytes(more) - host_bytes(question)) / (uint64_t{1} << 30),
+      SimulateOurs(more, workload, options).step_seconds, step_seconds);
 }
 
 void RecommendBuckets(const Question& question, const simulator::Workload& workload, simulator::RunOptions options,
@@ -85,6 +105,7 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     changed.SetResidents(count);
     if (count != base.gpu.resident_buckets) search.Try(std::move(changed));
   }
+  for (const Question& less : WithLessRoom(search.best())) search.Try(less);  // a pass in place moves fewer bytes
   recommendation.set_bucket_bytes(BucketBytes(search.best()));
   recommendation.set_resident_buckets(search.best().gpu.resident_buckets);
   if (search.seconds() == step_seconds) return;
@@ -96,6 +117,9 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
   if (search.best().gpu.resident_buckets != question.gpu.resident_buckets) {
     absl::StrAppend(&settings, settings.empty() ? "" : " and ", search.best().gpu.resident_buckets,
                     " resident buckets (GpuOptions)");
+  }
+  if (search.best().spec.in_place != question.spec.in_place) {
+    absl::StrAppend(&settings, settings.empty() ? "" : " and ", "gradient_slots=\"in_place\" (GpuOptions)");
   }
   recommendation.add_sentences(
       absl::StrFormat("With %s a step takes %.3f s instead of %.3f s.", settings, search.seconds(), step_seconds));

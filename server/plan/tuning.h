@@ -2,6 +2,8 @@
 #ifndef SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
 #define SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
 
+#include <string>
+
 #include "server/plan/question.h"
 #include "server/simulator/outcome.h"
 #include "superoffload/v1/plan.pb.h"
@@ -11,6 +13,10 @@ namespace superoffload::plan {
 // A step as asked for: our schedule with the settings of the question.
 simulator::Outcome SimulateOurs(const Question& question, const simulator::Workload& workload,
                                 const simulator::RunOptions& options);
+
+// What two slots would take and gain, of a question with one.
+std::string PriceOfLessRoom(const Question& question, const simulator::Workload& workload,
+                            const simulator::RunOptions& options, double step_seconds);
 
 // Tries others of what fits in HBM; what shortens the step by a hundredth or more goes into the recommendation.
 // `step_seconds` is of the step as asked for.

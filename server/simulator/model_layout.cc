@@ -69,15 +69,9 @@ engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, 
   return shard;
 }
 
-engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes, const kernels::Algorithm* algorithm, uint32_t ranks,
-                        uint32_t logged_buckets, uint32_t log_slots) {
-  engine::OptimizerSpec spec;
-  spec.algorithm = algorithm;
+engine::Layout LayoutOf(const Model& model, engine::OptimizerSpec spec, uint32_t ranks) {
   spec.groups = {spec.algorithm->DefaultScalars()};
   spec.parameters = model.parameters;
-  spec.bucket_bytes = bucket_bytes;
-  spec.logged_buckets = log_slots == 0 ? 0 : logged_buckets;
-  spec.log_slots = spec.logged_buckets == 0 ? 0 : log_slots;
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(ShardOf(spec, 0, ranks));
   SUPEROFFLOAD_CHECK(layout.ok(), "the model must be valid");
   return *std::move(layout);

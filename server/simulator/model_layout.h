@@ -22,11 +22,9 @@ engine::OptimizerSpec ShardOf(const engine::OptimizerSpec& spec, uint32_t rank, 
 // embeddings keep it in fp32.
 void KeepSomeInFp32(const kernels::Algorithm& algorithm, std::vector<engine::ParameterSpec>& parameters);
 
-// Of rank 0, whose shards are the largest. The model must be valid. `bucket_bytes`: 0
-// for the default.
-engine::Layout LayoutOf(const Model& model, uint64_t bucket_bytes,
-                        const kernels::Algorithm* algorithm = kernels::Algorithms().front(), uint32_t ranks = 1,
-                        uint32_t logged_buckets = 0, uint32_t log_slots = 0);
+// Of rank 0, whose shards are the largest. The model must be valid; `spec` has no groups and no parameters, they are
+// its.
+engine::Layout LayoutOf(const Model& model, engine::OptimizerSpec spec = {}, uint32_t ranks = 1);
 
 struct BucketUse {
   std::vector<size_t> units;  // whose parameters it holds; backward reaches the first one last

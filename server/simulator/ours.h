@@ -36,6 +36,8 @@ class Ours {
     size_t uploads_in_flight = kernels::UploadOrder::kInFlight;
     uint32_t resident_buckets = 0;    // of those that backward reaches last
     uint32_t log_slots = 0;           // of the log that each of these has; 0: the daemon absorbs them in every step
+    uint32_t gradient_slots = 2;      // 1: a gradient is copied down when the one before it was absorbed
+    bool in_place = false;            // and parameters are published there
     bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
   };
 

@@ -22,6 +22,17 @@ std::span<std::byte> Nowhere(uintptr_t address, size_t bytes) { return {reinterp
 
 void Check(const kernels::CudaStatus& status) { SUPEROFFLOAD_CHECK(status.ok(), status.message); }
 
+engine::OptimizerSpec SpecOf(const Ours::Settings& settings) {
+  engine::OptimizerSpec spec;
+  spec.algorithm = settings.algorithm;
+  spec.bucket_bytes = settings.bucket_bytes;
+  spec.logged_buckets = settings.log_slots == 0 ? 0 : settings.resident_buckets;
+  spec.log_slots = spec.logged_buckets == 0 ? 0 : settings.log_slots;
+  spec.gradient_slots = settings.gradient_slots;
+  spec.in_place = settings.in_place;
+  return spec;
+}
+
 }  // namespace
 
 SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& workload, const Ours::Settings& settings,
@@ -30,8 +41,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       workload_(workload),
       settings_(settings),
       verdicts_(std::move(verdicts)),
-      layout_(LayoutOf(workload.model, settings.bucket_bytes, settings.algorithm, workload.ranks,
-                       settings.resident_buckets, settings.log_slots)),
+      layout_(LayoutOf(workload.model, SpecOf(settings), workload.ranks)),
       uses_(BucketUses(workload.model, layout_)),
       clock_(&time_),
       host_memory_(&time_, machine.host.bandwidth),
@@ -82,6 +92,7 @@ void SimulatedTraining::OpenMover() {
                               .parameters_bytes = bucket.parameters_bytes(),
                               .chunks = bucket.chunks()});
     bucket_at_[bucket.parameters_offset] = i;
+    gradient_at_[bucket.gradient_offsets[0]] = i;
     memory.slots.bytes = std::max(memory.slots.bytes, bucket.gradient_bytes());
     chunks = std::max<uint64_t>(chunks, bucket.chunks());
   }
@@ -104,7 +115,18 @@ void SimulatedTraining::BeginCopy(const GpuCopy& copy, std::function<void()> don
     return h2d_.Copy(bytes, absl::StrCat("parameters ", bucket_at_.at(copy.gpu - kGpu)), std::move(done));
   }
   const bool sums = copy.gpu - kGpu >= mover_->memory().slots.sums_offset;
-  d2h_.Copy(bytes, sums ? "sums" : "gradient", std::move(done));
+  auto begin = [this, bytes, sums, done = std::move(done)] { d2h_.Copy(bytes, sums ? "sums" : "gradient", done); };
+  const auto bucket = gradient_at_.find(reinterpret_cast<uintptr_t>(copy.host) - kHostGradients);
+  const bool waits = !sums && bucket != gradient_at_.end() && layout_.buckets[bucket->second].one_slot() &&
+                     buckets_[bucket->second].pending;
+  if (!waits) return begin();
+  buckets_[bucket->second].landing = std::move(begin);
+}
+
+// Copies down wait for each other, and so behind one that waits for its slot.
+void SimulatedTraining::SlotFree(uint64_t, uint32_t bucket, uint32_t) {
+  buckets_[bucket].pending = false;
+  if (const std::function<void()> begin = std::exchange(buckets_[bucket].landing, nullptr)) begin();
 }
 
 void SimulatedTraining::Run() {
@@ -281,6 +303,7 @@ void SimulatedTraining::VerdictReached(const engine::VerdictReport& report) {
   timeline_.Add(Lane::kVerdict, absl::StrCat(what, " of step ", steps_.size()), time_.now(), time_.now());
   const bool commits = !engine::IsSkip(report.verdict);
   for (Bucket& bucket : buckets_) {
+    bucket.pending = commits;
     bucket.final = !commits || (report.speculation_stands && bucket.speculated);
     bucket.speculated = false;
   }

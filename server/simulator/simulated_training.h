@@ -67,11 +67,13 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
 
   struct Bucket {
     GpuEvent ready, packed;
-    bool speculated = false;  // by the step under way
-    bool final = true;        // its parameters, and the mover knows
+    bool speculated = false;        // by the step under way
+    bool final = true;              // its parameters, and the mover knows
+    bool pending = false;           // the gradient of the last committed step, in its only slot
+    std::function<void()> landing;  // the copy of the next one, which waits for that
   };
 
-  void SlotFree(uint64_t, uint32_t, uint32_t) override {}
+  void SlotFree(uint64_t, uint32_t bucket, uint32_t) override;
   void ParametersReady(uint64_t step, uint32_t bucket, bool speculative) override;
   void NormMeasured(uint64_t, double, double) override {}
   void Prepared(uint64_t step, uint64_t attempt, double sum_of_squares) override;
@@ -114,7 +116,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   std::vector<kernels::UndoSlot> record_;  // aligned as a record is
   std::unique_ptr<engine::StepMachine> engine_;
   std::unique_ptr<kernels::Mover> mover_;
-  std::map<uint64_t, uint32_t> bucket_at_;  // by the offset of its parameters
+  std::map<uint64_t, uint32_t> bucket_at_;    // by the offset of its parameters
+  std::map<uint64_t, uint32_t> gradient_at_;  // by that of its first slot
 
   std::vector<Bucket> buckets_;
   std::vector<std::vector<uint32_t>> buckets_of_unit_;  // in the order in which backward completes them

@@ -42,7 +42,7 @@ constexpr Ending kEndings[] = {{"commit", {}},
 Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, uint64_t sequence, uint32_t ranks) {
   Pass pass{.batch = 1, .sequence = sequence};
   const uint64_t batch = tokens / sequence;
-  const engine::Layout layout = LayoutOf(model, 0, kernels::Algorithms().front(), ranks);
+  const engine::Layout layout = LayoutOf(model, {}, ranks);
   const uint64_t fits =
       LargestBatch(model, layout, pass, {.gathers = ranks > 1}, static_cast<uint64_t>(machine.gpu.memory_bytes));
   SUPEROFFLOAD_CHECK_LT(0u, fits, "a model that does not fit");
@@ -218,6 +218,20 @@ std::string ResidentsTable() {
                             }
                             return cells;
                           });
+}
+
+std::string RoomTable() {
+  constexpr std::pair<uint32_t, bool> kRooms[] = {{2, false}, {1, false}, {1, true}};
+  return TableOfFewTokens(" two slots | one slot | in place |", [&](const Machine& machine, const Workload& workload,
+                                                                    const RunOptions& options) {
+    std::string cells;
+    for (const auto& [gradient_slots, in_place] : kRooms) {
+      const Ours ours({.gradient_slots = gradient_slots, .in_place = in_place});
+      const Outcome outcome = ours.Run(machine, workload, options);
+      absl::StrAppendFormat(&cells, " %.0f (%.0f) |", 1e3 * outcome.step_seconds, 1e3 * outcome.exposed_seconds);
+    }
+    return cells;
+  });
 }
 
 }  // namespace superoffload::simulator

@@ -35,6 +35,9 @@ std::string ResidentsTable();
 // What narrower moments gain, as Markdown.
 std::string StatesTable();
 
+// What less memory for gradients and published parameters costs, as Markdown.
+std::string RoomTable();
+
 struct RanksRow {
   std::string_view model;
   uint32_t ranks = 1;

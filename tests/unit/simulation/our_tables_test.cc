@@ -18,6 +18,7 @@ TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
   EXPECT_THAT(text.str(), ::testing::HasSubstr(RanksTable()));
   EXPECT_THAT(text.str(), ::testing::HasSubstr(ResidentsTable()));
   EXPECT_THAT(text.str(), ::testing::HasSubstr(StatesTable()));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(RoomTable()));
 }
 
 }  // namespace

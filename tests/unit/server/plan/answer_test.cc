@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "server/optimizer/hosted_memory.h"
@@ -164,16 +165,95 @@ TEST(RecommendationTest, WhatFitsStaysAsItIs) {
 }
 
 TEST(RecommendationTest, ABudgetThatIsTooSmallByALittleIsRaised) {
-  const v1::Recommendation recommendation = Answer(Request("gpt2-25b"))->recommendation();
+  v1::PlanRequest request = Request("gpt2-25b");
+  request.set_gradient_slots(2);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
   EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("memory_budget_bytes")));
   EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("overlap=True")));
 }
 
+// 25 B parameters take 18 bytes each, or 16.
+TEST(RecommendationTest, OneGradientSlotIsTakenWhereTwoDoNotFitAndItsPriceIsSaid) {
+  const v1::PlanRequest request = Request("gpt2-25b");
+  const auto slots_of = [](const v1::PlanResponse& response) {
+    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
+      if (item.purpose() == "gradient slots") return item;
+    }
+    return v1::MemoryItem();
+  };
+  const v1::PlanResponse one = *Answer(request);
+  EXPECT_TRUE(one.memory(0).host().fits());
+  EXPECT_THAT(slots_of(one).formula(), HasSubstr("1 slot"));
+  v1::PlanRequest two = request;
+  two.set_gradient_slots(2);
+  const v1::PlanResponse refused = *Answer(two);
+  EXPECT_FALSE(refused.memory(0).host().fits());
+  EXPECT_EQ(slots_of(refused).bytes(), 2 * slots_of(one).bytes());
+  EXPECT_THAT(one.recommendation().sentences(), Contains(HasSubstr("one gradient slot")));
+  const v1::PlanResponse small = *Answer(Request("llama-8b"));
+  EXPECT_THAT(slots_of(small).formula(), HasSubstr("2 slots"));
+  EXPECT_THAT(small.recommendation().sentences(), Not(Contains(HasSubstr("one gradient slot"))));
+  two.set_gradient_slots(3);
+  EXPECT_THAT(Refusal(two), HasSubstr("gradient_slots"));
+}
+
+// They take 14 bytes each, or 16.
+TEST(RecommendationTest, ParametersAreInPlaceWhereOneSlotDoesNotFit) {
+  v1::PlanRequest request = Request("gpt2-25b");
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("gh200-96-480");
+  request.mutable_machine()->mutable_host()->set_memory_bytes(450e9);
+  const auto published_bytes = [](const v1::PlanResponse& response) {
+    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
+      if (item.purpose() == "published parameters") return item.bytes();
+    }
+    return uint64_t{0};
+  };
+  const v1::PlanResponse in_place = *Answer(request);
+  EXPECT_TRUE(in_place.memory(0).host().fits());
+  EXPECT_EQ(published_bytes(in_place), 1u);
+  EXPECT_THAT(in_place.recommendation().sentences(), Contains(HasSubstr("into which parameters are published")));
+  request.set_resident_buckets(4);
+  EXPECT_EQ(published_bytes(*Answer(request)), 1u) << "without logs";
+  request.set_resident_buckets(0);
+  request.set_gradient_slots(1);
+  const v1::PlanResponse one = *Answer(request);
+  EXPECT_FALSE(one.memory(0).host().fits());
+  EXPECT_GT(published_bytes(one), 1u);
+  request.set_in_place(true);
+  EXPECT_EQ(published_bytes(*Answer(request)), 1u);
+  request.set_gradient_slots(2);
+  EXPECT_THAT(Refusal(request), HasSubstr("in_place needs one gradient slot"));
+  request.set_gradient_slots(0);
+  request.set_algorithm("test_momentum_matrix");
+  EXPECT_THAT(Refusal(request), HasSubstr("an algorithm that updates elements"));
+}
+
+// A pass in place moves fewer bytes, and nothing hides those of one slot.
+TEST(RecommendationTest, ParametersInPlaceAreRecommendedWhereThatIsFaster) {
+  for (const uint32_t batch : {1, 8}) {
+    v1::PlanRequest request = Request("gpt2-25b", batch);
+    request.set_quick(false);
+    const v1::PlanResponse response = *Answer(request);
+    const std::string sentences = absl::StrJoin(response.recommendation().sentences(), "\n");
+    EXPECT_EQ(absl::StrContains(sentences, "gradient_slots=\"in_place\""), batch == 1) << sentences;
+  }
+}
+
+// Nothing of the step waits for a slot that is there.
+TEST(RecommendationTest, OneSlotCostsTimeWhereTheHostIsSlow) {
+  v1::PlanRequest request = Request("llama-8b", 1, 2048);
+  request.set_quick(true);
+  const double two = Answer(request)->performance().step_seconds();
+  request.set_gradient_slots(1);
+  EXPECT_GT(Answer(request)->performance().step_seconds(), two);
+}
+
 TEST(RecommendationTest, AHostThatIsTooSmallNeedsRanks) {
   const v1::Recommendation recommendation = Answer(Request("llama-70b"))->recommendation();
-  EXPECT_EQ(recommendation.ranks(), 4u);
+  EXPECT_EQ(recommendation.ranks(), 3u);
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);  // on each of them
-  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("--ranks=4")));
+  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("--ranks=3")));
   EXPECT_THAT(recommendation.not_supported(), IsEmpty());
 }
 
@@ -301,6 +381,8 @@ TEST(RecommendationTest, TheFewestRanksThatFitNeedNoPowerOfTwo) {
   request.clear_machine_name();
   request.mutable_machine()->set_like("gh200-96-480");
   request.mutable_machine()->mutable_host()->set_memory_bytes(300e9);
+  EXPECT_EQ(Answer(request)->recommendation().ranks(), 5u) << "with one gradient slot";
+  request.set_gradient_slots(2);
   const uint32_t ranks = Answer(request)->recommendation().ranks();
   EXPECT_EQ(ranks, 6u);
   for (const uint32_t tried : {ranks - 1, ranks}) {

@@ -67,7 +67,7 @@ TEST(ActivationsTest, AChunkedLossKeepsAChunksLogitsAndGradients) {
 
 TEST(FitTest, AChunkedLossTriplesTheLongestSequence) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   constexpr uint64_t kMemory = 96'000'000'000;
   const uint64_t whole = LargestSequence(model, layout, {}, {.allocator_reserve = 0}, kMemory);
   const uint64_t chunked = LargestSequence(model, layout, {.loss = Loss::kChunked}, {.allocator_reserve = 0}, kMemory);
@@ -77,7 +77,7 @@ TEST(FitTest, AChunkedLossTriplesTheLongestSequence) {
 
 TEST(FitTest, ALossInChunksSaysWhatItKeeps) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   const auto logits = [&](Loss loss, uint64_t sequence) {
     for (const MemoryItem& item : GpuMemory(model, layout, {.sequence = sequence, .loss = loss}, {}, 1)) {
       if (item.purpose == "logits") return item.formula;
@@ -111,7 +111,7 @@ TEST(ActivationsTest, LatentsNarrowValuesAndSharedExpertsAreCounted) {
 
 TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   constexpr uint64_t kMemory = 96'000'000'000;
   Pass pass{.sequence = 4096};
   const uint64_t batch = LargestBatch(model, layout, pass, {}, kMemory);
@@ -126,19 +126,19 @@ TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
 
 TEST(FitTest, NothingFitsWhereTheParametersDoNot) {
   const Model model = *FindModel("llama-70b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   EXPECT_EQ(LargestBatch(model, layout, {}, {}, 96'000'000'000), 0u);
   EXPECT_EQ(LargestSequence(model, layout, {}, {}, 96'000'000'000), 0u);
 }
 
 TEST(FitTest, LearnedPositionsLimitTheSequence) {
   const Model model = *FindModel("gpt2-1b");
-  EXPECT_EQ(LargestSequence(model, LayoutOf(model, 0), {}, {}, 96'000'000'000), 2048u);
+  EXPECT_EQ(LargestSequence(model, LayoutOf(model), {}, {}, 96'000'000'000), 2048u);
 }
 
 TEST(FitTest, AccumulationKeepsAllGradients) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   const std::vector<MemoryItem> once = GpuMemory(model, layout, {}, {}, 1);
   const std::vector<MemoryItem> twice = GpuMemory(model, layout, {}, {.accumulation = 2}, 1);
   EXPECT_EQ(BytesOf(twice, "gradients"), 2 * ParameterCount(model));
@@ -147,7 +147,7 @@ TEST(FitTest, AccumulationKeepsAllGradients) {
 
 TEST(FitTest, RanksKeepShardsOfGradientsAndGatherTwoBlocks) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout shard = LayoutOf(model, 0, kernels::Algorithms().front(), 4);
+  const engine::Layout shard = LayoutOf(model, {}, 4);
   const std::vector<MemoryItem> once = GpuMemory(model, shard, {}, {.gathers = true}, 1);
   const std::vector<MemoryItem> twice = GpuMemory(model, shard, {}, {.accumulation = 2, .gathers = true}, 1);
   const uint64_t block = BytesOf(once, "gradients");
@@ -159,7 +159,7 @@ TEST(FitTest, RanksKeepShardsOfGradientsAndGatherTwoBlocks) {
 
 TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.resident_buckets = 2}, 1);
   const size_t n = layout.buckets.size();
   EXPECT_EQ(BytesOf(items, "resident buckets"), 14 * (layout.buckets[n - 1].elements + layout.buckets[n - 2].elements));
@@ -170,7 +170,7 @@ TEST(FitTest, ResidentBucketsTakeTheirStateAndGradient) {
 
 TEST(FitTest, ParametersAndSlotsHaveTheLayoutsSizes) {
   const Model model = *FindModel("llama-8b");
-  const engine::Layout layout = LayoutOf(model, 0);
+  const engine::Layout layout = LayoutOf(model);
   const std::vector<MemoryItem> items = GpuMemory(model, layout, {}, {.device_slots = 3}, 1);
   EXPECT_GE(BytesOf(items, "parameters"), layout.parameters_bytes);
   EXPECT_LT(BytesOf(items, "parameters"), layout.parameters_bytes + 4096);

@@ -24,7 +24,7 @@ TEST(ModelLayoutTest, ShardsAreTorchChunks) {
 
 TEST(ModelLayoutTest, TheFirstRankHasSomethingOfEachParameter) {
   const Model model = *FindModel("gpt2-1b");
-  const engine::Layout whole = LayoutOf(model, 0), shard = LayoutOf(model, 0, kernels::Algorithms().front(), 7);
+  const engine::Layout whole = LayoutOf(model), shard = LayoutOf(model, {}, 7);
   uint64_t elements = 0;
   for (const engine::BucketLayout& bucket : shard.buckets) elements += bucket.elements;
   EXPECT_GE(7 * elements, ParameterCount(model));
@@ -37,7 +37,7 @@ TEST(ModelLayoutTest, TheFirstRankHasSomethingOfEachParameter) {
 
 TEST(ModelLayoutTest, ABucketIsCompleteWithItsFirstParameterInItsLastUnit) {
   const Model model = *FindModel("gpt2-1b");
-  const std::vector<BucketUse> uses = BucketUses(model, LayoutOf(model, 0));
+  const std::vector<BucketUse> uses = BucketUses(model, LayoutOf(model));
   double before = 0;
   size_t unit = model.architecture.head_unit();
   for (const BucketUse& use : uses) {
