@@ -186,8 +186,14 @@ std::string ParametersText(const v1::Optimizer& optimizer) {
 
 std::string MemoryText(const v1::Optimizer& o) {
   if (o.element_count() == 0) return BytesText(o.memory_bytes());
-  return absl::StrFormat("%s, %.1f bytes per element", BytesText(o.memory_bytes()),
-                         static_cast<double>(o.memory_bytes()) / static_cast<double>(o.element_count()));
+  const auto per_element = [&o](uint64_t bytes) {
+    return absl::StrFormat("%.1f", static_cast<double>(bytes) / static_cast<double>(o.element_count()));
+  };
+  const std::string all = absl::StrCat(BytesText(o.memory_bytes()), ", ", per_element(o.memory_bytes()),
+                                       " bytes per element: ", per_element(o.memory().state_bytes()), " of state, ",
+                                       per_element(o.memory().gradients_bytes()), " of gradients");
+  if (o.layout().in_place()) return absl::StrCat(all, ", in whose place parameters are published");
+  return absl::StrCat(all, ", ", per_element(o.memory().parameters_bytes()), " of parameters");
 }
 
 std::string DescriptionText(const v1::Optimizer& o) {

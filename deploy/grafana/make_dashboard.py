@@ -14,6 +14,11 @@ ENTRY = re.compile(r"(superoffload_\w+)(?:\{([\w,]*)\})?(?:,|\s{2,}|$)\s*(.*)")
 # What a plain graph of the number would not show.
 EXPRESSIONS = {
     "superoffload_kernel_bytes_total": ("superoffload:kernel_bytes_per_second", "{{pass}}", "Bps"),
+    "superoffload_elements": (
+        "superoffload_memory_bytes / ignoring(use) group_left superoffload_elements",
+        "{{use}}",
+        "bytes",
+    ),
     "superoffload_step_phase_seconds": (
         "histogram_quantile(0.99, sum by (le, optimizer, phase) "
         "(rate(superoffload_step_phase_seconds_bucket[$__rate_interval])))",

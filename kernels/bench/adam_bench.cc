@@ -200,6 +200,13 @@ class AdamBench {
     all.push_back(Pass("settle" + format, 2 * state + w, [=, &a, &algorithm, &kernels, this](size_t i, int thread) {
       kernels.absorb(0, n, a.StateOf(algorithm, i), absorb, a.pending(i), undo_[thread].get());
     }));
+    all.push_back(
+        Pass("take_in" + format, 2 * state + 2 * w, [=, &a, &algorithm, &kernels, this](size_t i, int thread) {
+          const StateView of = a.StateOf(algorithm, i);
+          const MutableElements gradient = a.theta(i);  // the parameters take its place
+          kernels.absorb(0, n, of, absorb, {gradient.data, gradient.dtype}, undo_[thread].get());
+          Narrow(n, of.Floats(0), gradient);
+        }));
     all.push_back(Pass("publish" + format, state + 2 * w, [=, &a, &algorithm, &kernels](size_t i, int) {
       kernels.publish(0, n, a.StateOf(algorithm, i), publish, a.gradient(i), a.theta(i), nullptr);
     }));

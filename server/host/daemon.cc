@@ -141,12 +141,11 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
   descriptors_ = *std::move(descriptors);
   if (config_.metrics_address() != "off") {
     absl::StatusOr<std::string> bound = metrics_.Expose(config_.metrics_address(), [this] {
-      return metrics::DaemonGauges{table_.size(),
-                                   table_.attachments(),
-                                   budget_.used(),
-                                   table_.BytesByNode(),
-                                   partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read(),
-                                   table_.GpuUses()};
+      return metrics::DaemonGauges{
+          table_.size(),        table_.attachments(),
+          budget_.used(),       table_.Elements(),
+          table_.BytesByNode(), partition_ == nullptr ? std::vector<partition::Reading>() : partition_->Read(),
+          table_.GpuUses()};
     });
     if (bound.ok()) {
       metrics_address_ = *bound;

@@ -19,6 +19,7 @@ struct DaemonGauges {
   size_t optimizers = 0;
   size_t attachments = 0;
   memory::MemoryUse memory;
+  uint64_t elements = 0;  // of parameters
   std::map<int, uint64_t> bytes_by_node;
   std::vector<partition::Reading> partition;
   std::vector<std::pair<optimizer::OptimizerId, optimizer::GpuUse>> gpus;

@@ -382,6 +382,12 @@ std::map<int, uint64_t> OptimizerTable::BytesByNode() const {
   return by_node;
 }
 
+uint64_t OptimizerTable::Elements() const {
+  uint64_t elements = 0;
+  for (const OptimizerPtr& optimizer : All()) elements += engine::ElementCount(optimizer->spec());
+  return elements;
+}
+
 std::vector<std::pair<OptimizerId, GpuUse>> OptimizerTable::GpuUses() const {
   std::vector<std::pair<OptimizerId, GpuUse>> uses;
   for (const OptimizerPtr& optimizer : All()) {

@@ -127,6 +127,7 @@ class OptimizerTable {
 
   // Of all optimizers, by NUMA node.
   std::map<int, uint64_t> BytesByNode() const;
+  uint64_t Elements() const;  // of parameters
 
   // Of every attachment that has told.
   std::vector<std::pair<OptimizerId, GpuUse>> GpuUses() const;

@@ -12,9 +12,7 @@ absl::StatusOr<v1::Optimizer> Preview(const optimizer::OptimizerTable& table, co
   proto.set_name(request.name());
   proto.set_uid(peer.uid);
   proto.set_algorithm(std::string(spec.algorithm->name));
-  uint64_t elements = 0;
-  for (const engine::ParameterSpec& parameter : spec.parameters) elements += engine::ElementCount(parameter);
-  proto.set_element_count(elements);
+  proto.set_element_count(engine::ElementCount(spec));
   proto.set_parameter_count(static_cast<uint32_t>(spec.parameters.size()));
   proto.set_bucket_count(static_cast<uint32_t>(preview->layout.buckets.size()));
   SetMemoryUse(preview->use, &proto);

@@ -167,9 +167,7 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpo
   proto.set_trainer_pid(attachment.peer.pid);
   if (attachment.gpu) *proto.mutable_gpu() = ToProto(*attachment.gpu);
   SetMemoryUse(optimizer.memory_use(), &proto);
-  uint64_t elements = 0;
-  for (const engine::ParameterSpec& parameter : spec.parameters) elements += ElementCount(parameter);
-  proto.set_element_count(elements);
+  proto.set_element_count(ElementCount(spec));
   const absl::Status complete = optimizer.engine().CheckComplete();
   proto.set_state(complete.ok() ? v1::OPTIMIZER_STATE_READY : v1::OPTIMIZER_STATE_INCOMPLETE);
   proto.set_state_reason(std::string(complete.message()));

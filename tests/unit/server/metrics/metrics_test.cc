@@ -61,12 +61,14 @@ class MetricsTest : public ::testing::Test {
 TEST_F(MetricsTest, TellsWhatIsRunning) {
   gauges_.optimizers = 2;
   gauges_.memory.state_bytes = 48;
+  gauges_.elements = 4;
   const std::string answer = Get(address_);
   EXPECT_TRUE(Has(answer, "superoffload_build_info{kernel_target=\"SVE2\",version=\"1.2.3\"} 1"));
   EXPECT_TRUE(Has(answer, "superoffload_worker_threads 5"));
   EXPECT_TRUE(Has(answer, "superoffload_memory_budget_bytes 4096"));
   EXPECT_TRUE(Has(answer, "superoffload_optimizers 2"));
   EXPECT_TRUE(Has(answer, "superoffload_memory_bytes{use=\"state\"} 48"));
+  EXPECT_TRUE(Has(answer, "superoffload_elements 4"));
 }
 
 TEST_F(MetricsTest, AHostedOptimizerIsThereAtZeroBeforeItsFirstStep) {
