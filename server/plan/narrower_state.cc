@@ -41,6 +41,7 @@ std::string Words(const kernels::Algorithm& algorithm) {
 
 Question With(Question question, const kernels::Algorithm& algorithm) {
   question.spec.algorithm = &algorithm;
+  if (algorithm.resident_kernel == nullptr) question.SetResidents(0);
   simulator::KeepSomeInFp32(algorithm, question.spec.parameters);
   question.model.parameters = question.spec.parameters;
   return question;

@@ -157,6 +157,7 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
         " has no kernel for the GPU; leave it 0, or choose another algorithm"));
   }
   question.SetResidents(request.resident_buckets());
+  question.auto_residents = !request.has_resident_buckets();
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
   if (request.has_allocator_reserve()) question.gpu.allocator_reserve = request.allocator_reserve();
   question.ranks = std::max(1u, request.ranks());

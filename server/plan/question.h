@@ -39,7 +39,8 @@ struct Question {
   // How many buckets are resident; the daemon takes in their gradients `resident_steps` at a time.
   void SetResidents(uint32_t count);
   uint32_t resident_steps = 4;
-  bool may_save_room = true;  // for gradients and published parameters, where the host has none
+  bool auto_residents = false;  // as many as trainers come to
+  bool may_save_room = true;    // for gradients and published parameters, where the host has none
 
   // Of a machine with one memory, what the optimizer of rank 0 leaves of it.
   uint64_t gpu_bytes() const;

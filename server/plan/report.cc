@@ -42,6 +42,9 @@ void AppendPerformance(const v1::PlanResponse& response, std::string& text) {
   if (p.price_per_million_tokens() > 0) {
     absl::StrAppendFormat(&text, ", price of 1M tokens %.4g", p.price_per_million_tokens());
   }
+  if (p.resident_buckets() > 0) {
+    absl::StrAppend(&text, "\nwith the optimizer state of ", p.resident_buckets(), " buckets on the GPU, too");
+  }
   absl::StrAppendFormat(&text, "\nexposed: %.4f s per step\n", p.exposed_seconds());
   for (const v1::ExposedTime& exposed : p.exposed()) {
     absl::StrAppendFormat(&text, "  %-37s %10.4f s\n", exposed.cause(), exposed.seconds());

@@ -71,6 +71,69 @@ simulator::Outcome SimulateOurs(const Question& question, const simulator::Workl
   return ours.Run(question.machine, workload, options);
 }
 
+namespace {
+
+// As in client/python/superoffload/torch/gpu: options.py and residents.py.
+constexpr double kResidentShare = 0.92, kMostWaiting = 0.01;
+constexpr uint32_t kFirstResidents = 8;
+constexpr uint32_t kShortLogSteps = 2;
+
+bool WaitsForParameters(const simulator::Outcome& outcome) {
+  double seconds = 0;
+  for (const simulator::Exposed& part : outcome.exposed) {
+    if (part.cause != simulator::kDeviceSlots) seconds += part.seconds;
+  }
+  return seconds > kMostWaiting * outcome.step_seconds;
+}
+
+bool ResidentsFit(Question question) {
+  question.gpu.allocator_reserve = std::max(question.gpu.allocator_reserve, 1 - kResidentShare);
+  const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
+  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
+  return layout.ok() && question.gpu.resident_buckets <= layout->buckets.size() &&
+         simulator::TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes() &&
+         simulator::TotalBytes(HostMemory(share, *layout)) <= HostBudgetBytes(question.machine);
+}
+
+// The most that fit, from none on.
+uint32_t MostResidents(Question question) {
+  uint32_t fit = 0, too_many = engine::kMaxBuckets + 1;
+  while (too_many - fit > 1) {
+    const uint32_t count = fit + (too_many - fit) / 2;
+    question.SetResidents(count);
+    (ResidentsFit(question) ? fit : too_many) = count;
+  }
+  return fit;
+}
+
+}  // namespace
+
+Question WithAutoResidents(const Question& question, const simulator::Workload& workload,
+                           simulator::RunOptions options) {
+  if (!question.auto_residents || question.machine.one_memory || question.spec.algorithm->resident_kernel == nullptr ||
+      !WaitsForParameters(SimulateOurs(question, workload, options))) {
+    return question;
+  }
+  options.timeline = false;
+  Question with = question;
+  with.resident_steps = 1;
+  const uint32_t most = MostResidents(with);
+  for (const uint32_t steps : {kShortLogSteps, question.resident_steps}) {  // logs, where the host has room for them
+    Question logged = with;
+    logged.resident_steps = steps;
+    logged.SetResidents(most);
+    if (ResidentsFit(logged)) with.resident_steps = steps;
+  }
+  std::vector<uint32_t> counts;
+  for (uint32_t count = kFirstResidents; count < most; count *= 2) counts.push_back(count);
+  const auto enough = std::ranges::partition_point(counts, [&](uint32_t count) {
+    with.SetResidents(count);
+    return WaitsForParameters(SimulateOurs(with, workload, options));
+  });
+  with.SetResidents(enough == counts.end() ? most : *enough);
+  return with;
+}
+
 std::string PriceOfLessRoom(const Question& question, const simulator::Workload& workload,
                             const simulator::RunOptions& options, double step_seconds) {
   Question more = question;
@@ -99,7 +162,7 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     if (BucketBytes(changed) != BucketBytes(question)) search.Try(std::move(changed));
   }
   const Question base = search.best();
-  const bool may_be_resident = question.spec.algorithm->resident_kernel != nullptr;
+  const bool may_be_resident = !question.auto_residents && question.spec.algorithm->resident_kernel != nullptr;
   for (const uint32_t count : may_be_resident ? std::span(kResidents) : std::span<const uint32_t>()) {
     Question changed = base;
     changed.SetResidents(count);

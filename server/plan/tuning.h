@@ -14,6 +14,11 @@ namespace superoffload::plan {
 simulator::Outcome SimulateOurs(const Question& question, const simulator::Workload& workload,
                                 const simulator::RunOptions& options);
 
+// Where residents are up to trainers, with as many as these come to (GpuOptions(resident_buckets="auto")): while a step
+// waits for parameters, twice as many, as far as they fit into what else leaves of the GPU's memory.
+Question WithAutoResidents(const Question& question, const simulator::Workload& workload,
+                           simulator::RunOptions options);
+
 // What two slots would take and gain, of a question with one.
 std::string PriceOfLessRoom(const Question& question, const simulator::Workload& workload,
                             const simulator::RunOptions& options, double step_seconds);

@@ -46,7 +46,7 @@ std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& ste
     from = to;
   };
   if (stall.buckets == nullptr) {
-    until("a device slot for a gradient", stall.lacked);
+    until(kDeviceSlots, stall.lacked);
     until("reducing gradients over ranks", stall.gathering);
   } else if (stall.step > 0) {
     const StepTimes& before = steps[stall.step - 1];

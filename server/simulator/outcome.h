@@ -12,6 +12,9 @@
 namespace superoffload::simulator {
 
 // Time of a step in which the GPU computes nothing of the model, by what it waits for.
+// The cause where all of them are in use; parameters are waited for otherwise.
+inline constexpr char kDeviceSlots[] = "a device slot for a gradient";
+
 struct Exposed {
   std::string cause;
   double seconds = 0;

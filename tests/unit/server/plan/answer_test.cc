@@ -4,6 +4,7 @@
 #include <google/protobuf/text_format.h>
 
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -31,6 +32,7 @@ v1::PlanRequest Request(const std::string& model, uint32_t batch = 4, uint32_t s
   request.set_batch(batch);
   request.set_sequence(sequence);
   request.set_quick(true);
+  request.set_resident_buckets(0);
   return request;
 }
 
@@ -440,6 +442,30 @@ TEST(PerformanceTest, TokensCostWhatTheMachinesOfAllRanksCost) {
   EXPECT_THAT(four.assumptions(), Contains(HasSubstr("what 4 machines cost at 3 an hour each")));
   request.set_price_per_hour(-1);
   EXPECT_THAT(Refusal(request), HasSubstr("price_per_hour is -1"));
+}
+
+TEST(PerformanceTest, ResidentsAreThoseThatTrainersComeTo) {
+  const auto performance = [](v1::PlanRequest request, std::optional<uint32_t> residents) {
+    request.clear_resident_buckets();
+    if (residents) request.set_resident_buckets(*residents);
+    return Answer(request)->performance();
+  };
+  const v1::PlanRequest waiting = Request("llama-8b", 1, 2048);
+  const v1::Performance automatic = performance(waiting, std::nullopt);
+  EXPECT_GT(automatic.resident_buckets(), 64u);
+  EXPECT_LT(automatic.step_seconds(), performance(waiting, 64).step_seconds());
+  EXPECT_EQ(performance(waiting, 0).resident_buckets(), 0u);
+  EXPECT_EQ(performance(Request("llama-8b", 16, 2048), std::nullopt).resident_buckets(), 0u) << "nothing is waited for";
+  v1::PlanRequest small = waiting;
+  small.set_machine_name("h100-pcie");
+  EXPECT_LT(performance(small, std::nullopt).resident_buckets(), automatic.resident_buckets());
+  EXPECT_GT(performance(small, std::nullopt).resident_buckets(), 0u);
+  v1::PlanRequest codes = waiting;
+  codes.set_algorithm("adamw_8bit");
+  EXPECT_EQ(performance(codes, std::nullopt).resident_buckets(), 0u) << "a GPU has no kernel for them";
+  v1::PlanRequest shared = Request("gpt2-1b", 1, 2048);
+  shared.set_machine_name("dgx-spark");
+  EXPECT_EQ(performance(shared, std::nullopt).resident_buckets(), 0u) << "its memory is the host's";
 }
 
 TEST(PerformanceTest, MoreResidentBucketsThanThereAreAreAll) {
