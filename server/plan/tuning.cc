@@ -110,11 +110,11 @@ uint32_t MostResidents(Question question) {
 
 Question WithAutoResidents(const Question& question, const simulator::Workload& workload,
                            simulator::RunOptions options) {
+  options.timeline = false;
   if (!question.auto_residents || question.machine.one_memory || question.spec.algorithm->resident_kernel == nullptr ||
       !WaitsForParameters(SimulateOurs(question, workload, options))) {
     return question;
   }
-  options.timeline = false;
   Question with = question;
   with.resident_steps = 1;
   const uint32_t most = MostResidents(with);

@@ -238,15 +238,19 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     )
     if subject.member is not None:
         subject.member.mark(request)
-    rooms = list(subject.backend.gradient_rooms(subject, bucket_bytes, casts_on_gpu))
-    for room in rooms:
+
+    def create(room: GradientRoom) -> bool:
         casts, request.gradient_slots, request.logged_buckets, request.log_slots, request.in_place = room
         gradient_dtype = torch.float32 if casts else None
         del request.parameters[:]
         request.parameters.extend(parameters.specification(subject.hosted, subject.in_float32(), gradient_dtype))
+        return optimizers.create(subject.connection, request)
+
+    *rooms, least = subject.backend.gradient_rooms(subject, bucket_bytes, casts_on_gpu)
+    for room in rooms:
         try:
-            return optimizers.create(subject.connection, request)
+            return create(room)
         except Error as error:
-            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED or room == rooms[-1]:
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
-    raise AssertionError("there is always a room")
+    return create(least)
