@@ -166,8 +166,11 @@ absl::Status SetPerformance(const Question& asked, const engine::Layout& layout,
   const simulator::RunOptions options{.clip_rate = question.clip_rate,
                                       .skip_rate = question.skip_rate,
                                       .timeline = question.timeline != v1::TIMELINE_FORMAT_UNSPECIFIED};
-  question = WithAutoResidents(question, workload, options);
-  const simulator::Outcome outcome = SimulateOurs(question, workload, options);
+  simulator::Outcome outcome = SimulateOurs(question, workload, options);
+  if (std::optional<Question> with = WithAutoResidents(question, workload, options, outcome)) {
+    question = *std::move(with);
+    outcome = SimulateOurs(question, workload, options);
+  }
   SetStep(outcome, response);
   response.mutable_performance()->set_resident_buckets(question.gpu.resident_buckets);
   SetTimeline(question, outcome, response);

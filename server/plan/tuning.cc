@@ -1,6 +1,7 @@
 #include "server/plan/tuning.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,6 +25,16 @@ uint64_t BucketBytes(const Question& question) {
   return question.spec.bucket_bytes == 0 ? engine::kDefaultBucketBytes : question.spec.bucket_bytes;
 }
 
+// Of the share of rank 0, with its residents; nothing where the GPU's memory or the host's does not hold it.
+std::optional<engine::Layout> LayoutThatFits(const Question& question) {
+  const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
+  absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
+  const bool fits = layout.ok() && question.gpu.resident_buckets <= layout->buckets.size() &&
+                    simulator::TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes() &&
+                    simulator::TotalBytes(HostMemory(share, *layout)) <= HostBudgetBytes(question.machine);
+  return fits ? std::optional(*std::move(layout)) : std::nullopt;
+}
+
 // The best so far, and how to try another.
 class Search {
  public:
@@ -32,14 +43,8 @@ class Search {
       : workload_(workload), options_(options), best_(question), seconds_(seconds) {}
 
   void Try(Question changed) {
-    const engine::OptimizerSpec share = simulator::ShardOf(changed.spec, 0, changed.ranks);
-    const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
-    if (!layout.ok() || layout->buckets.size() > kMostBuckets ||
-        changed.gpu.resident_buckets > layout->buckets.size()) {
-      return;
-    }
-    if (simulator::TotalBytes(GpuMemoryOf(changed, *layout)) > changed.gpu_bytes()) return;
-    if (simulator::TotalBytes(HostMemory(share, *layout)) > HostBudgetBytes(changed.machine)) return;
+    const std::optional<engine::Layout> layout = LayoutThatFits(changed);
+    if (!layout || layout->buckets.size() > kMostBuckets) return;
     const double seconds = SimulateOurs(changed, workload_, options_).step_seconds;
     if (seconds >= seconds_ * kWorthwhile) return;
     best_ = std::move(changed);
@@ -88,11 +93,7 @@ bool WaitsForParameters(const simulator::Outcome& outcome) {
 
 bool ResidentsFit(Question question) {
   question.gpu.allocator_reserve = std::max(question.gpu.allocator_reserve, 1 - kResidentShare);
-  const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
-  const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
-  return layout.ok() && question.gpu.resident_buckets <= layout->buckets.size() &&
-         simulator::TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes() &&
-         simulator::TotalBytes(HostMemory(share, *layout)) <= HostBudgetBytes(question.machine);
+  return LayoutThatFits(question).has_value();
 }
 
 // The most that fit, from none on.
@@ -108,12 +109,12 @@ uint32_t MostResidents(Question question) {
 
 }  // namespace
 
-Question WithAutoResidents(const Question& question, const simulator::Workload& workload,
-                           simulator::RunOptions options) {
+std::optional<Question> WithAutoResidents(const Question& question, const simulator::Workload& workload,
+                                          simulator::RunOptions options, const simulator::Outcome& without) {
   options.timeline = false;
   if (!question.auto_residents || question.machine.one_memory || question.spec.algorithm->resident_kernel == nullptr ||
-      !WaitsForParameters(SimulateOurs(question, workload, options))) {
-    return question;
+      !WaitsForParameters(without)) {
+    return std::nullopt;
   }
   Question with = question;
   with.resident_steps = 1;

@@ -2,6 +2,7 @@
 #ifndef SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
 #define SUPEROFFLOAD_SERVER_PLAN_TUNING_H_
 
+#include <optional>
 #include <string>
 
 #include "server/plan/question.h"
@@ -14,10 +15,11 @@ namespace superoffload::plan {
 simulator::Outcome SimulateOurs(const Question& question, const simulator::Workload& workload,
                                 const simulator::RunOptions& options);
 
-// Where residents are up to trainers, with as many as these come to (GpuOptions(resident_buckets="auto")): while a step
-// waits for parameters, twice as many, as far as they fit into what else leaves of the GPU's memory.
-Question WithAutoResidents(const Question& question, const simulator::Workload& workload,
-                           simulator::RunOptions options);
+// With as many residents as trainers come to (GpuOptions(resident_buckets="auto")): while a step waits for parameters,
+// twice as many, as far as they fit into what else leaves of the GPU's memory. `without`: the step without any.
+// Nothing: they stay without, or are not up to trainers.
+std::optional<Question> WithAutoResidents(const Question& question, const simulator::Workload& workload,
+                                          simulator::RunOptions options, const simulator::Outcome& without);
 
 // What two slots would take and gain, of a question with one.
 std::string PriceOfLessRoom(const Question& question, const simulator::Workload& workload,

@@ -36,6 +36,14 @@ v1::PlanRequest Request(const std::string& model, uint32_t batch = 4, uint32_t s
   return request;
 }
 
+// Of rank 0; one of no bytes where there is none.
+v1::MemoryItem HostItem(const v1::PlanResponse& response, const std::string& purpose) {
+  for (const v1::MemoryItem& item : response.memory(0).host().items()) {
+    if (item.purpose() == purpose) return item;
+  }
+  return v1::MemoryItem();
+}
+
 // A model whose logits take less than its blocks.
 v1::Architecture SmallVocabulary() {
   v1::Architecture a;
@@ -177,12 +185,7 @@ TEST(RecommendationTest, ABudgetThatIsTooSmallByALittleIsRaised) {
 // 25 B parameters take 18 bytes each, or 16.
 TEST(RecommendationTest, OneGradientSlotIsTakenWhereTwoDoNotFitAndItsPriceIsSaid) {
   const v1::PlanRequest request = Request("gpt2-25b");
-  const auto slots_of = [](const v1::PlanResponse& response) {
-    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
-      if (item.purpose() == "gradient slots") return item;
-    }
-    return v1::MemoryItem();
-  };
+  const auto slots_of = [](const v1::PlanResponse& response) { return HostItem(response, "gradient slots"); };
   const v1::PlanResponse one = *Answer(request);
   EXPECT_TRUE(one.memory(0).host().fits());
   EXPECT_THAT(slots_of(one).formula(), HasSubstr("1 slot"));
@@ -206,10 +209,7 @@ TEST(RecommendationTest, ParametersAreInPlaceWhereOneSlotDoesNotFit) {
   request.mutable_machine()->set_like("gh200-96-480");
   request.mutable_machine()->mutable_host()->set_memory_bytes(450e9);
   const auto published_bytes = [](const v1::PlanResponse& response) {
-    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
-      if (item.purpose() == "published parameters") return item.bytes();
-    }
-    return uint64_t{0};
+    return HostItem(response, "published parameters").bytes();
   };
   const v1::PlanResponse in_place = *Answer(request);
   EXPECT_TRUE(in_place.memory(0).host().fits());
@@ -483,12 +483,7 @@ TEST(PerformanceTest, ALogOfResidentBucketsTakesHostMemoryAndShortensTheStep) {
   request.clear_resident_steps();  // 4
   const v1::PlanResponse with = *Answer(request);
   EXPECT_LT(with.performance().step_seconds(), without.performance().step_seconds());
-  const auto logs = [](const v1::PlanResponse& response) -> uint64_t {
-    for (const v1::MemoryItem& item : response.memory(0).host().items()) {
-      if (item.purpose() == "gradient logs") return item.bytes();
-    }
-    return 0;
-  };
+  const auto logs = [](const v1::PlanResponse& response) { return HostItem(response, "gradient logs").bytes(); };
   EXPECT_EQ(logs(without), 0u);
   EXPECT_GT(logs(with), uint64_t{3} * 40 * (64 << 20)) << "three slots more, of buckets that taper";
   EXPECT_LT(logs(with), uint64_t{3} * 64 * (64 << 20));
