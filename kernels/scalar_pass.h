@@ -14,43 +14,18 @@
 #include "kernels/algorithm.h"
 #include "kernels/elements/scalar_element.h"
 #include "kernels/scalar_table.h"
+#include "kernels/stored_state.h"
 #include "kernels/undo_slot.h"
 
 namespace superoffload::kernels {
 
 template <class F, Moments kMoments = Moments::kFloat32>
 struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
-  static constexpr DType TypeOf(size_t array) {
-    return array == 0 || kMoments == Moments::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
-  }
-
-  static MutableElements Array(const StateView& state, size_t array) { return {state.arrays[array], TypeOf(array)}; }
-
-  static void LoadState(const StateView& state, size_t i, float* element) {
-    for (size_t a = 0; a < F::kArrays; ++a) {
-      const MutableElements array = Array(state, a);
-      element[a] = LoadElement({array.data, array.dtype}, i);
-    }
-  }
-
-  static void StoreState(const StateView& state, size_t i, const typename F::Step& step, const float* element) {
-    for (size_t a = 0; a < F::kArrays; ++a) {
-      if constexpr (kMoments == Moments::kRoundedBFloat16) {
-        if (a > 0) {
-          const Rounding& rounding = state.rounding;
-          const uint64_t place = rounding.box->Find(rounding.first + i).element;
-          static_cast<uint16_t*>(state.arrays[a])[i] =
-              RoundToBFloat16(element[a], RoundingBits(rounding.key, step.step, place, a));
-          continue;
-        }
-      }
-      StoreElement(Array(state, a), i, element[a]);
-    }
-  }
+  using Stored = StoredState<F, kMoments>;
 
   static void SaveState(const StateView& state, size_t i, UndoSlot& undo) {
     for (size_t a = 0; a < F::kArrays; ++a) {
-      const size_t bytes = DTypeBytes(TypeOf(a));
+      const size_t bytes = DTypeBytes(Stored::TypeOf(a));
       std::memcpy(undo.OldBytes(a, kUndoElements) + i % kUndoElements * bytes,
                   static_cast<const std::byte*>(state.arrays[a]) + i * bytes, bytes);
     }
@@ -61,7 +36,7 @@ struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
     const auto step = absorb.As<typename F::Step>();
     for (size_t i = first; i < n; ++i) {
       float element[F::kArrays];
-      LoadState(state, i, element);
+      Stored::Load(state, i, element);
       if (undo != nullptr) {
         SaveState(state, i, *undo);
         KeepOrder();
@@ -69,7 +44,12 @@ struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
         KeepOrder();
       }
       F::Update(step, LoadElement(pending, i), element);
-      StoreState(state, i, step, element);
+      uint32_t word = 0;
+      if constexpr (Stored::kRounds) {
+        const uint64_t place = state.rounding.box->Find(state.rounding.first + i).element;
+        word = RoundingWord(state.rounding.key, step.step, place, RoundingPair(1));
+      }
+      Stored::Store(state, i, word, element);
     }
   }
 
@@ -78,7 +58,7 @@ struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
     const auto step = publish.As<typename F::Step>();
     for (size_t i = first; i < n; ++i) {
       float element[F::kArrays];
-      LoadState(state, i, element);
+      Stored::Load(state, i, element);
       const float g = LoadElement(gradient, i);
       F::Update(step, g, element);
       StoreElement(theta, i, element[0]);

@@ -55,6 +55,7 @@ size_t superoffload_size_of(const char* name) {
   SUPEROFFLOAD_IF_WANTED(superoffload_run_decision);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_report);
   SUPEROFFLOAD_IF_WANTED(superoffload_run_terms);
+  SUPEROFFLOAD_IF_WANTED(superoffload_shard);
   SUPEROFFLOAD_IF_WANTED(superoffload_step_end);
   SUPEROFFLOAD_IF_WANTED(superoffload_trainer_options);
   SUPEROFFLOAD_IF_WANTED(superoffload_verdict);

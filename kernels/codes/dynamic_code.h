@@ -55,8 +55,33 @@ struct DynamicCode {
 
   static constexpr float kPerNinth = static_cast<float>(1 / 0.9);
 
+  // A GPU has no arrays to look into.
+  struct Decade {
+    int index;
+    float inverse;
+  };
+  // Of a number from kLeast[0] on.
+  template <int kDecade = kDecades - 1>
+  SUPEROFFLOAD_HOST_DEVICE static Decade DecadeOf(float number) {
+    constexpr float least = Least(kDecade), inverse = kInverse[kDecade];
+    if constexpr (kDecade == 0) {
+      return {kDecade, inverse};
+    } else {
+      const Decade below = DecadeOf<kDecade - 1>(number);
+      return {number >= least ? kDecade : below.index, number >= least ? inverse : below.inverse};
+    }
+  }
+  template <int kDecade = kDecades - 1>
+  SUPEROFFLOAD_HOST_DEVICE static float PowerOf(int decade) {
+    constexpr float power = kPower[kDecade];
+    if constexpr (kDecade > 0) {
+      if (decade < kDecade) return PowerOf<kDecade - 1>(decade);
+    }
+    return power;
+  }
+
   // Of `code` under `scale`.
-  static float Decode(uint8_t code, float scale) {
+  SUPEROFFLOAD_HOST_DEVICE static float Decode(uint8_t code, float scale) {
     const uint32_t magnitude = kSigned ? code & 0x7f : code;
     if (code == kOne) return scale;
     if (magnitude == 0) return 0;
@@ -65,29 +90,34 @@ struct DynamicCode {
     const float mantissa = std::bit_cast<float>((std::bit_cast<uint32_t>(number) & 0x7fffff) | 0x3f800000);
     // Half a step of the decade: 0.9 / 2^(exponent + 1).
     const float half = 0.9f * std::bit_cast<float>(static_cast<uint32_t>(126 - exponent) << 23);
-    const float value = std::fma(0.9f, mantissa, half - 0.8f) * kPower[exponent - kExtra];
+    const float value = std::fma(0.9f, mantissa, half - 0.8f) * PowerOf(exponent - kExtra);
     return kSigned && (code & 0x80) != 0 ? -value * scale : value * scale;
   }
 
   // `inverse`: 1 over the scale, or 0 where there is none.
-  static uint8_t Encode(float value, float inverse) {
+  SUPEROFFLOAD_HOST_DEVICE static uint8_t Encode(float value, float inverse) {
+    constexpr float least = Least(0);
     const float relative = value * inverse;
     const float number = kSigned ? std::fabs(relative) : relative;
     const bool negative = kSigned && std::signbit(relative);
-    if (!(number >= kLeast[0])) return 0;
-    if (number >= kLeastOne) return negative ? 0xff : kOne;  // there is no -1: the code before
-    int decade = 0;
-    while (decade + 1 < kDecades && number >= kLeast[decade + 1]) ++decade;
-    const int codes = 1 << (decade + kExtra);
-    const float steps = (number * kInverse[decade] - 0.1f) * (static_cast<float>(codes) * kPerNinth);
+    const bool is_zero = !(number >= least), is_one = number >= kLeastOne;
+    // What is neither is in a decade. No branch: threads of a GPU take the same way.
+    const float within = is_zero || is_one ? least : number;
+    const Decade decade = DecadeOf(within);
+    const int codes = 1 << (decade.index + kExtra);
+    const float steps = (within * decade.inverse - 0.1f) * (static_cast<float>(codes) * kPerNinth);
     const int step = steps > 0 ? static_cast<int>(steps) : 0;
     const int magnitude = codes + (step < codes ? step : codes - 1);
-    return static_cast<uint8_t>(negative ? magnitude | 0x80 : magnitude);
+    const int sign = negative ? 0x80 : 0;
+    const int one = negative ? 0xff : kOne;  // there is no -1: the code before
+    return static_cast<uint8_t>(is_zero ? 0 : is_one ? one : magnitude | sign);
   }
 
   // Of a block whose largest and least numbers are these, or 0.
-  static float ScaleOf(float largest, float least) { return largest >= -least ? largest : least; }
-  static float InverseOf(float scale) { return scale != 0 ? 1 / scale : 0; }
+  SUPEROFFLOAD_HOST_DEVICE static float ScaleOf(float largest, float least) {
+    return largest >= -least ? largest : least;
+  }
+  SUPEROFFLOAD_HOST_DEVICE static float InverseOf(float scale) { return scale != 0 ? 1 / scale : 0; }
 
   static void DecodeBlock(size_t n, const void* codes, const void* scale, float* values) {
     for (size_t i = 0; i < n; ++i) {

@@ -155,7 +155,8 @@ CudaStatus CudaKernels::Product(const ProductArguments& arguments, CudaStream st
 
 CudaStatus CudaKernels::Resident(const Algorithm& algorithm, const ResidentArguments& arguments,
                                  CudaStream stream) const {
-  const uint64_t blocks = (arguments.elements + kResidentThreads - 1) / kResidentThreads;
+  constexpr uint64_t kBlockElements = kResidentThreads * kResidentEach;
+  const uint64_t blocks = (arguments.elements + kBlockElements - 1) / kBlockElements;
   return Launch(residents_.at(algorithm.resident_kernel), "updating a resident bucket",
                 std::min(blocks, kMaxStridingBlocks), kResidentThreads, 0, arguments, stream);
 }

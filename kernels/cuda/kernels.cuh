@@ -15,6 +15,13 @@
 
 namespace superoffload::kernels {
 
+// Threads of a warp: on the host each is alone.
+#ifdef __CUDACC__
+inline constexpr unsigned kLanes = 32;
+#else
+inline constexpr unsigned kLanes = 1;
+#endif
+
 // One gradient tensor and its place in a bucket. The table of a bucket is sorted by `first`; tensors do not overlap.
 struct PackedTensor {
   const void* data;  // contiguous, of the gradients' dtype
@@ -54,12 +61,15 @@ struct PackArguments {
   X(superoffload_pack_fp32_to_fp32, kFloat32, kFloat32)
 
 // An optimizer on a range of a resident bucket: absorbs the gradient and publishes; the bits of `plain` of algorithm.h.
+// A range begins where a block does (Algorithm::block_elements), and is of one parameter if state is rounded
+// stochastically.
 struct ResidentArguments {
   StateView state;
   StepConstants constants;
   ConstElements gradient;
   MutableElements theta;
   uint64_t elements;
+  BoxElements box = {};  // of `state.rounding`, which points to none
 };
 
 // c = a * b, of square matrices, row by row.
@@ -78,6 +88,7 @@ inline constexpr unsigned kPackRows = 4;  // chunks that a block packs at a time
 // block: beside a matrix product's block of 200 KiB, 26 KiB are left.
 inline constexpr unsigned kPackSharedBytes = 20 << 10;
 inline constexpr unsigned kResidentThreads = 256;
+inline constexpr unsigned kResidentEach = 4;  // elements that a thread of a resident's update takes at a time
 // Shared memory of a block of the product: what large tiles of bf16 take in four stages, rounded up. Where the GPU has
 // less for a block, all of it.
 inline constexpr unsigned kProductSharedBytes = 200 << 10;

@@ -1,34 +1,203 @@
-// The optimizer of resident buckets, whose state stays in the GPU's memory: one kernel per formula. Algorithms name
-// theirs (Algorithm::resident_kernel).
+// The optimizer of resident buckets, whose state stays in the GPU's memory: one kernel per formula and way to store
+// state. Algorithms name theirs (Algorithm::resident_kernel).
+#include <type_traits>
+
 #include "kernels/adam/adam_element.h"
+#include "kernels/codes/dynamic_code.h"
 #include "kernels/cuda/kernels.cuh"
 #include "kernels/lion/lion_element.h"
+#include "kernels/stored_state.h"
 
-#define SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X) \
-  X(superoffload_resident_adam, AdamElement)     \
-  X(superoffload_resident_lion, LionElement)
+#define SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)                                              \
+  X(superoffload_resident_adam, UpdateElements<AdamElement, Moments::kFloat32>)               \
+  X(superoffload_resident_adam_bf16, UpdateElements<AdamElement, Moments::kRoundedBFloat16>)  \
+  X(superoffload_resident_adam_bf16_nearest, UpdateElements<AdamElement, Moments::kBFloat16>) \
+  X(superoffload_resident_adam_8bit, UpdateBlocks<AdamElement, true, false>)                  \
+  X(superoffload_resident_lion, UpdateElements<LionElement, Moments::kFloat32>)               \
+  X(superoffload_resident_lion_bf16, UpdateElements<LionElement, Moments::kRoundedBFloat16>)  \
+  X(superoffload_resident_lion_bf16_nearest, UpdateElements<LionElement, Moments::kBFloat16>) \
+  X(superoffload_resident_lion_8bit, UpdateBlocks<LionElement, true>)
 
 namespace superoffload::kernels {
 inline namespace residents {  // named, as in pack.cu
 
-template <class F>
-__device__ void RunResident(const ResidentArguments& a) {
+// Calls `body` with a constant for the dtype: in its loops nothing is decided per element.
+template <class Body>
+__device__ void ForDType(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return body(std::integral_constant<DType, DType::kBFloat16>());
+    case DType::kFloat16:
+      return body(std::integral_constant<DType, DType::kFloat16>());
+    case DType::kFloat32:
+    case DType::kUInt8:
+      return body(std::integral_constant<DType, DType::kFloat32>());
+  }
+}
+
+// A thread's kEach elements, kApart from each other: all loads are under way together.
+template <unsigned kEach, unsigned kApart>
+struct Strided {
+  uint64_t first, elements;  // of the range
+
+  template <class Body>
+  __device__ void Each(Body body) const {
+    SUPEROFFLOAD_UNROLL
+    for (unsigned e = 0; e < kEach; ++e) {
+      if (const uint64_t i = first + e * kApart; i < elements) body(e, i);
+    }
+  }
+  __device__ void Load(ConstElements from, float (&values)[kEach]) const {
+    ForDType(from.dtype, [&](auto dtype) {
+      Each([&](unsigned e, uint64_t i) { values[e] = LoadElement({from.data, dtype()}, i); });
+    });
+  }
+  template <unsigned kArrays>
+  __device__ void StoreFirst(MutableElements to, const float (&element)[kEach][kArrays]) const {
+    ForDType(to.dtype, [&](auto dtype) {
+      Each([&](unsigned e, uint64_t i) { StoreElement({to.data, dtype()}, i, element[e][0]); });
+    });
+  }
+};
+
+// The random words of a thread's elements.
+struct RoundingWords {
+  uint32_t words[kResidentEach] = {};
+};
+
+// Of those elements from `group` on, a multiple of kRoundingGroup, that are kRoundingGroup / kResidentEach apart.
+__device__ RoundingWords WordsOf(const ResidentArguments& a, uint32_t step, uint64_t group, unsigned offset) {
+  static_assert(kResidentEach == sizeof(PhiloxBlock) / sizeof(uint32_t));
+  constexpr unsigned kApart = kRoundingGroup / kResidentEach;
+  RoundingWords drawn;
+  const PhiloxKey key = a.state.rounding.key;
+  const auto place = a.box.Find(a.state.rounding.first + group);
+  if (place.element % kRoundingGroup == 0 && place.count >= kRoundingGroup) {
+    PhiloxBlock counter = RoundingCounter(step, place.element / kRoundingGroup, RoundingPair(1));
+    counter.words[0] += offset;
+    const PhiloxBlock block = Philox(key, counter);
+    SUPEROFFLOAD_UNROLL
+    for (unsigned e = 0; e < kResidentEach; ++e) drawn.words[e] = block.words[e];
+    return drawn;
+  }
+  SUPEROFFLOAD_UNROLL
+  for (unsigned e = 0; e < kResidentEach; ++e) {
+    const uint64_t element = a.box.Find(a.state.rounding.first + group + offset + e * kApart).element;
+    drawn.words[e] = RoundingWord(key, step, element, RoundingPair(1));
+  }
+  return drawn;
+}
+
+// A thread takes elements that are as far apart as those that share a block of random words (rounding.h): their loads
+// are under way together, and Philox is asked once.
+template <class F, Moments kMoments>
+__device__ void UpdateElements(const ResidentArguments& a) {
+  using Stored = StoredState<F, kMoments>;
+  constexpr unsigned kApart = kRoundingGroup / kResidentEach;
   const auto step = a.constants.As<typename F::Step>();
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.elements; i += stride) {
-    float element[F::kArrays];
-    for (size_t array = 0; array < F::kArrays; ++array) element[array] = a.state.Floats(array)[i];
-    F::Update(step, LoadElement(a.gradient, i), element);
-    for (size_t array = 0; array < F::kArrays; ++array) a.state.Floats(array)[i] = element[array];
-    StoreElement(a.theta, i, element[0]);
+  for (uint64_t t = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;; t += stride) {
+    const uint64_t group = t / kApart * kRoundingGroup, first = group + t % kApart;
+    if (group >= a.elements) return;
+    const Strided<kResidentEach, kApart> own{first, a.elements};
+    float element[kResidentEach][F::kArrays], gradient[kResidentEach];
+    own.Each([&](unsigned e, uint64_t i) { Stored::Load(a.state, i, element[e]); });
+    own.Load(a.gradient, gradient);
+    RoundingWords words;
+    if constexpr (Stored::kRounds) words = WordsOf(a, step.step, group, static_cast<unsigned>(t % kApart));
+    own.Each([&](unsigned e, uint64_t i) {
+      F::Update(step, gradient[e], element[e]);
+      Stored::Store(a.state, i, words.words[e], element[e]);
+    });
+    own.StoreFirst(a.theta, element);
+  }
+}
+
+__device__ float Decode(bool is_signed, uint8_t code, float scale) {
+  return is_signed ? DynamicCode<true>::Decode(code, scale) : DynamicCode<false>::Decode(code, scale);
+}
+
+__device__ uint8_t Encode(bool is_signed, float value, float inverse) {
+  return is_signed ? DynamicCode<true>::Encode(value, inverse) : DynamicCode<false>::Encode(value, inverse);
+}
+
+// The largest of what the threads of a warp have, none of which is a NaN.
+__device__ float LargestOfWarp(float value) {
+#ifdef __CUDACC__
+  for (unsigned apart = kLanes / 2; apart > 0; apart /= 2) {
+    const float other = __shfl_xor_sync(~0u, value, apart);
+    if (other > value) value = other;
+  }
+#endif
+  return value;
+}
+
+// A warp takes a block of codes at a time. kSigned: of each moment, whether its codes have signs.
+template <class F, bool... kSigned>
+__device__ void UpdateBlocks(const ResidentArguments& a) {
+  constexpr unsigned kMoments = sizeof...(kSigned), kEach = kCodeBlock / kLanes, kCodes = 256;
+  constexpr bool is_signed[kMoments] = {kSigned...};
+  static_assert(F::kArrays == 1 + kMoments);
+  __shared__ float numbers[kMoments][kCodes];  // of codes, under a scale of 1
+  for (unsigned code = threadIdx.x; code < kCodes; code += blockDim.x) {
+    for (unsigned m = 0; m < kMoments; ++m) {
+      numbers[m][code] = Decode(is_signed[m], static_cast<uint8_t>(code), 1);
+    }
+  }
+  __syncthreads();
+  const auto step = a.constants.As<typename F::Step>();
+  const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const uint64_t blocks = (a.elements + kCodeBlock - 1) / kCodeBlock,
+                 stride = uint64_t{gridDim.x} * blockDim.x / kLanes;
+  for (uint64_t block = thread / kLanes; block < blocks; block += stride) {
+    const uint64_t first = block * kCodeBlock + thread % kLanes;
+    const Strided<kEach, kLanes> own{first, a.elements};
+    float element[kEach][F::kArrays] = {}, gradient[kEach];
+    float scale[kMoments], largest[kMoments] = {}, least[kMoments] = {};
+    for (unsigned m = 0; m < kMoments; ++m) scale[m] = a.state.Floats(2 + 2 * m)[block];
+    uint8_t codes[kEach][kMoments];
+    own.Each([&](unsigned e, uint64_t i) {
+      element[e][0] = a.state.Floats(0)[i];
+      SUPEROFFLOAD_UNROLL
+      for (unsigned m = 0; m < kMoments; ++m) codes[e][m] = static_cast<const uint8_t*>(a.state.arrays[1 + 2 * m])[i];
+    });
+    own.Load(a.gradient, gradient);
+    own.Each([&](unsigned e, uint64_t i) {
+      SUPEROFFLOAD_UNROLL
+      for (unsigned m = 0; m < kMoments; ++m) {
+        element[e][1 + m] = codes[e][m] == 0 ? 0 : numbers[m][codes[e][m]] * scale[m];
+      }
+      F::Update(step, gradient[e], element[e]);
+      a.state.Floats(0)[i] = element[e][0];
+      SUPEROFFLOAD_UNROLL
+      for (unsigned m = 0; m < kMoments; ++m) {
+        const float value = element[e][1 + m];  // a NaN is neither
+        if (value > largest[m]) largest[m] = value;
+        if (value < least[m]) least[m] = value;
+      }
+    });
+    own.StoreFirst(a.theta, element);
+    float inverse[kMoments];
+    SUPEROFFLOAD_UNROLL
+    for (unsigned m = 0; m < kMoments; ++m) {
+      scale[m] = DynamicCode<true>::ScaleOf(LargestOfWarp(largest[m]), -LargestOfWarp(-least[m]));
+      inverse[m] = DynamicCode<true>::InverseOf(scale[m]);
+      if (thread % kLanes == 0) a.state.Floats(2 + 2 * m)[block] = scale[m];
+    }
+    own.Each([&](unsigned e, uint64_t i) {
+      SUPEROFFLOAD_UNROLL
+      for (unsigned m = 0; m < kMoments; ++m) {
+        static_cast<uint8_t*>(a.state.arrays[1 + 2 * m])[i] = Encode(is_signed[m], element[e][1 + m], inverse[m]);
+      }
+    });
   }
 }
 
 }  // namespace residents
 
-#define SUPEROFFLOAD_RESIDENT_KERNEL(name, Formula)                                                  \
+#define SUPEROFFLOAD_RESIDENT_KERNEL(name, ...)                                                      \
   extern "C" __global__ void __launch_bounds__(kResidentThreads) name(ResidentArguments arguments) { \
-    RunResident<Formula>(arguments);                                                                 \
+    __VA_ARGS__(arguments);                                                                          \
   }
 SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(SUPEROFFLOAD_RESIDENT_KERNEL)
 

@@ -26,13 +26,14 @@ struct PhiloxBlock {
 };
 
 SUPEROFFLOAD_HOST_DEVICE constexpr PhiloxBlock Philox(PhiloxKey key, PhiloxBlock counter) {
+  constexpr PhiloxKey weyl{{kPhiloxWeyl[0], kPhiloxWeyl[1]}};  // a GPU has no arrays to look into
   PhiloxBlock x = counter;
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t product0 = uint64_t{kPhiloxMultipliers[0]} * x.words[0];
     const uint64_t product1 = uint64_t{kPhiloxMultipliers[1]} * x.words[2];
     x = {static_cast<uint32_t>(product1 >> 32) ^ x.words[1] ^ key.words[0], static_cast<uint32_t>(product1),
          static_cast<uint32_t>(product0 >> 32) ^ x.words[3] ^ key.words[1], static_cast<uint32_t>(product0)};
-    for (int i = 0; i < 2; ++i) key.words[i] += kPhiloxWeyl[i];
+    for (int i = 0; i < 2; ++i) key.words[i] += weyl.words[i];
   }
   return x;
 }

@@ -30,14 +30,21 @@ SUPEROFFLOAD_HOST_DEVICE constexpr PhiloxBlock RoundingCounter(uint32_t step, ui
 }
 
 // Arrays 2k-1 and 2k are pair k, whose words are shared: the first of them has the lower half.
-constexpr uint32_t RoundingPair(size_t array) { return static_cast<uint32_t>((array + 1) / 2); }
+SUPEROFFLOAD_HOST_DEVICE constexpr uint32_t RoundingPair(size_t array) {
+  return static_cast<uint32_t>((array + 1) / 2);
+}
 
-// 16 random bits.
-SUPEROFFLOAD_HOST_DEVICE constexpr uint32_t RoundingBits(PhiloxKey key, uint32_t step, uint64_t element, size_t array) {
+// What the arrays of a pair share.
+SUPEROFFLOAD_HOST_DEVICE constexpr uint32_t RoundingWord(PhiloxKey key, uint32_t step, uint64_t element,
+                                                         uint32_t pair) {
   const uint32_t in_group = static_cast<uint32_t>(element % kRoundingGroup);
-  PhiloxBlock counter = RoundingCounter(step, element / kRoundingGroup, RoundingPair(array));
+  PhiloxBlock counter = RoundingCounter(step, element / kRoundingGroup, pair);
   counter.words[0] += in_group % 16;
-  const uint32_t word = Philox(key, counter).words[in_group / 16];
+  return Philox(key, counter).words[in_group / 16];
+}
+
+// 16 random bits: an array's of its pair's word.
+SUPEROFFLOAD_HOST_DEVICE constexpr uint32_t RoundingHalf(uint32_t word, size_t array) {
   return array % 2 == 1 ? word & 0xffff : word >> 16;
 }
 
@@ -64,7 +71,8 @@ class BoxElements {
   struct Place {
     uint64_t element, count;
   };
-  Place Find(uint64_t i) const {
+  SUPEROFFLOAD_HOST_DEVICE Place Find(uint64_t i) const {
+    if (levels_ == 0 && i < run_) return {first_ + i, run_ - i};  // a GPU divides slowly
     const uint64_t in_run = i % run_;
     uint64_t element = first_ + in_run, rest = i / run_;
     for (size_t level = 0; level < levels_; ++level) {

@@ -154,6 +154,8 @@ def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, re
     assert optimizer.gpu_report.mover == mover and optimizer.gpu_report.gpu == "fake GPU"
     assert optimizer.gpu_report.gradient_slots == (1 if slots in (1, "in_place") else 2)
     assert optimizer.gpu_report.in_place == (slots == "in_place")
+    assert ("the only gradient slot" in optimizer.gpu_report.notes) == (slots == "in_place")
+    assert ("one gradient slot" in optimizer.gpu_report.notes) == (slots == 1)
     train(model, optimizer)
     assert fake_gpu and optimizer.last_result.kind == VerdictKind.CLIP
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -363,7 +365,7 @@ def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_p
 
 @pytest.mark.parametrize("narrow", ["bfloat16", "8bit"])
 def test_narrow_moments_are_those_of_the_host(gpu_daemon, daemon, narrow):
-    def run(residents=0):
+    def run(residents=0, resident_steps=4):
         model = build()
         half = [{"params": list(model.layers.named_parameters(prefix="layers")), "optim_bits": 32}]
         half += [{"params": [(n, p) for n, p in model.named_parameters() if not n.startswith("layers")]}]
@@ -372,22 +374,22 @@ def test_narrow_moments_are_those_of_the_host(gpu_daemon, daemon, narrow):
             kind, options["state_dtype"] = superoffload.torch.AdamW, torch.bfloat16
         else:
             kind, half[1]["optim_bits"] = superoffload.torch.AdamW8bit, 8
-        optimizer = kind(half, gpu=GpuOptions(resident_buckets=residents), **options)
+        gpu = GpuOptions(resident_buckets=residents, resident_steps=resident_steps)
+        optimizer = kind(half, gpu=gpu, seed=3, **options) if narrow == "bfloat16" else kind(half, gpu=gpu, **options)
         try:
             train(model, optimizer)
             return weights(model), optimizer.state_tensors()
         finally:
             optimizer.close()
 
-    on_gpu = run()
-    with pytest.raises(superoffload.Error, match="no bucket can be resident: adamw_.* has no kernel for the GPU"):
-        run(residents=2)
+    on_gpu = [run(), run(residents=5, resident_steps=1), run(residents=3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         on_host = run()
-    assert same(on_gpu[0], on_host[0])
-    for name, arrays in on_host[1].items():
-        assert same(on_gpu[1][name], arrays)
+    for weights_there, state_there in on_gpu:
+        assert same(weights_there, on_host[0])
+        for name, arrays in on_host[1].items():
+            assert same(state_there[name], arrays)
 
 
 def test_a_grad_scaler_finds_what_overflows(gpu_daemon, daemon):

@@ -61,7 +61,7 @@ SUPEROFFLOAD_API void superoffload_detach(superoffload_attachment* attachment);
 
 /* Memory of an attachment; offsets into it are in the Layout message. */
 enum superoffload_region {
-  SUPEROFFLOAD_REGION_PARAMETERS = 0,
+  SUPEROFFLOAD_REGION_PARAMETERS = 0, /* the gradients' memory where Layout.in_place says so */
   SUPEROFFLOAD_REGION_GRADIENTS = 1,
   /* A private copy-on-write view of masters and moments; what it shows is only consistent after SettleOptimizer. */
   SUPEROFFLOAD_REGION_STATE = 2
@@ -124,11 +124,13 @@ typedef struct superoffload_bucket {
   uint32_t group;
   uint32_t log_slots;  /* of its log of gradients, of which the first two are the slots above; 0: it has none */
   uint64_t log_offset; /* bytes into the gradients: of the other slots, each of whole 4096 bytes */
+  uint32_t format;     /* of its state, as Layout.arrays names it */
+  uint32_t reserved;
 } superoffload_bucket;
 
 /* A parameter of the optimizer, in the order of creation, with its Placement of optimizer.proto. */
 typedef struct superoffload_parameter {
-  const char* name; /* for errors */
+  const char* name; /* what its stochastic rounding depends on, too */
   uint64_t elements;
   uint64_t parameters_offset;
   uint64_t gpu_offset;

@@ -38,6 +38,15 @@ enum superoffload_mover {
 /* GPU memory for an attachment, reserved before it is used (superoffload_gpu_reserve). */
 typedef struct superoffload_gpu_memory superoffload_gpu_memory;
 
+/* Parameter of optimizer.proto: its shape, and where that lies in the tensor that it is a shard of. */
+typedef struct superoffload_shard {
+  uint32_t dimensions;
+  uint32_t global_dimensions; /* as many, or 0: it is the whole tensor */
+  const uint64_t* shape;
+  const uint64_t* global_shape;
+  const uint64_t* global_offset;
+} superoffload_shard;
+
 typedef struct superoffload_gpu_options {
   int32_t ordinal;       /* of the GPU, as this process counts them (CUDA_VISIBLE_DEVICES) */
   uint32_t mover;        /* enum superoffload_mover */
@@ -45,13 +54,17 @@ typedef struct superoffload_gpu_options {
   uint32_t device_slots; /* gradients in flight, at most 16; 0: 16 if free memory is ample, else 8 */
   uint32_t next_slot;    /* AttachOptimizerResponse.next_slot */
   /* What resident buckets are updated with: Optimizer.algorithm; the scalars of all groups as of the attach, which
-   * superoffload_set_scalars changes; Layout.arrays; Optimizer.parameter_steps, NULL where it is empty. */
+   * superoffload_set_scalars changes; Layout.arrays, of each format in turn; Optimizer.parameter_steps, NULL where it
+   * is empty; and, where state is rounded stochastically, Optimizer.seed and which part of its tensor each parameter
+   * is. */
   uint32_t array_count;
   const char* algorithm;
   const double* scalars;
   const uint64_t* array_offsets;
   const uint64_t* parameter_steps;
   uint64_t committed_steps; /* Optimizer.committed_steps */
+  uint64_t seed;
+  const superoffload_shard* shards; /* by parameter; NULL: each is its whole tensor */
   /* An attachment to the same optimizer that has ended, whose GPU memory is taken over: views of it stay valid. It can
    * only be detached afterwards. NULL: the memory is new. */
   superoffload_attachment* previous;

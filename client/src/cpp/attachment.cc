@@ -47,7 +47,9 @@ std::vector<superoffload_bucket> ToC(const v1::Layout& layout) {
                        .gradient_dtype = static_cast<uint32_t>(bucket.gradient_dtype()),
                        .group = bucket.group(),
                        .log_slots = bucket.log_slots(),
-                       .log_offset = bucket.log_offset()});
+                       .log_offset = bucket.log_offset(),
+                       .format = bucket.format(),
+                       .reserved = 0});
   }
   return buckets;
 }

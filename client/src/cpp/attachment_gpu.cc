@@ -29,8 +29,14 @@ absl::Status Attachment::GiveGpu(const v1::Optimizer& optimizer, uint32_t next_s
     for (const v1::Scalar& scalar : group.scalars()) scalars.push_back(scalar.value());
   }
   std::vector<uint64_t> array_offsets;
-  for (const v1::StateArray& array : optimizer.layout().arrays()) {
-    if (array.format() == 0) array_offsets.push_back(array.offset());
+  for (const v1::StateArray& array : optimizer.layout().arrays()) array_offsets.push_back(array.offset());
+  std::vector<superoffload_shard> shards;
+  for (const v1::Parameter& parameter : optimizer.parameters()) {
+    shards.push_back({.dimensions = static_cast<uint32_t>(parameter.shape_size()),
+                      .global_dimensions = static_cast<uint32_t>(parameter.global_shape_size()),
+                      .shape = parameter.shape().data(),
+                      .global_shape = parameter.global_shape().data(),
+                      .global_offset = parameter.global_offset().data()});
   }
   const superoffload_gpu_options options{
       .ordinal = gpu_->ordinal,
@@ -44,6 +50,8 @@ absl::Status Attachment::GiveGpu(const v1::Optimizer& optimizer, uint32_t next_s
       .array_offsets = array_offsets.data(),
       .parameter_steps = optimizer.parameter_steps_size() == 0 ? nullptr : optimizer.parameter_steps().data(),
       .committed_steps = optimizer.committed_steps(),
+      .seed = optimizer.seed(),
+      .shards = shards.data(),
       .previous = previous,
       .memory = nullptr,
       .push = 0,

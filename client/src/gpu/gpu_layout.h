@@ -35,6 +35,7 @@ struct GpuBucket {
   uint32_t log_slots = 0;
   kernels::DType dtype{}, gradient_dtype{};
   uint32_t group = 0;
+  uint32_t format = 0;  // of its state
 
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }

@@ -43,7 +43,8 @@ Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gr
                      .state_offset = given.state_offset,
                      .log_offset = given.log_offset,
                      .log_slots = given.log_slots,
-                     .group = given.group};
+                     .group = given.group,
+                     .format = given.format};
     if (!ToDType(given.dtype, &bucket.dtype) || !ToDType(given.gradient_dtype, &bucket.gradient_dtype) ||
         given.elements > parameters_bytes || given.group >= model.group_count() ||
         !inside(given.parameters_offset, bucket.parameters_bytes(), parameters_bytes) ||

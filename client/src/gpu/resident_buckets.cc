@@ -20,8 +20,9 @@ Status ResidentBuckets::SetCount(uint32_t count, const std::byte* state, kernels
   if (count > total) {
     return Error(Code::kInvalidArgument, count, " resident buckets, but there are ", total);
   }
-  const kernels::Algorithm& algorithm = steps_->algorithm();
-  if (count > 0 && algorithm.resident_kernel == nullptr) {
+  for (uint32_t index = total - count; index < total; ++index) {
+    const kernels::Algorithm& algorithm = *steps_->FormatOf(buckets_[index]).algorithm;
+    if (algorithm.resident_kernel != nullptr) continue;
     return Error(Code::kUnimplemented, "no bucket can be resident: ", std::string(algorithm.name),
                  " has no kernel for the GPU; set resident_buckets to 0");
   }
@@ -38,7 +39,8 @@ Status ResidentBuckets::SetCount(uint32_t count, const std::byte* state, kernels
 Status ResidentBuckets::Add(uint32_t index, const std::byte* state, kernels::CudaStream stream) {
   constexpr uint64_t kAlignment = 256;  // of what a kernel reads in vectors
   const kernels::CudaDriver& driver = device_->driver();
-  const std::span<const kernels::StateArray> arrays = steps_->algorithm().arrays;
+  const ResidentSteps::Format& format = steps_->FormatOf(buckets_[index]);
+  const std::span<const kernels::StateArray> arrays = format.algorithm->arrays;
   Resident resident{buckets_[index], {0}, nullptr};
   for (const kernels::StateArray& array : arrays) {
     const uint64_t end = resident.offsets.back() + array.Bytes(resident.bucket.elements);
@@ -47,7 +49,7 @@ Status ResidentBuckets::Add(uint32_t index, const std::byte* state, kernels::Cud
   kernels::CudaStatus status = kernels::SharedGpuMemory::Allocate(
       device_, resident.offsets.back() + resident.bucket.gradient_bytes(), &resident.memory);
   for (size_t i = 0; i < arrays.size() && status.ok(); ++i) {
-    const std::byte* const from = state + steps_->array_offsets()[i] + arrays[i].Bytes(resident.bucket.state_offset);
+    const std::byte* const from = state + format.offsets[i] + arrays[i].Bytes(resident.bucket.state_offset);
     status = driver.Status(
         driver.MemcpyHtoDAsync(resident.array(i), from, arrays[i].Bytes(resident.bucket.elements), stream),
         "copying optimizer state to the GPU");
@@ -85,6 +87,7 @@ Status ResidentBuckets::UpdateOne(const Resident& resident, const kernels::CudaK
                                   const std::vector<ResidentSteps::Run>& runs, kernels::CudaPointer theta,
                                   kernels::CudaStream stream) const {
   const kernels::DType dtype = resident.bucket.dtype, gradient_dtype = resident.bucket.gradient_dtype;
+  const kernels::Algorithm& algorithm = *steps_->FormatOf(resident.bucket).algorithm;
   const auto at = [](kernels::CudaPointer base, uint64_t bytes) { return reinterpret_cast<void*>(base + bytes); };
   for (const ResidentSteps::Run& run : runs) {
     kernels::ResidentArguments arguments{
@@ -93,11 +96,14 @@ Status ResidentBuckets::UpdateOne(const Resident& resident, const kernels::CudaK
         .gradient = {at(resident.gradient(), run.first * kernels::DTypeBytes(gradient_dtype)), gradient_dtype},
         .theta = {at(theta, run.first * kernels::DTypeBytes(dtype)), dtype},
         .elements = run.elements};
-    const std::span<const kernels::StateArray> arrays = steps_->algorithm().arrays;
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      arguments.state.arrays[i] = at(resident.array(i), arrays[i].Bytes(run.first));
+    if (algorithm.rounds_stochastically) {
+      arguments.state.rounding = {run.rounding.key, nullptr, run.rounding.first};
+      arguments.box = *run.rounding.box;
     }
-    if (Status status = FromCuda(kernels.Resident(steps_->algorithm(), arguments, stream)); !status.ok()) return status;
+    for (size_t i = 0; i < algorithm.arrays.size(); ++i) {
+      arguments.state.arrays[i] = at(resident.array(i), algorithm.arrays[i].Bytes(run.first));
+    }
+    if (Status status = FromCuda(kernels.Resident(algorithm, arguments, stream)); !status.ok()) return status;
   }
   return {};
 }

@@ -1,18 +1,19 @@
 #include "client/src/gpu/resident_steps.h"
 
 #include <algorithm>
+#include <string>
 
 namespace superoffload::client {
 
 Status ResidentSteps::Open(const ModelLayout& model, const superoffload_gpu_options& options) {
   const char* const name = options.algorithm == nullptr ? "" : options.algorithm;
   algorithm_ = kernels::FindAlgorithm(name);
-  if (algorithm_ == nullptr || algorithm_->scalars.size() != model.scalar_count() ||
-      algorithm_->arrays.size() != options.array_count) {
+  if (algorithm_ == nullptr || algorithm_->scalars.size() != model.scalar_count()) {
     return Error(Code::kInvalidArgument, "algorithm \"", name, "\" with ", model.scalar_count(),
                  " scalars is none that this library knows; install the same release as the daemon's");
   }
-  array_offsets_.assign(options.array_offsets, options.array_offsets + options.array_count);
+  if (Status status = OpenFormats(model, options); !status.ok()) return status;
+  if (Status status = OpenDraws(model, options); !status.ok()) return status;
   open_.scalars.assign(options.scalars, options.scalars + size_t{model.group_count()} * model.scalar_count());
   open_.absent.assign(model.parameter_count(), false);
   parameter_steps_.assign(model.parameter_count(), options.committed_steps);
@@ -26,6 +27,40 @@ Status ResidentSteps::Open(const ModelLayout& model, const superoffload_gpu_opti
   return {};
 }
 
+// The algorithm's own, and the same with all state in fp32.
+Status ResidentSteps::OpenFormats(const ModelLayout& model, const superoffload_gpu_options& options) {
+  uint32_t taken = 0;
+  for (const kernels::Algorithm* algorithm : {algorithm_, algorithm_->in_fp32}) {
+    if (algorithm == nullptr || taken + algorithm->arrays.size() > options.array_count) break;
+    const uint64_t* const first = options.array_offsets + taken;
+    taken += static_cast<uint32_t>(algorithm->arrays.size());
+    formats_.push_back({algorithm, {first, options.array_offsets + taken}});
+  }
+  bool known = taken == options.array_count && !formats_.empty();
+  for (size_t i = 0; i < model.bucket_count(); ++i) known = known && model.bucket(i).format < formats_.size();
+  if (known) return {};
+  return Error(Code::kInvalidArgument, "the state of \"", std::string(algorithm_->name), "\" has ", options.array_count,
+               " arrays in formats that this library does not know; install the same release as the daemon's");
+}
+
+Status ResidentSteps::OpenDraws(const ModelLayout& model, const superoffload_gpu_options& options) {
+  if (!algorithm_->rounds_stochastically) return {};
+  for (size_t i = 0; i < model.parameter_count(); ++i) {
+    const std::string& name = model.parameter(i).name;
+    Draws& draws = draws_.emplace_back();
+    draws.key = kernels::RoundingKey(options.seed, kernels::RoundingHash(name));
+    if (options.shards == nullptr || options.shards[i].global_dimensions == 0) continue;
+    const superoffload_shard& shard = options.shards[i];
+    const size_t dimensions = shard.dimensions;
+    if (dimensions != shard.global_dimensions ||
+        !kernels::BoxElements::Make({shard.shape, dimensions}, {shard.global_shape, dimensions},
+                                    {shard.global_offset, dimensions}, &draws.box)) {
+      return Error(Code::kInvalidArgument, "parameter ", name, " is no shard of a tensor that rounding follows");
+    }
+  }
+  return {};
+}
+
 // Gaps are zeros, and stay that whatever is done to them: a run goes on over them.
 std::vector<ResidentSteps::Part> ResidentSteps::PartsOf(const ModelLayout& model, uint32_t bucket) {
   const std::span<const BucketPart> given = model.parts(bucket);
@@ -33,7 +68,8 @@ std::vector<ResidentSteps::Part> ResidentSteps::PartsOf(const ModelLayout& model
   uint64_t first = 0;
   for (size_t i = 0; i < given.size(); ++i) {
     const uint64_t last = i + 1 < given.size() ? given[i + 1].place : model.bucket(bucket).elements;
-    parts.push_back({given[i].parameter, last - first});
+    // The parameter's element at the place where this begins; modulo 2^64, before its first one, too.
+    parts.push_back({given[i].parameter, given[i].first - (given[i].place - first), last - first});
     first = last;
   }
   return parts;
@@ -88,11 +124,13 @@ std::vector<ResidentSteps::Run> ResidentSteps::RunsOf(uint32_t bucket) const {
       const uint64_t steps = parameter_steps_[part.parameter];
       if (steps != made_for) constants = algorithm_->make_constants(scalars, steps, committed_.gradient_scale);
       made_for = steps;
-      Run* const last = runs.empty() ? nullptr : &runs.back();
+      Run* const last = runs.empty() || !draws_.empty() ? nullptr : &runs.back();
       if (last != nullptr && last->first + last->elements == first && last->constants == constants) {
         last->elements += part.elements;
       } else {
-        runs.push_back({first, part.elements, constants});
+        kernels::Rounding rounding;
+        if (!draws_.empty()) rounding = {draws_[part.parameter].key, &draws_[part.parameter].box, part.first};
+        runs.push_back({first, part.elements, constants, rounding});
       }
     }
     first += part.elements;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gpu_options.h"
 #include "client/src/status.h"
 #include "kernels/algorithm.h"
@@ -17,17 +18,24 @@ namespace superoffload::client {
 
 class ResidentSteps {
  public:
-  // A range of a bucket whose parameters have the same constants in a step; what had no gradient is in none.
+  // A range of a bucket whose parameters have the same constants in a step, or one parameter where state is rounded
+  // stochastically; what had no gradient is in none.
   struct Run {
     uint64_t first = 0, elements = 0;  // of the bucket
     kernels::StepConstants constants;
+    kernels::Rounding rounding = {};
+  };
+
+  // How a bucket's state is stored, and at which bytes of the state memory each array begins.
+  struct Format {
+    const kernels::Algorithm* algorithm;
+    std::vector<uint64_t> offsets;
   };
 
   // INVALID_ARGUMENT: the options contradict the model, or name an algorithm that this library does not know.
   Status Open(const ModelLayout& model, const superoffload_gpu_options& options);
 
-  const kernels::Algorithm& algorithm() const { return *algorithm_; }
-  const std::vector<uint64_t>& array_offsets() const { return array_offsets_; }
+  const Format& FormatOf(const GpuBucket& bucket) const { return formats_[bucket.format]; }
 
   // Of every submission, by the submitting thread.
   void OnSubmission(const superoffload_ring_entry& entry);
@@ -48,13 +56,23 @@ class ResidentSteps {
   // What a bucket has of one parameter, the gap behind it included.
   struct Part {
     uint32_t parameter;
+    uint64_t first;  // element of the parameter
     uint64_t elements;
   };
 
+  // Of what a parameter draws.
+  struct Draws {
+    kernels::PhiloxKey key;
+    kernels::BoxElements box;
+  };
+
+  Status OpenFormats(const ModelLayout& model, const superoffload_gpu_options& options);
+  Status OpenDraws(const ModelLayout& model, const superoffload_gpu_options& options);
   static std::vector<Part> PartsOf(const ModelLayout& model, uint32_t bucket);
 
-  const kernels::Algorithm* algorithm_ = nullptr;
-  std::vector<uint64_t> array_offsets_;
+  const kernels::Algorithm* algorithm_ = nullptr;  // of format 0
+  std::vector<Format> formats_;
+  std::vector<Draws> draws_;              // by parameter; none unless state is rounded stochastically
   std::vector<uint32_t> groups_;          // by bucket
   std::vector<std::vector<Part>> parts_;  // by bucket
 

@@ -41,7 +41,7 @@ enum superoffload_socket_kind {
 enum superoffload_descriptor {
   SUPEROFFLOAD_DESCRIPTOR_RING = 0,       /* read-write: header and rings of step_ring.h */
   SUPEROFFLOAD_DESCRIPTOR_PARAMETERS = 1, /* read-write: published parameters */
-  SUPEROFFLOAD_DESCRIPTOR_GRADIENTS = 2,  /* read-write: both gradient slots */
+  SUPEROFFLOAD_DESCRIPTOR_GRADIENTS = 2,  /* read-write: all gradient slots */
   SUPEROFFLOAD_DESCRIPTOR_STATE = 3,      /* read-only: master weights and moments */
   SUPEROFFLOAD_DESCRIPTOR_COUNT = 4
 };

@@ -39,13 +39,15 @@ struct GpuOptions {
                          .gradient_dtype = NumberOf(bucket.gradient_dtype),
                          .group = bucket.group,
                          .log_slots = bucket.log_slots,
-                         .log_offset = bucket.log_offset});
+                         .log_offset = bucket.log_offset,
+                         .format = bucket.format,
+                         .reserved = 0});
     }
     std::vector<superoffload_parameter> parameters;
     for (size_t i = 0; i < ground.layout.placements.size(); ++i) {
       const engine::Placement& place = ground.layout.placements[i];
       const superoffload_bucket& bucket = buckets[place.first_bucket];
-      parameters.push_back({.name = "",
+      parameters.push_back({.name = ground.scenario.spec.parameters[i].name.c_str(),
                             .elements = engine::ElementCount(ground.scenario.spec.parameters[i]),
                             .parameters_offset = place.parameters_offset,
                             .gpu_offset = bucket.gpu_offset + place.parameters_offset - bucket.parameters_offset,
@@ -66,7 +68,9 @@ struct GpuOptions {
                                        .reserved = 0},
                                       &model));
     for (const engine::Scalars& group : start.groups) scalars.insert(scalars.end(), group.begin(), group.end());
-    for (const engine::ArrayLayout& array : ground.layout.formats[0].arrays) array_offsets.push_back(array.offset);
+    for (const engine::StateFormat& format : ground.layout.formats) {
+      for (const engine::ArrayLayout& array : format.arrays) array_offsets.push_back(array.offset);
+    }
     options.array_count = static_cast<uint32_t>(array_offsets.size());
     options.algorithm = algorithm.c_str();
     options.scalars = scalars.data();

@@ -26,7 +26,8 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
                         .log_slots = bucket.log_slots,
                         .dtype = bucket.dtype,
                         .gradient_dtype = bucket.gradient_dtype,
-                        .group = bucket.group});
+                        .group = bucket.group,
+                        .format = bucket.format});
     most_parts = std::max<uint64_t>(most_parts, bucket.part_count);
   }
   Place();

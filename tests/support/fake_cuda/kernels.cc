@@ -103,16 +103,23 @@ void Product(Process& process, kernels::ProductArguments p, unsigned, unsigned) 
   std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void Resident(Process& process, ResidentCode code, ResidentArguments a, unsigned grid, unsigned block) {
+void Resident(Process& process, const char* name, ResidentCode code, ResidentArguments a, unsigned grid,
+              unsigned block) {
+  const auto of_kernel = std::ranges::find_if(kernels::Algorithms(), [name](const kernels::Algorithm* algorithm) {
+    return algorithm->resident_kernel != nullptr && std::strcmp(algorithm->resident_kernel, name) == 0;
+  });
+  const kernels::Algorithm& algorithm = **of_kernel;
   bool found = true;
-  for (void*& array : a.state.arrays) {
-    found = found && (array == nullptr || Find(process, &array, a.elements * sizeof(float)));
+  for (size_t i = 0; i < algorithm.arrays.size(); ++i) {
+    found = found && Find(process, &a.state.arrays[i], algorithm.arrays[i].Bytes(a.elements));
   }
   if (!found || !Find(process, &a.gradient.data, a.elements * kernels::DTypeBytes(a.gradient.dtype)) ||
       !Find(process, &a.theta.data, a.elements * kernels::DTypeBytes(a.theta.dtype))) {
     return process.SetFault();
   }
-  RunAlone([&] { LaunchFakeInTurn(code, grid, block, a); });
+  // Threads that wait for each other are one.
+  RunAlone(
+      [&] { algorithm.block_elements > 1 ? LaunchFake(code, grid, 1, a) : LaunchFakeInTurn(code, grid, block, a); });
 }
 
 // `run(process, arguments, blocks, threads)`.
@@ -133,10 +140,10 @@ const std::vector<Kernel>& Kernels() {
                     }),
       SUPEROFFLOAD_FOR_EACH_PACK_KERNEL(X)
 #undef X
-#define X(kernel, Formula)                                                                                \
+#define X(kernel, ...)                                                                                    \
   Of<ResidentArguments>(#kernel, kernels::kResidentThreads, 0,                                            \
                         [](Process& process, const ResidentArguments& a, unsigned grid, unsigned block) { \
-                          Resident(process, kernels::kernel, a, grid, block);                             \
+                          Resident(process, #kernel, kernels::kernel, a, grid, block);                    \
                         }),
           SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
 #undef X

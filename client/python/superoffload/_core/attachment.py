@@ -505,6 +505,7 @@ _BUCKET_FIELDS = (
     "group",
     "log_slots",
     "log_offset",
+    "format",
 )
 
 

@@ -61,6 +61,7 @@ def _options(
     scalars = [scalar.value for group in optimizer.groups for scalar in group.scalars]
     offsets = array_offsets(optimizer.layout)
     steps = list(optimizer.parameter_steps)
+    shards = (structures.Shard * len(optimizer.parameters))(*map(_shard, optimizer.parameters))
     return structures.GpuOptions(
         ordinal=ordinal,
         mover=MOVERS.index(mover),
@@ -72,7 +73,30 @@ def _options(
         array_offsets=(ctypes.c_uint64 * len(offsets))(*offsets),
         parameter_steps=(ctypes.c_uint64 * len(steps))(*steps) if steps else None,
         committed_steps=optimizer.committed_steps,
+        seed=optimizer.seed,
+        shards=shards,
     )
+
+
+def _saved_room(gradient_slots: int, in_place: bool) -> str:
+    """What an optimizer with less room than two gradient slots and published parameters saves, and what that costs."""
+    if in_place:
+        return (
+            "parameters are published into the only gradient slot: 4 bytes of host memory per parameter less in bf16, "
+            "but all of the update comes after the verdict"
+        )
+    if gradient_slots == 1:
+        return (
+            "one gradient slot for each bucket: 2 bytes of host memory per parameter less in bf16, but a step moves 46 "
+            "instead of 34"
+        )
+    return ""
+
+
+def _shard(parameter: optimizer_pb2.Parameter) -> structures.Shard:
+    given = parameter.shape, parameter.global_shape, parameter.global_offset
+    shapes = ((ctypes.c_uint64 * len(shape))(*shape) for shape in given)
+    return structures.Shard(len(parameter.shape), len(parameter.global_shape), *shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +182,9 @@ class GpuAttachment(Attachment):
         self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
         if not pushes:
             self.pull()
+        layout = self.optimizer.layout
+        gradient_slots = min(len(set(bucket.gradient_offsets)) for bucket in layout.buckets)
+        notes = [report.notes.decode(errors="replace"), _saved_room(gradient_slots, layout.in_place)]
         self.report = GpuReport(
             gpu=report.gpu.decode(),
             mover=MOVERS[report.mover],
@@ -166,9 +193,9 @@ class GpuAttachment(Attachment):
             staged=bool(report.staged),
             seconds={name: report.seconds[i] for i, name in enumerate(MOVERS) if report.seconds[i] > 0},
             gpu_bytes=report.gpu_bytes,
-            gradient_slots=min(len(set(bucket.gradient_offsets)) for bucket in self.optimizer.layout.buckets),
-            in_place=self.optimizer.layout.in_place,
-            notes=report.notes.decode(errors="replace"),
+            gradient_slots=gradient_slots,
+            in_place=layout.in_place,
+            notes="; ".join(filter(None, notes)),
             attach_peak_bytes=self._moved.attach_peak_bytes,
             unreturned_bytes=self._moved.unreturned_bytes,
         )

@@ -53,8 +53,8 @@ def parts_of(layout: optimizer_pb2.Layout, parameter: int, elements: int) -> dic
 
 
 def array_offsets(layout: optimizer_pb2.Layout) -> list[int]:
-    """Returns the bytes from the beginning of the state to each array of format 0, in the algorithm's order."""
-    return [array.offset for array in _arrays(layout, 0)]
+    """Returns the bytes from the beginning of the state to each array, of each format in its algorithm's order."""
+    return [array.offset for array in layout.arrays]
 
 
 def bucket_bytes(layout: optimizer_pb2.Layout, bucket: optimizer_pb2.Bucket) -> int:

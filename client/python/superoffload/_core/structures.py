@@ -33,6 +33,20 @@ class Bucket(ctypes.Structure):
         ("group", ctypes.c_uint32),
         ("log_slots", ctypes.c_uint32),
         ("log_offset", ctypes.c_uint64),
+        ("format", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class Shard(ctypes.Structure):
+    """superoffload_shard."""
+
+    _fields_ = [
+        ("dimensions", ctypes.c_uint32),
+        ("global_dimensions", ctypes.c_uint32),
+        ("shape", ctypes.POINTER(ctypes.c_uint64)),
+        ("global_shape", ctypes.POINTER(ctypes.c_uint64)),
+        ("global_offset", ctypes.POINTER(ctypes.c_uint64)),
     ]
 
 
@@ -51,6 +65,8 @@ class GpuOptions(ctypes.Structure):
         ("array_offsets", ctypes.POINTER(ctypes.c_uint64)),
         ("parameter_steps", ctypes.POINTER(ctypes.c_uint64)),
         ("committed_steps", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("shards", ctypes.POINTER(Shard)),
         ("previous", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
         ("push", ctypes.c_uint32),
@@ -221,6 +237,7 @@ BY_NAME = {
     "superoffload_answer": Answer,
     "superoffload_awaited": Awaited,
     "superoffload_bucket": Bucket,
+    "superoffload_shard": Shard,
     "superoffload_gpu_options": GpuOptions,
     "superoffload_gpu_report": GpuReport,
     "superoffload_gradients": Gradients,

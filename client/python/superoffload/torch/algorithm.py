@@ -12,6 +12,8 @@ MASTER = "master"  # the fp32 parameters, which every algorithm has; "model" in 
 STEP = "step"
 OPTIM_BITS = "optim_bits"  # of a parameter group, as bitsandbytes calls what its parameters' state is kept in
 
+_SCALE_BYTES = torch.float32.itemsize / 256  # of a moment in 8 bits, per element of its block
+
 _names: dict[str, str] = {}  # of the algorithms that torch's users can build, by the daemon's
 
 
@@ -74,7 +76,13 @@ class Algorithm:
     @property
     def may_be_resident(self) -> bool:
         """Whether a GPU has a kernel for it."""
-        return not self.matrices and self.moment_dtype == torch.float32 and self.state_bits == 32
+        return not self.matrices
+
+    @property
+    def state_bytes(self) -> float:
+        """Of an element, masters included, where its parameter's moments are not kept in fp32."""
+        moment = self.state_bits / 8 + (_SCALE_BYTES if self.state_bits == 8 else 0)
+        return torch.float32.itemsize + moment * len(self.moments)
 
     @property
     def arrays(self) -> tuple[str, ...]:

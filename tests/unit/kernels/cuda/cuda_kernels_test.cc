@@ -184,43 +184,58 @@ TEST(CudaProductTest, MultipliesMatrices) {
 using ResidentKernel = void (*)(ResidentArguments);
 
 ResidentKernel FindResident(std::string_view name) {
-#define X(kernel, Formula) \
+#define X(kernel, ...) \
   if (name == #kernel) return kernel;
   SUPEROFFLOAD_FOR_EACH_RESIDENT_KERNEL(X)
 #undef X
   return nullptr;
 }
 
+// Each in its own format; a range that begins at `first`, of a shard of a tensor.
+StateView View(const Algorithm& algorithm, std::vector<std::vector<std::byte>>& arrays, uint64_t first,
+               const BoxElements* box) {
+  StateView view;
+  for (size_t a = 0; a < arrays.size(); ++a) view.arrays[a] = arrays[a].data() + algorithm.arrays[a].Bytes(first);
+  view.rounding = {{{5, 6}}, box, first};
+  return view;
+}
+
 TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
   std::mt19937 random(11);
-  constexpr size_t kElements = 70'001;
+  constexpr uint64_t kRows = 280, kColumns = 250, kElements = kRows * kColumns;
+  static_assert(kElements % 256 != 0 && kElements > kChunkElements);
+  BoxElements box;
+  ASSERT_TRUE(BoxElements::Make({{kRows, kColumns}}, {{300, 1000}}, {{7, 99}}, &box));
   for (const Algorithm* algorithm : Algorithms()) {
     if (algorithm->resident_kernel == nullptr) continue;
     SCOPED_TRACE(algorithm->name);
     const ResidentKernel kernel = FindResident(algorithm->resident_kernel);
     ASSERT_NE(kernel, nullptr);
+    const bool waits = algorithm->block_elements > 1;  // its threads, for each other
     for (const DType dtype : kDTypes) {
-      std::vector<std::vector<float>> state(algorithm->arrays.size(), std::vector<float>(kElements));
-      std::fill(state[0].begin(), state[0].end(), 0.25f);
-      std::vector<std::vector<float>> expected = state;
-      const auto view = [](std::vector<std::vector<float>>& arrays, size_t first) {
-        StateView state;
-        for (size_t a = 0; a < arrays.size(); ++a) state.arrays[a] = &arrays[a][first];
-        return state;
-      };
+      std::vector<std::vector<std::byte>> state;
+      for (const StateArray& array : algorithm->arrays) state.emplace_back(array.Bytes(kElements));
+      std::ranges::fill(std::span(reinterpret_cast<float*>(state[0].data()), kElements), 0.25f);
+      std::vector<std::vector<std::byte>> expected = state;
       std::vector<std::byte> theta(kElements * DTypeBytes(dtype)), expected_theta(theta.size());
       std::vector<double> scalars = algorithm->DefaultScalars();
       scalars.back() = 0.1;  // weight decay, in either form
       for (uint64_t t = 1; t <= 4; ++t) {
         const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
         const StepConstants constants = algorithm->make_constants(scalars.data(), t, 0.5);
-        LaunchFakeInTurn(
-            kernel, 2, kResidentThreads,
-            ResidentArguments{view(state, 0), constants, {gradient.data(), dtype}, {theta.data(), dtype}, kElements});
+        ResidentArguments arguments{View(*algorithm, state, 0, nullptr),
+                                    constants,
+                                    {gradient.data(), dtype},
+                                    {theta.data(), dtype},
+                                    kElements,
+                                    box};
+        waits ? LaunchFake(kernel, 2, t == 1 ? 8 : 1, arguments)
+              : LaunchFakeInTurn(kernel, 2, kResidentThreads, arguments);
         for (size_t first = 0; first < kElements; first += kChunkElements) {
           const size_t bytes = first * DTypeBytes(dtype);
-          algorithm->best().plain(0, std::min(kChunkElements, kElements - first), view(expected, first), constants,
-                                  {gradient.data() + bytes, dtype}, {expected_theta.data() + bytes, dtype});
+          algorithm->best().plain(0, std::min<size_t>(kChunkElements, kElements - first),
+                                  View(*algorithm, expected, first, &box), constants, {gradient.data() + bytes, dtype},
+                                  {expected_theta.data() + bytes, dtype});
         }
       }
       EXPECT_EQ(state, expected);

@@ -10,6 +10,10 @@
 namespace superoffload::kernels {
 namespace {
 
+uint32_t BitsOf(PhiloxKey key, uint32_t step, uint64_t element, size_t array) {
+  return RoundingHalf(RoundingWord(key, step, element, RoundingPair(array)), array);
+}
+
 // philox4x32 with 7 rounds, of kat_vectors in Random123.
 TEST(PhiloxTest, GivesThePublishedWords) {
   EXPECT_EQ(Philox({{0, 0}}, {{0, 0, 0, 0}}), (PhiloxBlock{{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}}));
@@ -30,7 +34,7 @@ TEST(RoundingTest, SeedParameterStepElementAndArrayEachChangeTheBits) {
           for (const uint64_t block : {uint64_t{0}, uint64_t{64}, uint64_t{1} << 34}) {
             std::vector<uint32_t> bits;
             for (uint64_t i = 0; i < 64; ++i) {
-              bits.push_back(RoundingBits(RoundingKey(seed, RoundingHash(parameter)), step, block + i, array));
+              bits.push_back(BitsOf(RoundingKey(seed, RoundingHash(parameter)), step, block + i, array));
               EXPECT_LT(bits.back(), 0x10000u);
             }
             EXPECT_GT(std::set<uint32_t>(bits.begin(), bits.end()).size(), 60u);
@@ -51,7 +55,7 @@ TEST(RoundingTest, TheMeanOfWhatIsStoredIsTheNumber) {
     const double n = 1 << 18, probability = (double{value} - lower) / (double{upper} - lower);
     double ups = 0;
     for (uint32_t i = 0; i < n; ++i) {
-      const float stored = WidenBFloat16(RoundToBFloat16(value, RoundingBits(key, i % 64, i, 1 + i % 2)));
+      const float stored = WidenBFloat16(RoundToBFloat16(value, BitsOf(key, i % 64, i, 1 + i % 2)));
       ASSERT_TRUE(stored == lower || stored == upper) << value;
       ups += stored == upper;
     }

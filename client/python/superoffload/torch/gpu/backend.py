@@ -26,7 +26,6 @@ from superoffload.v1 import optimizer_pb2
 
 _DEFAULT_BUCKET_BYTES = 64 << 20  # the daemon's
 _SHORT_LOG = 3  # slots: of two steps, and the one to come
-_FLOAT_BYTES = 4
 _TAPERING = 8  # buckets that are smaller
 
 
@@ -109,7 +108,7 @@ class GpuBackend:
         """How many buckets there may ever be room for, with some for those that taper."""
         free = self._options.resident_share * cuda.total_bytes(self._device) - cuda.used_bytes(self._device)
         gradient = max(p.local.element_size() for p in subject.hosted)
-        resident = _FLOAT_BYTES * len(subject.algorithm.arrays) + gradient
+        resident = subject.algorithm.state_bytes + gradient
         return max(0, math.ceil(free / resident / (bucket_bytes // gradient)) + _TAPERING) if free > 0 else 0
 
     def map(
