@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,18 +14,25 @@
 namespace superoffload::simulator {
 namespace {
 
-constexpr size_t kWarmUp = 2;
+// A simulation's steps. Those without clips and skips are all alike, else as many are measured as show a tenth; but
+// buckets with logs are absorbed in turn, each after as many steps as its log has.
+struct Window {
+  Window(const Ours::Settings& settings, const RunOptions& options) {
+    const size_t turn = settings.resident_buckets == 0 || settings.log_slots == 0 ? 1 : settings.log_slots - 1;
+    measured = std::lcm(options.clip_rate == 0 && options.skip_rate == 0 ? 2 : 10, turn);
+    if (turn > 1) warm_up += turn;
+  }
 
-// Steps without clips and skips are all alike; else as many as show a tenth.
-size_t MeasuredSteps(const RunOptions& options) { return options.clip_rate == 0 && options.skip_rate == 0 ? 2 : 10; }
+  size_t warm_up = 2, measured;
+};
 
 // As evenly spread as possible: event i happens when i times its rate passes a whole number.
-std::vector<engine::Verdict> Verdicts(const RunOptions& options) {
+std::vector<engine::Verdict> Verdicts(const RunOptions& options, size_t steps) {
   const auto falls_due = [](size_t i, double rate) {
     return std::floor(static_cast<double>(i + 1) * rate + 1e-9) > std::floor(static_cast<double>(i) * rate + 1e-9);
   };
   std::vector<engine::Verdict> verdicts;
-  for (size_t i = 0; i < kWarmUp + MeasuredSteps(options); ++i) {
+  for (size_t i = 0; i < steps; ++i) {
     if (falls_due(i, options.skip_rate)) {
       verdicts.push_back(engine::Verdict::kSkipNonFinite);
     } else if (falls_due(i, options.clip_rate)) {
@@ -69,11 +77,27 @@ std::vector<Exposed> ExposedOf(const std::map<std::string, double>& seconds_by_c
   return exposed;
 }
 
-std::vector<Exposed> PerStep(const std::vector<Span>& parts, size_t steps) {
+std::vector<Exposed> PerStep(const std::vector<Span>& parts, double steps) {
   std::map<std::string, double> seconds;
   for (const Span& part : parts) seconds[part.name] += part.end - part.begin;
-  for (auto& [cause, sum] : seconds) sum /= static_cast<double>(steps);
+  for (auto& [cause, sum] : seconds) sum /= steps;
   return ExposedOf(seconds);
+}
+
+// Of what is absorbed in a window: passes that are under way at its ends.
+constexpr double kPassesUnderWay = 0.01;
+
+// By how much the steps from `from` on were too fast for what absorbs their gradients, as a fraction: a log hides that
+// until it is full, and then each step takes as long as that does.
+double Backlog(const SimulatedTraining& training, size_t from) {
+  const std::vector<StepTimes>& steps = training.steps();
+  const auto skipped = [](const StepTimes& step) { return engine::IsSkip(step.verdict); };
+  const auto committed =
+      static_cast<double>(steps.size() - from) -
+      static_cast<double>(std::count_if(steps.begin() + static_cast<ptrdiff_t>(from), steps.end(), skipped));
+  const double due = committed * training.elements(), absorbed = steps.back().absorbed - steps[from - 1].absorbed;
+  const double backlog = training.has_logs() && absorbed > 0 ? due / absorbed - 1 : 0;
+  return backlog > kPassesUnderWay ? backlog : 0;
 }
 
 std::string StepName(const std::vector<StepTimes>& steps, size_t index) {
@@ -107,19 +131,25 @@ std::vector<Span> LastTwoSteps(const SimulatedTraining& training, const std::vec
 }  // namespace
 
 Outcome Ours::RunTenths(const Machine& machine, const Workload& workload, const RunOptions& options) const {
-  SimulatedTraining training(machine, workload, settings_, Verdicts(options));
+  const Window window(settings_, options);
+  SimulatedTraining training(machine, workload, settings_, Verdicts(options, window.warm_up + window.measured));
   training.Run();
   const std::vector<StepTimes>& steps = training.steps();
-  const size_t measured = steps.size() - kWarmUp;
-  const double from = steps[kWarmUp - 1].computed, to = steps.back().computed;
-  std::vector<Span> exposed;
+  const StepTimes &first = steps[window.warm_up - 1], &last = steps.back();
+  const auto measured = static_cast<double>(window.measured);
+  std::vector<Span> causes;
   for (const Stall& stall : training.stalls()) {
-    if (stall.step < kWarmUp) continue;
-    for (Span& part : CausesOf(stall, steps)) exposed.push_back(std::move(part));
+    if (stall.step < window.warm_up) continue;
+    for (Span& part : CausesOf(stall, steps)) causes.push_back(std::move(part));
   }
-  Outcome outcome =
-      MakeOutcome(machine, workload, (to - from) / static_cast<double>(measured), PerStep(exposed, measured));
-  if (options.timeline) outcome.timeline = LastTwoSteps(training, exposed);
+  double step_seconds = (last.computed - first.computed) / measured;
+  std::vector<Exposed> exposed = PerStep(causes, measured);
+  if (const double later = step_seconds * Backlog(training, window.warm_up); later > 0) {
+    exposed.push_back({"logs that fill up", later});
+    step_seconds += later;
+  }
+  Outcome outcome = MakeOutcome(machine, workload, step_seconds, std::move(exposed));
+  if (options.timeline) outcome.timeline = LastTwoSteps(training, causes);
   return outcome;
 }
 

@@ -10,7 +10,8 @@
 // each step is prepared and agreed on (server/engine/README.md).
 //
 // Not in it: launching takes no time, packing does not slow down the model's kernels, and resident buckets are updated
-// at the speed of the GPU's memory.
+// at the speed of the GPU's memory, of which an H100 reaches 0.9 in fp32, 0.7 in bf16 and 0.4 in 8 bits
+// (tests/device/RESULTS.md).
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_OURS_H_
 

@@ -123,6 +123,12 @@ void SimulatedTraining::BeginCopy(const GpuCopy& copy, std::function<void()> don
   buckets_[bucket->second].landing = std::move(begin);
 }
 
+double SimulatedTraining::elements() const {
+  double elements = 0;
+  for (const engine::BucketLayout& bucket : layout_.buckets) elements += static_cast<double>(bucket.elements);
+  return elements;
+}
+
 // Copies down wait for each other, and so behind one that waits for its slot.
 void SimulatedTraining::SlotFree(uint64_t, uint32_t bucket, uint32_t) {
   buckets_[bucket].pending = false;
@@ -161,7 +167,10 @@ void SimulatedTraining::LaunchForward() {
   launched_ = true;
   for (uint64_t i = 0; i < workload_.accumulation; ++i) LaunchMicroBatch(i == 0, i + 1 == workload_.accumulation);
   compute_.Record(&computed_);
-  compute_.HostCall([this] { steps_.back().computed = idle_since_; });
+  compute_.HostCall([this] {
+    steps_.back().computed = idle_since_;
+    steps_.back().absorbed = pool_.absorbed();
+  });
   // The end of the step says that nobody reads the parameters any more. A rank's follows its last gradient.
   GpuStream& last = sharded_ == nullptr ? pack_ : SimulatedCuda::StreamOf(mover_->down_stream());
   last.Wait(computed_);

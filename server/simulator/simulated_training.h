@@ -33,6 +33,7 @@ struct StepTimes {
   engine::Verdict verdict = engine::Verdict::kCommit;
   double first_kernel = 0;        // of its forward pass
   double computed = 0;            // the last kernel of its backward pass has ended
+  double absorbed = 0;            // elements until then, of all steps
   double reduced = 0;             // the last gradient, over all ranks
   double arrived = 0;             // the last gradient, in host memory
   double prepared = 0;            // that this rank is, is known to it; alone: the verdict
@@ -60,6 +61,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
 
   const std::vector<StepTimes>& steps() const { return steps_; }
   const std::vector<Stall>& stalls() const { return stalls_; }
+  bool has_logs() const { return layout_.has_logs; }
+  double elements() const;  // that the daemon absorbs of a step which commits
   const std::vector<Span>& spans() const { return timeline_.spans(); }
 
  private:

@@ -30,6 +30,7 @@ void SimulatedWorkerPool::Submit(engine::ChunkJob* job, size_t chunks) {
                    .to_start = chunks,
                    .to_finish = chunks,
                    .chunk_bytes = static_cast<double>(work.bytes) / static_cast<double>(chunks),
+                   .chunk_absorbed = static_cast<double>(work.absorbed) / static_cast<double>(chunks),
                    .limit = LimitOf(work)});
   StartChunks();
 }
@@ -53,6 +54,7 @@ void SimulatedWorkerPool::StartChunksOf(std::list<Job>::iterator job) {
 void SimulatedWorkerPool::ChunkDone(std::list<Job>::iterator job) {
   ++idle_;
   SUPEROFFLOAD_CHECK_LE(idle_, workers_);
+  absorbed_ += job->chunk_absorbed;
   if (--job->to_finish == 0) {
     engine::ChunkJob* const done = job->job;
     jobs_.erase(job);

@@ -24,12 +24,15 @@ class SimulatedWorkerPool final : public engine::WorkerPool {
   size_t worker_count() const override { return workers_; }
   bool idle_work_is_free() const override { return true; }
 
+  // Elements that were absorbed so far, as often as they were.
+  double absorbed() const { return absorbed_; }
+
  private:
   struct Job {
     engine::ChunkJob* job;
     size_t to_start;
     size_t to_finish;
-    double chunk_bytes;
+    double chunk_bytes, chunk_absorbed;
     double limit;  // bytes per second of a chunk alone
   };
 
@@ -43,6 +46,7 @@ class SimulatedWorkerPool final : public engine::WorkerPool {
   const PassCosts costs_;
   const size_t workers_;
   size_t idle_;
+  double absorbed_ = 0;
   std::list<Job> jobs_;  // in the order of submission
 };
 

@@ -125,6 +125,22 @@ TEST(OursTest, SlotsAndResidentsHelp) {
   EXPECT_GT(Train(workload, clipped).step_seconds, Train(workload, clipped, {.resident_buckets = 4}).step_seconds);
 }
 
+// Until it is full a log takes gradients that nobody has time to absorb.
+TEST(OursTest, StepsWithLogsLastAsLongAsAbsorbingThem) {
+  Machine machine = Superchip();
+  machine.passes.absorb *= 20;
+  const Workload workload = Gpt2(4);
+  const double absorbing = static_cast<double>(ParameterCount(workload.model)) * machine.passes.absorb /
+                           static_cast<double>(machine.worker_cores());
+  for (const uint32_t log_slots : {3, 5, 9}) {
+    for (const RunOptions& options : {RunOptions{}, RunOptions{.clip_rate = 1}}) {
+      const Outcome outcome = Train(workload, options, {.resident_buckets = 16, .log_slots = log_slots}, machine);
+      EXPECT_GT(outcome.step_seconds, 0.99 * absorbing) << log_slots;
+      EXPECT_NEAR(SumOf(outcome.exposed), outcome.exposed_seconds, 1e-9);
+    }
+  }
+}
+
 // The buckets that forward reads first are published last: copies that were issued earlier hold them up.
 TEST(OursTest, UploadsThatWaitForWhatIsNeededEarlierExposeLess) {
   constexpr size_t kAllAtOnce = std::numeric_limits<size_t>::max();
