@@ -17,8 +17,18 @@ from tests.device.session import NOT_ASKED_FOR, PASSED, Session, Step
 MPS = "nvidia-cuda-mps-control"
 FLOOR = "no optimizer: forward and backward alone (the floor)"
 SETTINGS = [("always", 0), ("never", 0), ("always", 4), ("never", 4)]  # speculation, resident buckets
-# Resident buckets and steps of their logs, where one sequence per step leaves nothing to hide the host's pass behind.
-RESIDENTS = [(0, 1), (8, 1), (8, 4), ("auto", 1), ("auto", 4)]
+# Where one sequence per step leaves nothing to hide the host's pass behind: optimizer, its options, those of the GPU.
+FEW_TOKENS: list[tuple[str, dict[str, str], dict[str, object]]] = [
+    ("AdamW", {}, {"resident_buckets": 0}),
+    ("AdamW", {}, {"resident_buckets": 0, "gradient_slots": 1}),
+    ("AdamW", {}, {"resident_buckets": 0, "gradient_slots": "in_place"}),
+    ("AdamW", {}, {"resident_buckets": 8, "resident_steps": 4}),
+    ("AdamW", {}, {"resident_buckets": "auto", "resident_steps": 4}),
+    ("AdamW", {"state_dtype": "bfloat16"}, {"resident_buckets": 0}),
+    ("AdamW", {"state_dtype": "bfloat16"}, {"resident_buckets": "auto", "resident_steps": 4}),
+    ("AdamW8bit", {}, {"resident_buckets": 0}),
+    ("AdamW8bit", {}, {"resident_buckets": "auto", "resident_steps": 4}),
+]
 MOST_WANTED = 5  # rows: then what only a GPU tells about a step's end, the link and memory
 WIDTH = 62
 HEADER = f"{'':{WIDTH}} {'ms/step':>8} {'exposed':>8} {'tokens/s':>9} {'HBM GiB':>8}"
@@ -75,9 +85,10 @@ def _one(label: str, limit: int, *what: str) -> tuple:
 
 def _few_tokens() -> tuple[str, int, list[str], str]:
     labels = ["the floor", "GPU only: fused AdamW on fp32 masters"]
-    labels += [f"superoffload, {count} residents, logs of {steps}" for count, steps in RESIDENTS]
+    for algorithm, states, gpu in FEW_TOKENS:
+        labels.append(" ".join([algorithm, *states.values(), *(f"{name}={value}" for name, value in gpu.items())]))
     title = "half the model, 2 k tokens"
-    return (title, 120, [f"{title}: {label}" for label in labels], "few_tokens_rows")
+    return (title, 150, [f"{title}: {label}" for label in labels], "few_tokens_rows")
 
 
 def bench(session: Session) -> None:

@@ -8,6 +8,14 @@ from tests.device.session import Session, Step
 
 DTYPES = ("bfloat16",) if machine.DRY_RUN else ("bfloat16", "float16", "float32")
 ELEMENTS = 1 << 16 if machine.DRY_RUN else 256 << 20
+# Moments in fewer bits, and rooms for gradients: algorithm, its state_dtype, GpuOptions.gradient_slots.
+NARROWER = (
+    ("AdamW", "bfloat16", "auto"),
+    ("AdamW8bit", None, "auto"),
+    ("Lion8bit", None, 1),
+    ("AdamW", None, "in_place"),
+    ("AdamW8bit", None, "in_place"),
+)
 # Of loops_check.py.
 LOOPS = (
     "memory nearly full",
@@ -132,6 +140,9 @@ def bits(session: Session) -> None:
         for mover in MOVERS:
             session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
         session.call(f"JAX, {dtype}, plain, overlapped and inside of jit", 80, _jax_check, dtype)
+    for algorithm, state_dtype, slots in NARROWER[-1:] if machine.DRY_RUN else NARROWER:
+        title = f"PyTorch, {algorithm}, moments in {state_dtype or 'its own bits'}, gradient slots {slots}"
+        session.call(title, 40, _torch_check, "bfloat16", "trainer", slots, algorithm, state_dtype)
     session.call("PyTorch, two ranks on one GPU", 60, _ranks_check)
     for way in LOOPS:
         session.call(f"PyTorch, {way}: as the loop that waits", 60, _loops_check, way)
@@ -141,10 +152,10 @@ def bits(session: Session) -> None:
     )
 
 
-def _torch_check(dtype: str, mover: str) -> dict[str, int]:
+def _torch_check(*arguments: object) -> dict[str, int]:
     from tests.device import torch_check
 
-    return torch_check.check(dtype, mover)
+    return torch_check.check(*arguments)
 
 
 def _loops_check(way: str) -> dict[str, int]:

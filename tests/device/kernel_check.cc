@@ -176,35 +176,43 @@ void CheckPack(const Gpu& gpu, DType dtype, DType slot_dtype, Tally& tally) {
 }
 
 void CheckResident(const Gpu& gpu, DType dtype, const Algorithm& algorithm, Tally& tally) {
-  constexpr size_t kElements = 2 * kChunkElements + 4321;
+  constexpr uint64_t kRows = 1200, kColumns = 117, kElements = kRows * kColumns;  // of a larger tensor
   std::mt19937 random(99);
-  std::vector<std::vector<float>> state(algorithm.arrays.size(), std::vector<float>(kElements));
-  std::fill(state[0].begin(), state[0].end(), 0.25f);
+  BoxElements box;
+  bool good = BoxElements::Make({{kRows, kColumns}}, {{1300, 2000}}, {{13, 450}}, &box);
+  std::vector<std::vector<std::byte>> state;
+  for (const StateArray& array : algorithm.arrays) state.emplace_back(array.Bytes(kElements));
+  std::ranges::fill(std::span(reinterpret_cast<float*>(state[0].data()), kElements), 0.25f);
   std::vector<std::byte> theta(kElements * DTypeBytes(dtype));
   StateView gpu_state;
   for (size_t a = 0; a < state.size(); ++a) gpu_state.arrays[a] = gpu.Upload(state[a]);
+  const PhiloxKey key{{5, 6}};
+  gpu_state.rounding = {key, nullptr, 0};
   std::byte* const gpu_theta = gpu.Upload(theta);
   for (uint64_t t = 1; t <= 5; ++t) {
     const std::vector<std::byte> gradient = test::RandomElements(kElements, dtype, kLowest, random);
     const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), t, 0.5);
     std::byte* const gpu_gradient = gpu.Upload(gradient);
     gpu.Check(gpu.kernels().Resident(
-        algorithm, {gpu_state, constants, {gpu_gradient, dtype}, {gpu_theta, dtype}, kElements}, gpu.stream()));
+        algorithm, {gpu_state, constants, {gpu_gradient, dtype}, {gpu_theta, dtype}, kElements, box}, gpu.stream()));
     for (size_t first = 0; first < kElements; first += kChunkElements) {
       const size_t bytes = first * DTypeBytes(dtype);
       StateView view;
-      for (size_t a = 0; a < state.size(); ++a) view.arrays[a] = &state[a][first];
-      algorithm.best().plain(0, std::min(kChunkElements, kElements - first), view, constants,
+      for (size_t a = 0; a < state.size(); ++a) {
+        view.arrays[a] = state[a].data() + algorithm.arrays[a].Bytes(first);
+      }
+      view.rounding = {key, &box, first};
+      algorithm.best().plain(0, std::min<size_t>(kChunkElements, kElements - first), view, constants,
                              {gradient.data() + bytes, dtype}, {theta.data() + bytes, dtype});
     }
     gpu.Download(gpu_gradient, 1);
     gpu.Free(gpu_gradient);
   }
-  bool good = gpu.Download(gpu_theta, theta.size()) == theta;
+  good = good && gpu.Download(gpu_theta, theta.size()) == theta;
   for (size_t a = 0; a < state.size(); ++a) {
-    const std::vector<float> device = gpu.Download(gpu_state.Floats(a), kElements);
-    good = good && std::memcmp(device.data(), state[a].data(), kElements * sizeof(float)) == 0;
-    gpu.Free(gpu_state.arrays[a]);
+    auto* const array = static_cast<std::byte*>(gpu_state.arrays[a]);
+    good = good && gpu.Download(array, state[a].size()) == state[a];
+    gpu.Free(array);
   }
   gpu.Free(gpu_theta);
   tally.Report("resident " + std::string(algorithm.name) + ", " + Name(dtype), good);
@@ -227,9 +235,8 @@ void Measure(const Gpu& gpu, size_t elements) {
     return memory;
   };
   void *from = memory(2 * elements), *to = memory(4 * elements);
-  const Algorithm& algorithm = *Algorithms().front();
-  StateView state;
-  for (size_t a = 0; a < algorithm.arrays.size(); ++a) state.arrays[a] = memory(4 * elements);
+  StateView state;  // as the widest format has it
+  for (void*& array : state.arrays) array = memory(4 * elements);
   auto* const sums = reinterpret_cast<double*>(memory((elements / kChunkElements + 1) * sizeof(double)));
   const PinnedTable whole(gpu, {{from, 0, elements}}, elements);
   // Of a thousand tensors each, as in a model of many small ones; none ends where a tile does.
@@ -239,7 +246,6 @@ void Measure(const Gpu& gpu, size_t elements) {
         {static_cast<std::byte*>(from) + 2 * first, first, std::min(elements / 1000 + 1, elements - first)});
   }
   const PinnedTable many(gpu, pieces, elements);
-  const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), 3, 1);
   const auto address = [](void* pointer) { return reinterpret_cast<CudaPointer>(pointer); };
   const double copy = 4.0 * elements / gpu.Seconds([&] {
     gpu.Check(gpu.driver().MemcpyDtoDAsync(address(to), address(from), 2 * elements, gpu.stream()), "copying");
@@ -267,10 +273,16 @@ void Measure(const Gpu& gpu, size_t elements) {
   row("pack bfloat16 to float32, with the norm", 6.0 * elements, gpu.Seconds([&] {
     gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
   }));
-  row("resident AdamW, bfloat16", 28.0 * elements, gpu.Seconds([&] {
-    gpu.Check(gpu.kernels().Resident(
-        algorithm, {state, constants, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements}, gpu.stream()));
-  }));
+  for (const char* const name : {"adamw", "adamw_bf16_nearest", "adamw_bf16", "adamw_8bit"}) {
+    const Algorithm& algorithm = *FindAlgorithm(name);
+    double state_bytes = 0;
+    for (const StateArray& array : algorithm.arrays) state_bytes += static_cast<double>(array.Bytes(elements));
+    const StepConstants constants = algorithm.make_constants(algorithm.DefaultScalars().data(), 3, 1);
+    row(("resident " + std::string(name) + ", bfloat16").c_str(), 2 * state_bytes + 4.0 * elements, gpu.Seconds([&] {
+      gpu.Check(gpu.kernels().Resident(
+          algorithm, {state, constants, {from, DType::kBFloat16}, {to, DType::kBFloat16}, elements}, gpu.stream()));
+    }));
+  }
   std::vector<std::byte> host(2 * elements);
   const auto link = [&](const char* what) {
     const double down = gpu.Seconds([&] {

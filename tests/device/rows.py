@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from tests.device import kernels_beside, machine, models
-from tests.device.bench import RESIDENTS
+from tests.device.bench import FEW_TOKENS
 
 import superoffload.torch
 from superoffload.torch import GpuOptions, VerdictKind
@@ -98,8 +98,10 @@ def floor() -> dict[str, object]:
     return measure(model, _do_nothing).report()
 
 
-def optimizer_of(model: torch.nn.Module, max_grad_norm: float = MAX_GRAD_NORM, **options) -> superoffload.torch.AdamW:
-    return superoffload.torch.AdamW(
+def optimizer_of(
+    model: torch.nn.Module, max_grad_norm: float = MAX_GRAD_NORM, algorithm: str = "AdamW", **options
+) -> superoffload.torch.AdamW:
+    return getattr(superoffload.torch, algorithm)(
         model.named_parameters(),
         lr=LEARNING_RATE,
         max_grad_norm=max_grad_norm,
@@ -181,17 +183,18 @@ def unclipped() -> dict[str, object]:
 
 
 def few_tokens_rows() -> Iterator[dict[str, object]]:
-    """Half a billion parameters, one sequence per step: the floor, the GPU alone, and RESIDENTS."""
+    """Half a billion parameters, one sequence per step: the floor, the GPU alone, and FEW_TOKENS."""
     machine.use_gpu()
     model = models.build(HALF_BILLION)
     least = measure(model, _do_nothing, batch=1)
     yield least.report()
     yield _beyond(least, measure(model, fused_adamw_step(model), batch=1))
-    for residents, steps in RESIDENTS:
+    for algorithm, states, gpu in FEW_TOKENS:
+        options = {name: getattr(torch, value) for name, value in states.items()}
         with machine.daemon(models.count(model) * LOGGED_BYTES_PER_PARAMETER + machine.DAEMON_SPARE_BYTES):
-            gpu = GpuOptions(mover="trainer", resident_buckets=residents, resident_steps=steps, cast="fused")
-            with contextlib.closing(optimizer_of(model, gpu=gpu)) as optimizer:
-                if residents == "auto":
+            options["gpu"] = GpuOptions(mover="trainer", cast="fused", **gpu)
+            with contextlib.closing(optimizer_of(model, algorithm=algorithm, **options)) as optimizer:
+                if gpu["resident_buckets"] == "auto":
                     measure(model, optimizer.step, steps=TUNING_STEPS, batch=1)
                 result = measure_attached(model, optimizer, batch=1)
                 attachment = optimizer._hosting.attachment

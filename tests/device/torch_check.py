@@ -66,12 +66,14 @@ def loss_of(pieces: torch.nn.ModuleList, factors: list[torch.Tensor]) -> torch.T
     return sum(losses)
 
 
-def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> list[torch.Tensor]:
+def train(
+    device: str, dtype: torch.dtype, steps: int = STEPS, algorithm: str = "AdamW", **options
+) -> list[torch.Tensor]:
     """Parameters as each forward pass saw them, and as the last step left them."""
     generator = torch.Generator().manual_seed(3)
     seen: list[torch.Tensor] = []
     pieces = torch.nn.ModuleList(Piece(shape, dtype, generator, seen) for shape in SHAPES).to(device)
-    optimizer = superoffload.torch.AdamW(
+    optimizer = getattr(superoffload.torch, algorithm)(
         pieces.named_parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=100.0, bucket_bytes=BUCKET_BYTES, **options
     )
     try:
@@ -92,13 +94,16 @@ def train(device: str, dtype: torch.dtype, steps: int = STEPS, **options) -> lis
         optimizer.close()
 
 
-def compare(expected: list[torch.Tensor], dtype: torch.dtype, mover: str, **options) -> tuple[int, int]:
+def compare(
+    expected: list[torch.Tensor], dtype: torch.dtype, mover: str, slots: int | str = "auto", **options
+) -> tuple[int, int]:
     """Trains in every way that works here; returns how many ways, and how many of them gave other bits."""
     checks = failures = 0
     for residents in (0, 2, "auto"):
         way = f"{dtype}, mover {mover}, {residents} resident buckets"
         try:
-            seen = train(machine.DEVICE, dtype, gpu=GpuOptions(mover=mover, resident_buckets=residents), **options)
+            gpu = GpuOptions(mover=mover, resident_buckets=residents, gradient_slots=slots)
+            seen = train(machine.DEVICE, dtype, gpu=gpu, **options)
         except superoffload.Error as error:
             if not machine.lacks_what_it_needs(error):
                 raise
@@ -114,13 +119,23 @@ def compare(expected: list[torch.Tensor], dtype: torch.dtype, mover: str, **opti
     return checks, failures
 
 
-def check(dtype_name: str, mover: str, steps: int = STEPS, **options) -> dict[str, int]:
-    """A step of the session: raises for other bits."""
+def check(
+    dtype_name: str,
+    mover: str,
+    slots: int | str = "auto",
+    algorithm: str = "AdamW",
+    state_dtype: str | None = None,
+    **options,
+) -> dict[str, int]:
+    """A step of the session: raises for other bits. `slots`: GpuOptions.gradient_slots."""
     dtype = getattr(torch, dtype_name)
+    options |= {"algorithm": algorithm}
+    if state_dtype is not None:
+        options |= {"state_dtype": getattr(torch, state_dtype)}
     with machine.daemon(1 << 30):
-        expected = train("cpu", dtype, steps)
+        expected = train("cpu", dtype, **{name: value for name, value in options.items() if name != "overlap"})
         machine.use_gpu()
-        checks, failures = compare(expected, dtype, mover, steps=steps, **options)
+        checks, failures = compare(expected, dtype, mover, slots, **options)
     if checks == 0:
         raise machine.Unavailable(f"mover {mover} does not work here; the log says why")
     if failures:

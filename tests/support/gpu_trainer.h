@@ -102,7 +102,9 @@ class GpuTrainer final : public test::ExactTrainer {
   std::byte* Parameter(size_t index) override { return parameters_[index]->host(); }
   std::byte* Gradient(size_t index) override { return gradients_[index]->host(); }
 
+  // The gaps between them, too, have something to be copied.
   absl::Status PushParameters() override {
+    if (superoffload_gpu_copy(handle_, SUPEROFFLOAD_TO_GPU, stream()) != 0) return LastError();
     for (size_t i = 0; i < parameters_.size(); ++i) {
       Tensor::Require(
           driver().MemcpyHtoDAsync(ParameterOnGpu(i), parameters_[i]->host(), parameters_[i]->bytes(), stream_.get()));
