@@ -15,13 +15,6 @@
 
 namespace superoffload::kernels {
 
-// Threads of a warp: on the host each is alone.
-#ifdef __CUDACC__
-inline constexpr unsigned kLanes = 32;
-#else
-inline constexpr unsigned kLanes = 1;
-#endif
-
 // One gradient tensor and its place in a bucket. The table of a bucket is sorted by `first`; tensors do not overlap.
 struct PackedTensor {
   const void* data;  // contiguous, of the gradients' dtype

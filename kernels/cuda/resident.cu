@@ -21,6 +21,16 @@
 namespace superoffload::kernels {
 inline namespace residents {  // named, as in pack.cu
 
+// Threads of a warp: on the host each is alone.
+#ifdef __CUDACC__
+inline constexpr unsigned kLanes = 32;
+#else
+inline constexpr unsigned kLanes = 1;
+#endif
+
+// Between a thread's elements: as far as between those that share a block of random words (rounding.h).
+inline constexpr unsigned kApart = kRoundingGroup / kResidentEach;
+
 // Calls `body` with a constant for the dtype: in its loops nothing is decided per element.
 template <class Body>
 __device__ void ForDType(DType dtype, Body body) {
@@ -35,8 +45,8 @@ __device__ void ForDType(DType dtype, Body body) {
   }
 }
 
-// A thread's kEach elements, kApart from each other: all loads are under way together.
-template <unsigned kEach, unsigned kApart>
+// A thread's kEach elements, kStride from each other: all loads are under way together.
+template <unsigned kEach, unsigned kStride>
 struct Strided {
   uint64_t first, elements;  // of the range
 
@@ -44,7 +54,7 @@ struct Strided {
   __device__ void Each(Body body) const {
     SUPEROFFLOAD_UNROLL
     for (unsigned e = 0; e < kEach; ++e) {
-      if (const uint64_t i = first + e * kApart; i < elements) body(e, i);
+      if (const uint64_t i = first + e * kStride; i < elements) body(e, i);
     }
   }
   __device__ void Load(ConstElements from, float (&values)[kEach]) const {
@@ -65,10 +75,9 @@ struct RoundingWords {
   uint32_t words[kResidentEach] = {};
 };
 
-// Of those elements from `group` on, a multiple of kRoundingGroup, that are kRoundingGroup / kResidentEach apart.
+// Of those elements from `group` on, a multiple of kRoundingGroup, that are kApart from each other.
 __device__ RoundingWords WordsOf(const ResidentArguments& a, uint32_t step, uint64_t group, unsigned offset) {
   static_assert(kResidentEach == sizeof(PhiloxBlock) / sizeof(uint32_t));
-  constexpr unsigned kApart = kRoundingGroup / kResidentEach;
   RoundingWords drawn;
   const PhiloxKey key = a.state.rounding.key;
   const auto place = a.box.Find(a.state.rounding.first + group);
@@ -88,12 +97,10 @@ __device__ RoundingWords WordsOf(const ResidentArguments& a, uint32_t step, uint
   return drawn;
 }
 
-// A thread takes elements that are as far apart as those that share a block of random words (rounding.h): their loads
-// are under way together, and Philox is asked once.
+// A thread's elements are loaded together, and Philox is asked for them once.
 template <class F, Moments kMoments>
 __device__ void UpdateElements(const ResidentArguments& a) {
   using Stored = StoredState<F, kMoments>;
-  constexpr unsigned kApart = kRoundingGroup / kResidentEach;
   const auto step = a.constants.As<typename F::Step>();
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t t = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;; t += stride) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +19,12 @@ namespace {
 // buckets with logs are absorbed in turn, each after as many steps as its log has.
 struct Window {
   Window(const Ours::Settings& settings, const RunOptions& options) {
-    const size_t turn = settings.resident_buckets == 0 || settings.log_slots == 0 ? 1 : settings.log_slots - 1;
+    if (settings.resident_buckets > 0 && settings.log_slots > 0) turn = settings.log_slots - 1;
     measured = std::lcm(options.clip_rate == 0 && options.skip_rate == 0 ? 2 : 10, turn);
     if (turn > 1) warm_up += turn;
   }
 
+  size_t turn = 1;  // 1: there are no logs
   size_t warm_up = 2, measured;
 };
 
@@ -87,16 +89,15 @@ std::vector<Exposed> PerStep(const std::vector<Span>& parts, double steps) {
 // Of what is absorbed in a window: passes that are under way at its ends.
 constexpr double kPassesUnderWay = 0.01;
 
-// By how much the steps from `from` on were too fast for what absorbs their gradients, as a fraction: a log hides that
+// By how much a window's steps were too fast for what absorbs their gradients, as a fraction: a log hides that
 // until it is full, and then each step takes as long as that does.
-double Backlog(const SimulatedTraining& training, size_t from) {
-  const std::vector<StepTimes>& steps = training.steps();
-  const auto skipped = [](const StepTimes& step) { return engine::IsSkip(step.verdict); };
-  const auto committed =
-      static_cast<double>(steps.size() - from) -
-      static_cast<double>(std::count_if(steps.begin() + static_cast<ptrdiff_t>(from), steps.end(), skipped));
-  const double due = committed * training.elements(), absorbed = steps.back().absorbed - steps[from - 1].absorbed;
-  const double backlog = training.has_logs() && absorbed > 0 ? due / absorbed - 1 : 0;
+double Backlog(const SimulatedTraining& training, const Window& window) {
+  const std::span<const StepTimes> steps = training.steps();
+  const double absorbed = steps.back().absorbed - steps[window.warm_up - 1].absorbed;
+  if (window.turn == 1 || absorbed == 0) return 0;
+  const auto committed = std::ranges::count_if(steps.subspan(window.warm_up),
+                                               [](const StepTimes& step) { return !engine::IsSkip(step.verdict); });
+  const double backlog = static_cast<double>(committed) * training.elements() / absorbed - 1;
   return backlog > kPassesUnderWay ? backlog : 0;
 }
 
@@ -144,7 +145,7 @@ Outcome Ours::RunTenths(const Machine& machine, const Workload& workload, const 
   }
   double step_seconds = (last.computed - first.computed) / measured;
   std::vector<Exposed> exposed = PerStep(causes, measured);
-  if (const double later = step_seconds * Backlog(training, window.warm_up); later > 0) {
+  if (const double later = step_seconds * Backlog(training, window); later > 0) {
     exposed.push_back({"logs that fill up", later});
     step_seconds += later;
   }

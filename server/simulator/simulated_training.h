@@ -61,7 +61,6 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
 
   const std::vector<StepTimes>& steps() const { return steps_; }
   const std::vector<Stall>& stalls() const { return stalls_; }
-  bool has_logs() const { return layout_.has_logs; }
   double elements() const;  // that the daemon absorbs of a step which commits
   const std::vector<Span>& spans() const { return timeline_.spans(); }
 

@@ -125,17 +125,18 @@ def check(
     slots: int | str = "auto",
     algorithm: str = "AdamW",
     state_dtype: str | None = None,
+    steps: int = STEPS,
     **options,
 ) -> dict[str, int]:
-    """A step of the session: raises for other bits. `slots`: GpuOptions.gradient_slots."""
+    """A step of the session: raises for other bits. `slots`: GpuOptions.gradient_slots; `options`: the GPU's only."""
     dtype = getattr(torch, dtype_name)
-    options |= {"algorithm": algorithm}
+    common = {"algorithm": algorithm, "steps": steps}
     if state_dtype is not None:
-        options |= {"state_dtype": getattr(torch, state_dtype)}
+        common["state_dtype"] = getattr(torch, state_dtype)
     with machine.daemon(1 << 30):
-        expected = train("cpu", dtype, **{name: value for name, value in options.items() if name != "overlap"})
+        expected = train("cpu", dtype, **common)
         machine.use_gpu()
-        checks, failures = compare(expected, dtype, mover, slots, **options)
+        checks, failures = compare(expected, dtype, mover, slots, **common, **options)
     if checks == 0:
         raise machine.Unavailable(f"mover {mover} does not work here; the log says why")
     if failures:
