@@ -61,6 +61,8 @@ int main(int argc, char** argv) {
   program = argv[0];
   planted = absl::GetFlag(FLAGS_planted);
   options = {.gpu = absl::GetFlag(FLAGS_gpu), .verbose = absl::GetFlag(FLAGS_verbose)};
+  static char buffer[BUFSIZ];  // a crash may be in malloc, which would else be asked for one
+  std::setvbuf(stdout, buffer, _IOFBF, sizeof(buffer));
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE}) std::signal(signal, OnCrash);
   const uint64_t only = absl::GetFlag(FLAGS_seed);
   const uint64_t first = only != 0 ? only : absl::GetFlag(FLAGS_first);
