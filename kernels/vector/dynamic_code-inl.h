@@ -3,6 +3,9 @@
 #ifndef SUPEROFFLOAD_KERNELS_VECTOR_DYNAMIC_CODE_INL_H_
 #define SUPEROFFLOAD_KERNELS_VECTOR_DYNAMIC_CODE_INL_H_
 
+#include <cstdint>
+#include <limits>
+
 #include "kernels/codes/dynamic_code.h"
 #include "kernels/vector/codecs-inl.h"
 
@@ -10,10 +13,64 @@ HWY_BEFORE_NAMESPACE();
 namespace superoffload::kernels {
 namespace {
 
+// A number per decade. Behind them zeros, where vectors are longer.
+struct DecadeTable {
+  static constexpr uint32_t kEntries = 8;
+  alignas(64) float entries[2 * kMaxLanes] = {};
+
+  // What each lane asks for, by an index below kEntries.
+  HWY_INLINE hn::Vec<FloatTag> At(hn::Vec<hn::RebindToUnsigned<FloatTag>> indices) const {
+    const FloatTag d;
+#if defined(__ARM_FEATURE_SVE2)
+    return svtbl2_f32(svcreate2_f32(hn::Load(d, entries), hn::Load(d, entries + hn::Lanes(d))), indices);
+#elif defined(__ARM_NEON)
+    static_assert(FloatTag::kPrivateLanes == kEntries / 2);
+    const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), indices.raw, 0x04040404);
+    const uint8x16x2_t table = {vreinterpretq_u8_f32(vld1q_f32(entries)), vreinterpretq_u8_f32(vld1q_f32(entries + 4))};
+    return hn::Vec<FloatTag>(vreinterpretq_f32_u8(vqtbl2q_u8(table, vreinterpretq_u8_u32(bytes))));
+#else
+    return hn::TableLookupLanes(hn::Load(d, entries), hn::IndicesFromVec(d, indices));
+#endif
+  }
+};
+
 template <bool kSigned>
 struct VectorCode {
   using Code = DynamicCode<kSigned>;
   using Floats = hn::Vec<FloatTag>;
+
+  static constexpr uint32_t kLastEntry = DecadeTable::kEntries - 1;
+
+  // By the exponent of a code's magnitude as fp32 has it, modulo kEntries.
+  static constexpr DecadeTable kPowers = [] {
+    DecadeTable table;
+    for (int decade = 0; decade < Code::kDecades; ++decade) {
+      table.entries[(127 + Code::kExtra + decade) & kLastEntry] = Code::kPower[decade];
+    }
+    return table;
+  }();
+
+  // By decade: the least number of the one above, 10^(6-i), how many codes it has, and that times kPerNinth.
+  static constexpr DecadeTable kNext = [] {
+    DecadeTable table;
+    for (uint32_t i = 0; i < DecadeTable::kEntries; ++i) {
+      table.entries[i] = i + 1 < Code::kDecades ? Code::kLeast[i + 1] : std::numeric_limits<float>::infinity();
+    }
+    return table;
+  }();
+  static constexpr DecadeTable kInverses = [] {
+    DecadeTable table;
+    for (int decade = 0; decade < Code::kDecades; ++decade) table.entries[decade] = Code::kInverse[decade];
+    return table;
+  }();
+
+  // The bits of an fp32 number are its logarithm, but for a straight line within each power of two: 7 + log10(number)
+  // is bits * kLog10PerBit + 7 - 127 * log10(2), and at most 0.03 more. A decade begins where it is 0.01 to 0.28 above
+  // a whole number. So 0.77 less, rounded down, is the decade or the one before; rounded to nearest it is another 0.5
+  // less.
+  static constexpr float kLog10PerBit = static_cast<float>(0.30102999566 / (1 << 23));
+  static constexpr float kWhole = 1 << 23;            // from here on fp32 has no fractions, and halves before
+  static constexpr float kLog10Of1 = kWhole - 32.5f;  // 7 - 127 * log10(2) - 0.77 - 0.5
 
   static HWY_INLINE Floats Decode(const uint8_t* codes, Floats scale) {
     const FloatTag d;
@@ -25,11 +82,7 @@ struct VectorCode {
     const auto mantissa = hn::BitCast(d, hn::Or(hn::And(bits, hn::Set(du, 0x7fffff)), hn::Set(du, 0x3f800000)));
     const auto half = hn::Mul(hn::Set(d, 0.9f),
                               hn::BitCast(d, hn::Sub(hn::Set(du, 253u << 23), hn::And(bits, hn::Set(du, 0x7f800000)))));
-    auto power = hn::Set(d, Code::kPower[0]);
-    for (int decade = 1; decade < Code::kDecades; ++decade) {
-      const auto there = hn::Ge(number, hn::Set(d, static_cast<float>(1 << (decade + Code::kExtra))));
-      power = hn::IfThenElse(there, hn::Set(d, Code::kPower[decade]), power);
-    }
+    const auto power = kPowers.At(hn::And(hn::ShiftRight<23>(bits), hn::Set(du, kLastEntry)));
     auto value = hn::Mul(hn::MulAdd(hn::Set(d, 0.9f), mantissa, hn::Sub(half, hn::Set(d, 0.8f))), power);
     if constexpr (kSigned) {
       const auto sign = hn::ShiftLeft<24>(hn::And(hn::BitCast(du, code), hn::Set(du, 0x80)));
@@ -45,12 +98,14 @@ struct VectorCode {
     const hn::RebindToUnsigned<FloatTag> du;
     const auto relative = hn::Mul(value, inverse);
     const auto number = kSigned ? hn::Abs(relative) : relative;
-    auto power = hn::Set(d, Code::kInverse[0]), codes = hn::Set(d, static_cast<float>(1 << Code::kExtra));
-    for (int decade = 1; decade < Code::kDecades; ++decade) {
-      const auto there = hn::Ge(number, hn::Set(d, Code::kLeast[decade]));
-      power = hn::IfThenElse(there, hn::Set(d, Code::kInverse[decade]), power);
-      codes = hn::IfThenElse(there, hn::Set(d, static_cast<float>(1 << (decade + Code::kExtra))), codes);
-    }
+    const auto rounded =
+        hn::Max(hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, number)), hn::Set(d, kLog10PerBit), hn::Set(d, kLog10Of1)),
+                hn::Set(d, kWhole));
+    auto decade = hn::And(hn::BitCast(di, rounded), hn::Set(di, int32_t{kLastEntry}));
+    const auto above = hn::Ge(number, kNext.At(hn::BitCast(du, decade)));
+    decade = hn::Sub(decade, hn::VecFromMask(di, hn::RebindMask(di, above)));
+    const auto power = kInverses.At(hn::BitCast(du, decade));
+    const auto codes = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(decade, hn::Set(di, 127 + Code::kExtra))));
     const auto steps =
         hn::Mul(hn::Sub(hn::Mul(number, power), hn::Set(d, 0.1f)), hn::Mul(codes, hn::Set(d, Code::kPerNinth)));
     const auto step = hn::Min(hn::Max(steps, hn::Zero(d)), hn::Sub(codes, hn::Set(d, 1.0f)));

@@ -47,7 +47,7 @@ struct PassCosts {
   // How many times as long, where moments are rounded stochastically, or are codes. On SVE2 at 128 bits by the
   // instructions of the loops, four a cycle, against what the divider takes (kernels/bench/README.md).
   double rounded_absorb = 1.9;
-  double coded_absorb = 6, coded_publish = 3;
+  double coded_absorb = 4.9, coded_publish = 2.4;
 };
 
 // What the passes of `algorithm` compute, which are those above but for that.

@@ -506,7 +506,7 @@ TEST(PerformanceTest, OtherAlgorithmsAreSimulated) {
   EXPECT_THAT(answer->assumptions(), ::testing::Contains(HasSubstr("upper bound")));
   request.set_algorithm("lion_8bit");
   EXPECT_THAT(Answer(request)->assumptions(),
-              ::testing::Contains(HasSubstr("last 6 times as long to absorb, and 3 times")));
+              ::testing::Contains(HasSubstr("last 4.9 times as long to absorb, and 2.4 times")));
 }
 
 TEST(AnswerTest, StateIsCountedInItsDtypesAndPerBlock) {
@@ -551,10 +551,8 @@ TEST(RecommendationTest, WhatNarrowerMomentsGainIsSaid) {
   v1::PlanRequest request = Request("llama-8b", 1);
   request.set_quick(false);
   const v1::PlanResponse on_grace = *Answer(request);
-  EXPECT_THAT(
-      on_grace.recommendation().sentences(1),
-      AllOf(HasSubstr("A step would take "),
-            HasSubstr(" s with moments in 16 bits (--algorithm=adamw_bf16) instead of "), Not(HasSubstr("8bit"))));
+  EXPECT_THAT(on_grace.recommendation().sentences(1),
+              AllOf(HasSubstr("A step would take "), HasSubstr(" s with moments in 16 bits (--algorithm=adamw_bf16)")));
   request.set_machine_name("h100-pcie");
   request.set_algorithm("adamw_8bit");
   const double after = Answer(request)->performance().step_seconds();
