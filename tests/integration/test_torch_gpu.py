@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import superoffload.torch
 from superoffload._core import optimizers
+from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import GpuOptions, VerdictKind, cuda
 from superoffload.torch.gpu.backend import GpuBackend
 from superoffload.torch.submitter import Submitter
@@ -276,6 +277,67 @@ def test_what_is_compiled_sees_its_parameters(gpu_daemon, expected, form):
     saved = weights(model).values()  # names are those of compiled modules
     assert all(torch.equal(a, b) for a, b in zip(saved, expected[0].values(), strict=True))
     optimizer.close()
+
+
+class Layer(torch.nn.Module):
+    """Of torch's own layers only what is within them is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("form", ["in place", "in place, and again later", "wrapped"])
+def test_a_compiled_layer_waits_for_its_own_parameters(gpu_daemon, monkeypatch, form):
+    """Also one that is compiled again, of which torch traces nothing because it has what it made before."""
+    waits, waits_before_runs = set(), []
+    wait = GpuAttachment.await_parameters
+
+    def await_parameters(attachment, bucket, stream):
+        waits.add(bucket)
+        wait(attachment, bucket, stream)
+
+    def backend(graph, _):
+        def run(*arguments):
+            waits_before_runs.append(set(waits))
+            return graph(*arguments)
+
+        return run
+
+    def trained(compiled):
+        model = build()
+        torch.manual_seed(6)
+        model.layers = torch.nn.ModuleList(Layer().to(DTYPE) for _ in range(4))
+        model.head = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Linear(128, 50)).to(DTYPE)
+        optimizer = optimizer_of(model, gpu_daemon, gpu=GpuOptions(cast="fused"))
+        for index, layer in enumerate(model.layers if compiled else ()):
+            if form == "wrapped":
+                model.layers[index] = torch.compile(layer, backend=backend)
+            else:
+                layer.compile(backend=backend)
+        train(model, optimizer)
+        for layer in model.layers if compiled and form == "in place, and again later" else ():
+            layer.compile(backend=backend)
+        waits.clear()
+        waits_before_runs.clear()
+        train(model, optimizer, steps=1, first=STEPS)
+        of = {id(parameter.tensor): set(parameter.buckets) for parameter in optimizer._hosting.hosted}
+        buckets = [set().union(*(of[id(p)] for p in part.parameters())) for part in (*model.layers, model.head)]
+        optimizer.close()
+        return list(model.parameters()), buckets
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(GpuAttachment, "await_parameters", await_parameters)
+    expected, _ = trained(compiled=False)
+    found, (*layers, head) = trained(compiled=True)
+    assert all(map(torch.equal, found, expected))
+    assert len(waits_before_runs) == 2 * len(layers), "once per micro-batch"
+    assert waits_before_runs[0] < waits_before_runs[len(layers) - 1]
+    assert not head <= waits_before_runs[len(layers) - 1], "which is called after them"
+    assert all(needs <= seen for needs, seen in zip(layers, waits_before_runs, strict=False))
 
 
 def test_without_overlap_and_with_fp32_gradients_the_weights_are_the_same(gpu_daemon, expected):

@@ -10,8 +10,8 @@ _COMPILED_REGION = ("compile_wrapper", "_fn")
 _CAPTURING = "make_graphed_callables"
 
 
-def modules_called_eagerly() -> list[torch.nn.Module]:
-    """Returns the modules that this thread is calling, from the outside up to where a compiled region is entered."""
+def modules_around_compiled() -> list[torch.nn.Module]:
+    """Returns the modules that this thread is calling, outermost last, up to what a compiled region begins with."""
     modules: list[torch.nn.Module] = []
     entered = False
     frame: types.FrameType | None = sys._getframe()
@@ -20,7 +20,7 @@ def modules_called_eagerly() -> list[torch.nn.Module]:
         if name in _COMPILED_REGION and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
             entered = True
             modules = []  # those before were inside
-        elif frame.f_code is torch.nn.Module._call_impl.__code__:
+        elif frame.f_code is torch.nn.Module._wrapped_call_impl.__code__:
             modules.append(frame.f_locals["self"])
         frame = frame.f_back
     return modules if entered else []

@@ -2,8 +2,9 @@
 
 The tail of an optimizer step then hides behind the head of the next forward pass. A hook before the forward of every
 module has the GPU's stream wait for the module's own parameters, and for those of its submodules whose own hooks do not
-run: modules that are never called (as torch.nn.MultiheadAttention uses its output projection), and compiled ones. What
-FSDP gathers waits where the all-gather begins, on its stream.
+run: modules that are never called (as torch.nn.MultiheadAttention uses its output projection), and those within
+compiled ones, which wait for all that is inside (compiled.py). What FSDP gathers waits where the all-gather begins, on
+its stream.
 
 A CUDA graph calls no hooks when it is replayed, so nothing in it waits. In front of a module that
 torch.cuda.make_graphed_callables has captured, that module's own hook waits for all that is inside. Before any other
@@ -22,13 +23,16 @@ from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
-from superoffload.torch.gpu import calling
+from superoffload.torch.gpu import calling, compiled
 from superoffload.torch.guards.reads import ReadWatch
 from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks import fsdp
 from superoffload.torch.ranks.shards import HostedParameter
 
 _READS_WATCHED = 3  # steps
+
+# Of a module: buckets that its hook waits for, and modules compiled in place inside of it, which wait for their own.
+_Needs = tuple[frozenset[int], tuple[torch.nn.Module, ...]]
 
 _alive: "weakref.WeakSet[ForwardWaits]" = weakref.WeakSet()
 
@@ -55,6 +59,11 @@ def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
     return before_forward
 
 
+def _before_compiled(module: torch.nn.Module) -> None:
+    for waits in list(_alive):
+        waits.before_forward(module)
+
+
 class ForwardWaits:
     """The hooks of one attachment, which hold it weakly, and what each stream has waited for."""
 
@@ -63,13 +72,14 @@ class ForwardWaits:
         self._hosted = hosted
         self._buckets = {id(parameter.tensor): parameter.buckets for parameter in hosted}
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose own hook waits for them
-        self._needs: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
+        self._needs: weakref.WeakKeyDictionary[torch.nn.Module, _Needs] = weakref.WeakKeyDictionary()
         self._guarded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose state_dict() waits
         self._readers: set[int] = set()  # streams on which modules were called since the last step
         self._pending: dict[int, set[int]] = {}  # by stream: buckets it has not waited for since the last step
         self._unread = self._all()  # buckets for which no stream has waited since they changed, or since the beginning
         self._step_ended = False
-        self._traced = False
+        self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of compiled modules: they call no hooks
+        self._only_around = False  # of other modules, only those around what was compiled count as calling their hooks
         self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
         self._unseen = False  # some reader of parameters calls no hook: step() waits for them
         self._steps = 0
@@ -117,13 +127,18 @@ class ForwardWaits:
     def on_traced(self) -> None:
         """Some module was called that will not call its hook: those that are being called around it wait for it.
 
-        Which one is not known, and the same module may be called both ways. So from now on only those around it, and
-        modules that torch.compile has wrapped, count as having hooks.
+        Which one is not known. It is part of the compiled module that is being called; or any, where a function was
+        compiled, and may be called both ways. Then only those around it count as having hooks from now on.
         """
         self.wait_all()
-        self._traced = True
+        around = calling.modules_around_compiled()
+        self._only_around |= not around or not compiled.is_compiled(around[0])
+        if self._only_around:
+            self._called = weakref.WeakSet(around) - self._captured
+        for module in [part for each in around for part in compiled.outermost(each)]:
+            self._calls_its_hook(module)
+            compiled.wait_before(module, _before_compiled)
         self._needs.clear()
-        self._called = weakref.WeakSet(calling.modules_called_eagerly()) - self._captured
         covered = frozenset[int]().union(*(self._of(module) for module in self._called))
         self._unseen |= len(covered) < len(self._attachment.optimizer.layout.buckets)
 
@@ -135,7 +150,12 @@ class ForwardWaits:
         return frozenset(bucket for parameter in parameters for bucket in self._buckets.get(id(parameter), ()))
 
     def _calls_its_hook(self, module: torch.nn.Module) -> None:
-        self._called.add(module)
+        if module not in self._captured:
+            self._called.add(module)
+        if compiled.is_compiled(module):
+            inside = set(module.modules()) - {module}
+            self._inside.update(inside)
+            self._called -= inside
         self._needs.clear()
         for part in module.modules():
             if part not in self._guarded and any(id(p) in self._buckets for p in part.parameters(recurse=False)):
@@ -146,12 +166,16 @@ class ForwardWaits:
         if cuda.is_capturing():
             self._on_captured(module)
             return
-        hooked = not self._traced or "_orig_mod" in module._modules
+        hooked = module not in self._inside and (compiled.is_compiled(module) or not self._only_around)
         if hooked and module not in self._called and module not in self._captured:
             self._calls_its_hook(module)
-        needs = self._needs.get(module)
-        if needs is None:
-            needs = self._needs[module] = self._of(module)
+        found = self._needs.get(module)
+        if found is None:
+            inside = (part for part in module.modules() if part is not module and part in self._called)
+            found = self._needs[module] = (self._of(module), tuple(filter(compiled.is_in_place, inside)))
+        needs, in_place = found
+        for part in in_place:
+            compiled.wait_before(part, _before_compiled)
         if needs:
             self._wait(needs)
 
