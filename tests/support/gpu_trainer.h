@@ -80,6 +80,8 @@ class GpuTrainer final : public test::ExactTrainer {
     Tensor::Require(kernels::MakeStream(*device_, &stream_).code);
     Tensor::Require(kernels::MakeStream(*device_, &busy_stream_).code);
     work_ = std::make_unique<Tensor>(device_, 8);
+    Tensor::Require(driver().MemcpyHtoDAsync(work_->device(), work_->host(), work_->bytes(), stream_.get()));
+    Tensor::Require(driver().StreamSynchronize(stream_.get()));
     for (int i = 0; i < attachment_.optimizer().parameters_size(); ++i) {
       const v1::Parameter& parameter = attachment_.optimizer().parameters(i);
       uint64_t elements = 1;
