@@ -20,16 +20,17 @@ struct DecadeTable {
 
   // What each lane asks for, by an index below kEntries.
   HWY_INLINE hn::Vec<FloatTag> At(hn::Vec<hn::RebindToUnsigned<FloatTag>> indices) const {
-    const FloatTag d;
+    [[maybe_unused]] const FloatTag d;
 #if defined(__ARM_FEATURE_SVE2)
     return svtbl2_f32(svcreate2_f32(hn::Load(d, entries), hn::Load(d, entries + hn::Lanes(d))), indices);
 #elif defined(__ARM_NEON)
-    static_assert(FloatTag::kPrivateLanes == kEntries / 2);
+    static_assert(hn::MaxLanes(FloatTag()) == kEntries / 2);
     const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), indices.raw, 0x04040404);
     const uint8x16x2_t table = {vreinterpretq_u8_f32(vld1q_f32(entries)), vreinterpretq_u8_f32(vld1q_f32(entries + 4))};
     return hn::Vec<FloatTag>(vreinterpretq_f32_u8(vqtbl2q_u8(table, vreinterpretq_u8_u32(bytes))));
 #else
-    return hn::TableLookupLanes(hn::Load(d, entries), hn::IndicesFromVec(d, indices));
+    // IndicesFromVec looks at the indices where Highway is built for debugging, and needs its library then.
+    return hn::TableLookupLanes(hn::Load(d, entries), decltype(hn::IndicesFromVec(d, indices)){indices.raw});
 #endif
   }
 };
