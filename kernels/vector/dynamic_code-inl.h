@@ -51,7 +51,7 @@ struct VectorCode {
     return table;
   }();
 
-  // By decade: the least number of the one above, 10^(6-i), how many codes it has, and that times kPerNinth.
+  // By decade: the least number of the one above, and 10^(6-i).
   static constexpr DecadeTable kNext = [] {
     DecadeTable table;
     for (uint32_t i = 0; i < DecadeTable::kEntries; ++i) {
