@@ -31,8 +31,9 @@ struct VerdictReport {
 };
 
 // Where the gradient of a bucket lies. In the bucket's log: then whoever trains updates its parameters itself, and
-// those in the daemon's memory stay behind until somebody asks for them.
-enum class Landing : uint8_t { kSlot, kLog };
+// those in the daemon's memory stay behind until somebody asks for them. In a slot, while the published parameters may
+// still be read in this step: then nothing is published over them before the verdict.
+enum class Landing : uint8_t { kSlot, kLog, kSlotStillRead };
 
 // What all ranks of a run have gathered for a step that they have prepared.
 struct RunTotal {

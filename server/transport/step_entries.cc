@@ -21,6 +21,12 @@ absl::Status EndStep(uint64_t step, const superoffload_end_payload& end, engine:
                                  {.sum_of_squares = end.total_sum_of_squares, .attempt = end.attempt});
 }
 
+engine::Landing LandingOf(const superoffload_ring_entry& entry) {
+  if ((entry.flags & SUPEROFFLOAD_FLAG_LOGGED) != 0) return engine::Landing::kLog;
+  const bool still_read = (entry.flags & SUPEROFFLOAD_FLAG_STILL_READ) != 0;
+  return still_read ? engine::Landing::kSlotStillRead : engine::Landing::kSlot;
+}
+
 }  // namespace
 
 absl::Status CheckEpoch(const superoffload_ring_entry& entry, uint64_t attachment_epoch) {
@@ -42,9 +48,7 @@ absl::Status DeliverEntry(const superoffload_ring_entry& entry, uint64_t attachm
       return handler.ParametersAbsent(entry.step, entry.index, entry.payload.absent.count);
     case SUPEROFFLOAD_SUBMIT_GRADIENT_READY:
       if ((entry.flags & SUPEROFFLOAD_FLAG_SUM_KNOWN) != 0) sum_of_squares = entry.payload.gradient.sum_of_squares;
-      return handler.GradientReady(
-          entry.step, entry.index, sum_of_squares,
-          (entry.flags & SUPEROFFLOAD_FLAG_LOGGED) != 0 ? engine::Landing::kLog : engine::Landing::kSlot);
+      return handler.GradientReady(entry.step, entry.index, sum_of_squares, LandingOf(entry));
     case SUPEROFFLOAD_SUBMIT_END_STEP:
       return EndStep(entry.step, entry.payload.end, handler);
     case SUPEROFFLOAD_SUBMIT_PREPARE:

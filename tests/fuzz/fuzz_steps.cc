@@ -190,7 +190,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           sum = test::SumOfSquares(layout, layout.buckets[bucket], gradient(layout.buckets[bucket]), absent);
         }
         const bool good = open && right_step && exists && !arrived[bucket] && (!logged || !wrong);
-        const engine::Landing landing = logged ? engine::Landing::kLog : engine::Landing::kSlot;
+        const bool still_read = bytes.Next() % 4 == 0;
+        const engine::Landing landing = logged       ? engine::Landing::kLog
+                                        : still_read ? engine::Landing::kSlotStillRead
+                                                     : engine::Landing::kSlot;
         Expect(engine.GradientReady(named, bucket, sum, landing).ok() == good, "GradientReady");
         if (good) arrived[bucket] = true;
         break;

@@ -116,7 +116,9 @@ enum {
   SUPEROFFLOAD_FLAG_SUM_KNOWN =
       8, /* `sum_of_squares` is that of the gradient, as NormLanes of kernels/elements defines it */
   SUPEROFFLOAD_FLAG_NO_COPY_BACK = 16,
-  SUPEROFFLOAD_FLAG_LOGGED = 32 /* it goes into, or lies in, the bucket's log: slot `committed_steps` mod `log_slots` */
+  SUPEROFFLOAD_FLAG_LOGGED =
+      32, /* it goes into, or lies in, the bucket's log: slot `committed_steps` mod `log_slots` */
+  SUPEROFFLOAD_FLAG_STILL_READ = 64 /* the step may read the bucket's parameters yet: none before the verdict */
 };
 
 /* Completion flags. */

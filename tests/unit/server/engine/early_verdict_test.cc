@@ -126,6 +126,29 @@ TEST_F(EarlyVerdictTest, WhatSpeculatedWhileTheStepWasClippedIsPublishedAgain) {
   EXPECT_EQ(memory_.state, waiting.state);
 }
 
+// Others speculate beside it.
+TEST_F(EarlyVerdictTest, WhatTheStepMayStillReadIsPublishedAfterTheVerdict) {
+  const std::vector<std::byte> before = memory_.parameters;
+  const BucketLayout& read = layout_.buckets[2];
+  ASSERT_TRUE(machine_.BeginStep(1, 1).ok());
+  for (uint32_t i = 0; i < buckets(); ++i) {
+    const Landing landing = i == 2 ? Landing::kSlotStillRead : Landing::kSlot;
+    ASSERT_TRUE(machine_.GradientReady(1, i, std::nullopt, landing).ok());
+  }
+  pool_.RunAll();
+  EXPECT_EQ(sink_.speculated, buckets() - 1);
+  const auto same = [&] {
+    return std::memcmp(memory_.parameters.data() + read.parameters_offset, before.data() + read.parameters_offset,
+                       read.parameters_bytes()) == 0;
+  };
+  EXPECT_TRUE(same());
+  ASSERT_TRUE(machine_.EndStep(1, 1, 0).ok());
+  pool_.RunAll();
+  EXPECT_EQ(sink_.order, std::vector<uint32_t>{2});
+  EXPECT_FALSE(same());
+  EXPECT_TRUE(machine_.BetweenSteps());
+}
+
 // So what is left over at the verdict is what the next forward pass needs last. Two passes have begun when the others
 // come.
 TEST_F(EarlyVerdictTest, OfWhatWaitsTheLastBucketSpeculatesFirst) {

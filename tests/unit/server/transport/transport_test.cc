@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,7 +34,10 @@ class RecordingHandler final : public StepHandler {
   absl::Status BeginStep(uint64_t step, double) override { return Record("begin " + std::to_string(step)); }
   absl::Status GradientReady(uint64_t, uint32_t bucket, std::optional<double>, engine::Landing landing) override {
     if (bucket == 13) return absl::InvalidArgumentError("bucket 13 brings bad luck; skip it");
-    return Record((landing == engine::Landing::kLog ? "logged " : "ready ") + std::to_string(bucket));
+    static const std::map<engine::Landing, std::string> kWords = {{engine::Landing::kSlot, "ready "},
+                                                                  {engine::Landing::kLog, "logged "},
+                                                                  {engine::Landing::kSlotStillRead, "still read "}};
+    return Record(kWords.at(landing) + std::to_string(bucket));
   }
   absl::Status EndStep(uint64_t step, double, double) override { return Record("end " + std::to_string(step)); }
   absl::Status PrepareStep(uint64_t step, double, double) override { return Record("prepare " + std::to_string(step)); }
@@ -136,10 +140,13 @@ TEST_F(TransportTest, CarriesAStepInOrder) {
   superoffload_ring_entry logged = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 3);
   logged.flags = SUPEROFFLOAD_FLAG_LOGGED;
   Submit(logged);
+  superoffload_ring_entry still_read = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 4);
+  still_read.flags = SUPEROFFLOAD_FLAG_STILL_READ;
+  Submit(still_read);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0));
   Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0));
-  EXPECT_THAT(handler_.WaitFor(7), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
-                                               "logged 3", "end 1", "abandon 1"));
+  EXPECT_THAT(handler_.WaitFor(8), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
+                                               "logged 3", "still read 4", "end 1", "abandon 1"));
 }
 
 TEST_F(TransportTest, WhatNoClientSubmitsIsRejected) {
