@@ -167,6 +167,15 @@ void Mover::SetGpuOffset(uint32_t bucket, uint64_t offset) {
   gpu_offsets_[bucket] = offset;
 }
 
+CudaStatus Mover::Fetch(uint32_t bucket) {
+  SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
+  {
+    std::lock_guard lock(up_mu_);
+    uploads_.Fetch(bucket);
+  }
+  return StartUploads();
+}
+
 CudaStatus Mover::Published(uint64_t step, uint32_t bucket, bool speculative) {
   SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
   {

@@ -117,7 +117,8 @@ class Mover {
   // For what has to come after gradients.
   CompletionQueue& arrivals() { return *arrivals_; }
 
-  // Whether the bucket's parameters become due when a step commits; true at first. Any thread.
+  // Whether the bucket's parameters become due when a step commits; true at first. False: they are not due any more.
+  // Any thread.
   void SetCopiesUp(uint32_t bucket, bool copies);
 
   // Where in the GPU memory the bucket's parameters lie from now on. None of its copies is due or under way.
@@ -127,6 +128,10 @@ class Mover {
   // waits for anything nor calls the driver.
   CudaStatus Published(uint64_t step, uint32_t bucket, bool speculative);
   CudaStatus VerdictReached(uint64_t step, bool commits, bool speculation_stands);
+
+  // Those of a bucket that becomes due when a step commits are due now, unless they have become so since SetCopiesUp.
+  // Any thread. Errors as Published.
+  CudaStatus Fetch(uint32_t bucket);
 
   // Copies a bucket's parameters up at once, due or not; `landed` is told. The device must be current.
   CudaStatus CopyUp(uint64_t step, uint32_t bucket);

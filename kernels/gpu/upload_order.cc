@@ -6,6 +6,16 @@
 
 namespace superoffload::kernels {
 
+void UploadOrder::SetCopied(uint32_t bucket, bool copied) {
+  copied_[bucket] = copied;
+  comes_[bucket] = false;
+  if (!copied) Remove(bucket);
+}
+
+void UploadOrder::Fetch(uint32_t bucket) {
+  if (!comes_[bucket]) Add(bucket);
+}
+
 void UploadOrder::OnPublished(uint64_t step, uint32_t bucket, bool speculative) {
   if (!Follow(step)) return;
   if (!verdict_) {
@@ -57,11 +67,16 @@ bool UploadOrder::Follow(uint64_t step) {
 
 void UploadOrder::Add(uint32_t bucket) {
   if (!copied_[bucket]) return;
+  Remove(bucket);
+  due_[step_].insert(bucket);
+  comes_[bucket] = true;
+}
+
+void UploadOrder::Remove(uint32_t bucket) {
   for (auto of_step = due_.begin(); of_step != due_.end();) {
     of_step->second.erase(bucket);
     of_step = of_step->second.empty() ? due_.erase(of_step) : std::next(of_step);
   }
-  due_[step_].insert(bucket);
 }
 
 std::optional<UploadOrder::Upload> UploadOrder::Take(std::map<uint64_t, Buckets>::iterator of_step, uint32_t bucket) {

@@ -33,12 +33,17 @@ class UploadOrder {
   };
 
   // `in_flight`: taken and not landed, at most, but for those that were taken by name.
-  explicit UploadOrder(size_t buckets, size_t in_flight = kInFlight) : copied_(buckets, true), most_(in_flight) {}
+  explicit UploadOrder(size_t buckets, size_t in_flight = kInFlight)
+      : copied_(buckets, true), comes_(buckets, false), most_(in_flight) {}
 
   void set_in_flight(size_t in_flight) { most_ = in_flight; }
 
-  // Whether the bucket becomes due when a step commits; true at first.
-  void SetCopied(uint32_t bucket, bool copied) { copied_[bucket] = copied; }
+  // Whether the bucket becomes due when a step commits; true at first. False: it is not due any more.
+  void SetCopied(uint32_t bucket, bool copied);
+
+  // The bucket, which becomes due when a step commits, is so now, unless it has become so since SetCopied: whoever
+  // has it copied from then on needs what is there, and what is newer comes by itself.
+  void Fetch(uint32_t bucket);
 
   // The bucket's parameters are in host memory. `speculative`: the verdict tells whether they stand.
   void OnPublished(uint64_t step, uint32_t bucket, bool speculative);
@@ -71,12 +76,14 @@ class UploadOrder {
   // Whether this is of the latest step.
   bool Follow(uint64_t step);
   void Add(uint32_t bucket);
+  void Remove(uint32_t bucket);
   std::optional<Upload> Take(std::map<uint64_t, Buckets>::iterator of_step, uint32_t bucket);
 
   uint64_t step_ = 0;
   std::optional<Verdict> verdict_;
   std::vector<uint32_t> speculated_;
   std::vector<bool> copied_;
+  std::vector<bool> comes_;          // has become due since SetCopied
   std::map<uint64_t, Buckets> due_;  // by step; none is empty
   size_t most_;
   size_t in_flight_ = 0;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "tests/support/gpu_trainer.h"
+#include "tests/support/streaming_trainer.h"
 
 namespace superoffload {
 namespace {
@@ -47,6 +48,7 @@ struct GpuCase {
   uint32_t gradient_slots = 2;
   uint32_t logged = 1000;  // buckets
   bool in_place = false;
+  uint32_t stream_slots = 0;
 };
 
 // Grows, stays, takes in everything and goes back to nothing.
@@ -166,6 +168,37 @@ const GpuCase kCases[] = {
      .machine = "gh200",
      .gradient_slots = 1,
      .in_place = true},
+    {.name = "DaemonStreams",
+     .mover = SUPEROFFLOAD_MOVER_DAEMON,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .expected_shared = 1,
+     .stream_slots = 2},
+    {.name = "TrainerStreamsSlowUp",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kFloat16,
+     .slow = "HtoD=1000",
+     .stream_slots = 3},
+    {.name = "TrainerStreamsSlowDownOneGradientSlot",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kFloat32Gradients,
+     .slow = "DtoH=1000",
+     .gradient_slots = 1,
+     .stream_slots = 1},
+    {.name = "TrainerStreamsStaged",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_NEVER,
+     .dtypes = kBFloat16,
+     .fail_trainer = "cuMemHostRegister_v2=304",
+     .stream_slots = 2},
+    {.name = "DirectCoherentStreams",
+     .mover = SUPEROFFLOAD_MOVER_DIRECT,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .machine = "gh200",
+     .stream_slots = 8},
 };
 
 void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
@@ -188,7 +221,8 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   StartDaemon();
   ::unsetenv("FAKE_CUDA_FAIL");
   if (c.fail_trainer != nullptr) ::setenv("FAKE_CUDA_FAIL", c.fail_trainer, 1);
-  ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, c.log_slots, c.gradient_slots, c.logged, c.in_place));
+  ASSERT_NO_FATAL_FAILURE(
+      Attach(c.speculation, c.dtypes, c.log_slots, c.gradient_slots, c.logged, c.in_place, c.stream_slots));
   if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
   ASSERT_TRUE(status_.ok()) << status_;
   ::unsetenv("FAKE_CUDA_FAIL");
@@ -199,8 +233,10 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
     EXPECT_EQ(report_.staged, staged);
   }
   {
-    GpuTrainer trainer(client_.get(), attachment_.get(), c.residents);
-    test::ExactTraining(&trainer, test::Spec(c.dtypes), c.dtypes, seed).Train(kSteps);
+    const std::unique_ptr<GpuTrainer> trainer =
+        c.stream_slots > 0 ? std::make_unique<StreamingTrainer>(client_.get(), attachment_.get(), seed)
+                           : std::make_unique<GpuTrainer>(client_.get(), attachment_.get(), c.residents);
+    test::ExactTraining(trainer.get(), SpecOf(c.dtypes, c.stream_slots), c.dtypes, seed).Train(kSteps);
   }
   attachment_.reset();
   EXPECT_EQ(daemon_->Stop(), 0);

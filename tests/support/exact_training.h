@@ -81,6 +81,7 @@ inline v1::CreateOptimizerRequest Request(const engine::OptimizerSpec& spec, v1:
     added->set_dtype(ToProto(parameter.dtype));
     added->set_gradient_dtype(ToProto(parameter.gradient_dtype));
     added->set_group(parameter.group);
+    added->set_unit(parameter.unit);
     added->set_state_in_float32(parameter.in_fp32);
   }
   return request;

@@ -70,7 +70,7 @@ inline std::span<std::byte> MemoryOf(superoffload_attachment* attachment, supero
   return {static_cast<std::byte*>(data), bytes};
 }
 
-class GpuTrainer final : public test::ExactTrainer {
+class GpuTrainer : public test::ExactTrainer {
  public:
   // `residents(step)`: how many buckets are resident from that step on.
   GpuTrainer(Client* client, Attachment* attachment, std::function<uint32_t(int)> residents)
@@ -174,12 +174,12 @@ class GpuTrainer final : public test::ExactTrainer {
     return verdict;
   }
 
- private:
+ protected:
   const kernels::CudaDriver& driver() const { return device_->driver(); }
   const v1::Layout& layout() const { return attachment_.optimizer().layout(); }
   uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_.get()); }
   kernels::CudaPointer ParameterOnGpu(size_t i) const {
-    return attachment_.gpu_report().parameters + layout().placements(static_cast<int>(i)).parameters_offset();
+    return attachment_.gpu_report().parameters + attachment_.GpuOffset(i);
   }
   static absl::Status LastError() { return absl::InternalError(superoffload_last_error()); }
 
@@ -216,8 +216,9 @@ class GpuTest : public ::testing::Test {
 
   // `log_slots`: of the logs of all buckets, or of the last `logged`; 0: none.
   void Attach(v1::Speculation speculation, const test::Dtypes& dtypes, uint32_t log_slots = 0,
-              uint32_t gradient_slots = 0, uint32_t logged = 1000, bool in_place = false) {
-    v1::CreateOptimizerRequest wanted = test::Request(test::Spec(dtypes), speculation);
+              uint32_t gradient_slots = 0, uint32_t logged = 1000, bool in_place = false, uint32_t stream_slots = 0) {
+    const engine::OptimizerSpec spec = SpecOf(dtypes, stream_slots);
+    v1::CreateOptimizerRequest wanted = test::Request(spec, speculation);
     wanted.set_logged_buckets(log_slots == 0 ? 0 : logged);
     wanted.set_log_slots(log_slots);
     wanted.set_gradient_slots(gradient_slots);
@@ -227,7 +228,20 @@ class GpuTest : public ::testing::Test {
     v1::AttachOptimizerRequest request;
     request.set_name("exact");
     request.set_sync(v1::SYNC_PUSH);
-    attachment_ = *client_->Attach(request);
+    attachment_ = *client_->Attach(request, Streamed(spec, stream_slots));
+  }
+
+  // Where there are slots for units, each parameter but the first is one, and streams.
+  static engine::OptimizerSpec SpecOf(const test::Dtypes& dtypes, uint32_t stream_slots) {
+    engine::OptimizerSpec spec = test::Spec(dtypes);
+    for (uint32_t i = 0; stream_slots > 0 && i < spec.parameters.size(); ++i) spec.parameters[i].unit = i;
+    return spec;
+  }
+  static StreamedUnits Streamed(const engine::OptimizerSpec& spec, uint32_t stream_slots) {
+    StreamedUnits streamed{.units = {}, .slots = stream_slots};
+    for (const engine::ParameterSpec& parameter : spec.parameters) streamed.units.insert(parameter.unit);
+    streamed.units.erase(0);
+    return streamed;
   }
 
   // All bytes of all parameters, where the daemon publishes them.

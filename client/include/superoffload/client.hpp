@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,12 @@ void SetScalar(v1::ParameterGroup* group, const std::string& name, double value)
 // the optimizer's name, is for Client::ResolveStep. DATA_LOSS: the ranks cannot go on together; the sentence names the
 // rank.
 absl::StatusOr<v1::ResolveStepRequest> Agree(std::span<const v1::RunReport> reports, uint32_t rank);
+
+// Parameters that stream to a GPU, by Parameter.unit, through as many slots (superoffload_gpu_read_unit).
+struct StreamedUnits {
+  std::set<uint32_t> units;
+  uint32_t slots = 0;
+};
 
 class AttachmentStream;
 class Client;
@@ -120,6 +127,8 @@ class Attachment {
   absl::StatusOr<superoffload_gpu_report> AttachGpu(int ordinal, superoffload_mover mover = SUPEROFFLOAD_MOVER_AUTO);
   // Of the present handle().
   const superoffload_gpu_report& gpu_report() const { return gpu_report_; }
+  // Of parameter `index`, from gpu_report().parameters: in bytes.
+  uint64_t GpuOffset(size_t index) const { return gpu_offsets_[index]; }
   superoffload_attachment* handle() const { return handles_.back(); }
 
   // For superoffload.h.
@@ -152,7 +161,9 @@ class Attachment {
   };
 
   Attachment(Client* client, v1::Optimizer optimizer);
-  absl::Status Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response);
+  absl::Status Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
+                     const StreamedUnits& streamed);
+  absl::Status LayOut(const StreamedUnits& streamed, std::vector<superoffload_bucket>* buckets);
   absl::Status Attach(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
                       uint32_t* resumed);
   absl::Status GiveGpu(const v1::Optimizer& optimizer, uint32_t next_slot, superoffload_attachment* previous);
@@ -185,6 +196,8 @@ class Attachment {
   int64_t trainer_ = 0;
   std::optional<GpuWish> gpu_;
   superoffload_gpu_report gpu_report_{};
+  uint32_t stream_slots_ = 0;
+  std::vector<uint64_t> gpu_offsets_;  // per parameter
   std::byte* parameters_ = nullptr;
   std::byte* gradients_ = nullptr;
   uint32_t slot_ = 0;
@@ -220,7 +233,8 @@ class Client {
   absl::Status DeleteOptimizer(const std::string& name);
   absl::StatusOr<v1::Optimizer> SettleOptimizer(const std::string& name);
   absl::StatusOr<v1::Optimizer> UpdatePolicies(const std::string& name, const v1::Policies& policies);
-  absl::StatusOr<std::unique_ptr<Attachment>> Attach(const v1::AttachOptimizerRequest& request);
+  absl::StatusOr<std::unique_ptr<Attachment>> Attach(const v1::AttachOptimizerRequest& request,
+                                                     const StreamedUnits& streamed = {});
 
   // Writes a checkpoint to `directory` and returns its last progress; `on_progress` is called now and then, and cancels
   // it by returning false (CANCELLED). `run_step`: of a rank of a run, see CheckpointOptimizerRequest.

@@ -125,7 +125,7 @@ typedef struct superoffload_bucket {
   uint32_t log_slots;  /* of its log of gradients, of which the first two are the slots above; 0: it has none */
   uint64_t log_offset; /* bytes into the gradients: of the other slots, each of whole 4096 bytes */
   uint32_t format;     /* of its state, as Layout.arrays names it */
-  uint32_t reserved;
+  uint32_t unit;       /* its parameters stream to the GPU with those of this unit; 0: they stay there */
 } superoffload_bucket;
 
 /* A parameter of the optimizer, in the order of creation, with its Placement of optimizer.proto. */

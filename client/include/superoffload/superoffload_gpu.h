@@ -74,7 +74,7 @@ typedef struct superoffload_gpu_options {
   /* 1: `memory` holds the parameters once `push_stream` has done what was launched on it so far. They are copied to the
    * daemon's memory first, as superoffload_gpu_copy does; else what is measured leaves them undefined. */
   uint32_t push;
-  uint32_t reserved;
+  uint32_t stream_slots; /* that units share (superoffload_bucket.unit); 0 where none streams */
   uint64_t push_stream;
 } superoffload_gpu_options;
 
@@ -98,6 +98,29 @@ typedef struct superoffload_gpu_report {
  * it falls back. */
 SUPEROFFLOAD_API int superoffload_gpu_attach(int64_t trainer, superoffload_attachment* attachment,
                                              const superoffload_gpu_options* options, superoffload_gpu_report* report);
+
+/* Weights that stream. The parameters of a unit, such as a block of the model, are for ever in one of a few slots of
+ * GPU memory; what changes is whose are there. A unit's buckets hold parameters of no other unit (Parameter.unit).
+ *
+ * Where each bucket's parameters lie then: `gpu_offsets`, of all buckets, become what superoffload_bucket.gpu_offset
+ * must be, and *bytes what they take together. `buckets` have their units, and gpu_offset as if nothing streamed.
+ * Units take turns at the slots in the order of their numbers, which should be that of the forward pass.
+ * INVALID_ARGUMENT: a unit's buckets do not lie beside each other, or there are no slots. */
+SUPEROFFLOAD_API int superoffload_gpu_lay_out(const superoffload_bucket* buckets, uint32_t bucket_count,
+                                              uint32_t stream_slots, uint64_t* gpu_offsets, uint64_t* bytes);
+
+/* `stream`'s next kernels read the parameters of a unit, or may: in a forward pass, in a backward pass, or beside
+ * both. They are in the unit's slot when the stream gets there: those of the last committed step, also after the
+ * gradients of the open step have left. They stay until another unit of the slot is read, which waits for what was
+ * launched until then on the streams that have read. Units that followed the last time are copied ahead.
+ *
+ * The call waits only until the daemon has published them. A step's end waits for the stream as for those of
+ * gradients; the stream must live until then, or until the attachment is not used any more. Any thread.
+ * FAILED_PRECONDITION: the stream is being captured into a CUDA graph. INVALID_ARGUMENT: there is no such unit. */
+SUPEROFFLOAD_API int superoffload_gpu_read_unit(superoffload_attachment* attachment, uint32_t unit, uint64_t stream);
+
+/* Whether the unit's slot holds it: what reads the unit now without having said so does not read another one. */
+SUPEROFFLOAD_API int superoffload_gpu_has_unit(superoffload_attachment* attachment, uint32_t unit, uint32_t* has);
 
 /* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
  * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
@@ -132,7 +155,8 @@ enum superoffload_gpu_direction {
   SUPEROFFLOAD_FROM_GPU = 1 /* after what `stream` has done, to the daemon's memory (follow it with PushParameters) */
 };
 
-/* Copies all parameters. No step may be open. It waits. */
+/* Copies all parameters, but for those that stream: they change in the daemon's memory only, and slots are empty
+ * afterwards. No step may be open. It waits. */
 SUPEROFFLOAD_API int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t direction, uint64_t stream);
 
 /* No gradient lands in the daemon's memory any more, and the open step does not go on: before a successor of a daemon
@@ -143,7 +167,7 @@ SUPEROFFLOAD_API int superoffload_gpu_end_landings(superoffload_attachment* atta
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
  * open, and SettleOptimizer must have been called since the last one, for those that become resident and for those
  * that no longer are.
- * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. */
+ * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. FAILED_PRECONDITION: one of them streams. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 
 /* Where the fp32 masters of a resident bucket are on the GPU. Of one with a log they are what its parameters are

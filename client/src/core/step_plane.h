@@ -30,6 +30,7 @@ class StepPlane {
   // Where they are published over their gradients, it is that of the gradients.
   const Mapping& parameters() const { return in_place_ ? gradients_ : parameters_; }
   const Mapping& gradients() const { return gradients_; }
+  bool in_place() const { return in_place_; }
 
   // Private copy-on-write view, mapped on first use.
   Status State(const Mapping** state);

@@ -49,7 +49,7 @@ std::vector<superoffload_bucket> ToC(const v1::Layout& layout) {
                        .log_slots = bucket.log_slots(),
                        .log_offset = bucket.log_offset(),
                        .format = bucket.format(),
-                       .reserved = 0});
+                       .unit = 0});
   }
   return buckets;
 }
@@ -76,7 +76,36 @@ Attachment::Attachment(Client* client, v1::Optimizer optimizer) : client_(*clien
   }
 }
 
-absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response) {
+// Units that stream share slots, from the buckets' offsets on the GPU to the parameters'.
+absl::Status Attachment::LayOut(const StreamedUnits& streamed, std::vector<superoffload_bucket>* buckets) {
+  const v1::Layout& layout = optimizer_.layout();
+  for (int i = 0; i < optimizer_.parameters_size(); ++i) {
+    const uint32_t unit = optimizer_.parameters(i).unit();
+    if (!streamed.units.contains(unit)) continue;
+    const v1::Placement& place = layout.placements(i);
+    for (uint32_t b = 0; b < place.bucket_count(); ++b) (*buckets)[place.first_bucket() + b].unit = unit;
+  }
+  if (stream_slots_ = streamed.slots; stream_slots_ > 0) {
+    std::vector<uint64_t> offsets(buckets->size());
+    uint64_t bytes = 0;
+    if (int code = superoffload_gpu_lay_out(buckets->data(), static_cast<uint32_t>(buckets->size()), stream_slots_,
+                                            offsets.data(), &bytes);
+        code != 0) {
+      return FromC(code);
+    }
+    for (size_t b = 0; b < offsets.size(); ++b) (*buckets)[b].gpu_offset = offsets[b];
+  }
+  for (const v1::Placement& place : layout.placements()) {
+    const superoffload_bucket& bucket = (*buckets)[place.first_bucket()];
+    gpu_offsets_.push_back(bucket.gpu_offset + place.parameters_offset() - bucket.parameters_offset);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v1::AttachOptimizerResponse& response,
+                               const StreamedUnits& streamed) {
+  std::vector<superoffload_bucket> buckets = ToC(optimizer_.layout());
+  if (absl::Status status = LayOut(streamed, &buckets); !status.ok()) return status;
   std::vector<superoffload_parameter> parameters;
   for (int i = 0; i < optimizer_.parameters_size(); ++i) {
     const v1::Parameter& parameter = optimizer_.parameters(i);
@@ -84,7 +113,7 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
     parameters.push_back({.name = parameter.name().c_str(),
                           .elements = elements_[static_cast<size_t>(i)],
                           .parameters_offset = place.parameters_offset(),
-                          .gpu_offset = place.parameters_offset(),
+                          .gpu_offset = gpu_offsets_[static_cast<size_t>(i)],
                           .gradient_offsets = {place.gradient_offsets(0), place.gradient_offsets(1)},
                           .state_offset = place.state_offset(),
                           .first_bucket = place.first_bucket(),
@@ -92,7 +121,6 @@ absl::Status Attachment::Begin(std::unique_ptr<AttachmentStream> stream, const v
                           .dtype = static_cast<uint32_t>(parameter.dtype()),
                           .gradient_dtype = GradientDType(parameter)});
   }
-  const std::vector<superoffload_bucket> buckets = ToC(optimizer_.layout());
   const superoffload_trainer_options options{.parameters = parameters.data(),
                                              .buckets = buckets.data(),
                                              .parameter_count = static_cast<uint32_t>(parameters.size()),

@@ -55,7 +55,7 @@ absl::Status Attachment::GiveGpu(const v1::Optimizer& optimizer, uint32_t next_s
       .previous = previous,
       .memory = nullptr,
       .push = 0,
-      .reserved = 0,
+      .stream_slots = stream_slots_,
       .push_stream = 0};
   int code = superoffload_gpu_attach(trainer_, handles_.back(), &options, &gpu_report_);
   if (code == 0 && previous != nullptr) code = superoffload_gpu_copy(handles_.back(), SUPEROFFLOAD_TO_GPU, 0);

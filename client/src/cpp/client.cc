@@ -182,12 +182,13 @@ absl::Status Client::WatchSteps(const std::string& name, const std::function<boo
   return FromGrpc(reader->Finish());
 }
 
-absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptimizerRequest& request) {
+absl::StatusOr<std::unique_ptr<Attachment>> Client::Attach(const v1::AttachOptimizerRequest& request,
+                                                           const StreamedUnits& streamed) {
   v1::AttachOptimizerResponse response;
   absl::StatusOr<std::unique_ptr<AttachmentStream>> stream = AttachmentStream::Open(session(), request, &response);
   if (!stream.ok()) return stream.status();
   std::unique_ptr<Attachment> attachment(new Attachment(this, response.optimizer()));
-  if (absl::Status status = attachment->Begin(*std::move(stream), response); !status.ok()) return status;
+  if (absl::Status status = attachment->Begin(*std::move(stream), response, streamed); !status.ok()) return status;
   return attachment;
 }
 

@@ -36,7 +36,9 @@ struct GpuBucket {
   kernels::DType dtype{}, gradient_dtype{};
   uint32_t group = 0;
   uint32_t format = 0;  // of its state
+  uint32_t unit = 0;    // that it streams with; 0: it stays on the GPU
 
+  bool streams() const { return unit != 0; }
   uint64_t parameters_bytes() const { return elements * kernels::DTypeBytes(dtype); }
   uint64_t gradient_bytes() const { return elements * kernels::DTypeBytes(gradient_dtype); }
   bool one_slot() const { return gradient_offsets[0] == gradient_offsets[1]; }  // both are the same memory
@@ -58,17 +60,18 @@ struct GpuBucket {
   }
 };
 
-// The parameters, each bucket at its gpu_offset; then the device slots and the sums of squares.
+// The parameters, each bucket at its gpu_offset; then the slots for gradients and the sums of squares.
 struct GpuLayout {
   kernels::DeviceSlots slots;
   uint64_t bytes = 0;
   uint64_t most_tensors = 0, most_chunks = 0;  // of a bucket
 };
 
-inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t parameters_bytes, uint64_t slots,
-                         uint64_t max_tensors) {
+inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t slots, uint64_t max_tensors) {
   GpuLayout layout{.slots = {.count = slots}, .bytes = 0, .most_tensors = max_tensors};
+  uint64_t parameters_bytes = 0;
   for (const GpuBucket& bucket : buckets) {
+    parameters_bytes = std::max(parameters_bytes, bucket.gpu_offset + bucket.parameters_bytes());
     layout.slots.bytes = std::max(layout.slots.bytes, WholePages(bucket.gradient_bytes()));
     layout.most_chunks = std::max(layout.most_chunks, bucket.chunks());
     layout.slots.sums_bytes = std::max(layout.slots.sums_bytes, WholePages(bucket.chunks() * sizeof(double)));

@@ -1,6 +1,7 @@
 // Invariant: a bucket's parameters are due, or copied up, before the trainer learns that they are final.
 #include "client/src/gpu/gpu_moves.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/src/gpu/gpu_status.h"
@@ -42,6 +43,10 @@ Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const Mo
   if (Status status = steps->Open(model, options); !status.ok()) return status;
   made->residents_.emplace(std::move(device), buckets, std::move(steps));
   if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
+  std::vector<uint32_t> units;
+  for (const GpuBucket& bucket : *buckets) units.push_back(bucket.unit);
+  made->weights_ = std::make_unique<WeightStream>(made->device_, UnitsOf(units, options.stream_slots), &made->mover());
+  if (Status status = made->weights_->Open(); !status.ok()) return status;
   *moves = std::move(made);
   return {};
 }
@@ -62,6 +67,7 @@ Status GpuMoves::OpenMover(kernels::MakeQueue make_queue) {
 GpuMoves::~GpuMoves() {
   const CurrentDevice current(*device_);
   if (packer_ != nullptr) (void)packer_->Synchronize();  // it may store into memory that the mover unregisters
+  weights_.reset();
   mover_.reset();
   residents_.reset();
   packer_.reset();
@@ -93,9 +99,7 @@ Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::s
 
 // The daemon copies what has been packed.
 Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
-  entry.flags = SUPEROFFLOAD_FLAG_DEVICE_SLOT;
-  if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
-  if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
+  entry.flags = SUPEROFFLOAD_FLAG_DEVICE_SLOT | FlagsOf(entry.index);
   entry.payload.gradient.slot = slot;
   entry.payload.gradient.gpu_offset = buckets_[entry.index].gpu_offset;
   return waits_.SubmitGradient(entry.index, [this, entry] {
@@ -104,10 +108,18 @@ Status GpuMoves::SubmitPacked(superoffload_ring_entry entry, uint32_t slot) {
   });
 }
 
+// What becomes of the bucket's parameters.
+uint16_t GpuMoves::FlagsOf(uint32_t bucket) const {
+  uint16_t flags = 0;
+  if (!DaemonCopiesUp(bucket)) flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
+  if (Logs(bucket)) flags |= SUPEROFFLOAD_FLAG_LOGGED;
+  if (buckets_[bucket].streams()) flags |= SUPEROFFLOAD_FLAG_STILL_READ;
+  return flags;
+}
+
 // This process does.
 Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot) {
-  entry.flags = SUPEROFFLOAD_FLAG_SUM_KNOWN | SUPEROFFLOAD_FLAG_NO_COPY_BACK;
-  if (Logs(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_LOGGED;
+  entry.flags = SUPEROFFLOAD_FLAG_SUM_KNOWN | FlagsOf(entry.index);
   if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;
   using What = kernels::Mover::What;
   return waits_.SubmitGradient(entry.index, [this, entry, slot, host_slot] {
@@ -129,6 +141,7 @@ uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t comm
 Status GpuMoves::Submit(const superoffload_ring_entry& entry) {
   residents_->OnSubmission(entry);
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
+    if (Status status = weights_->EndStep(packer_.get()); !status.ok()) return status;
     if (Status status = packer_->AfterAll(); !status.ok()) return status;
     return waits_.Submit([this, entry] {
       return FromCuda(mover_->arrivals().After(
@@ -155,9 +168,16 @@ Status GpuMoves::StreamWaits(uint32_t bucket, CudaStream stream) {
 }
 
 Status GpuMoves::SetResident(uint32_t count, const std::byte* state) {
+  for (uint32_t bucket = static_cast<uint32_t>(buckets_.size() - std::min<size_t>(count, buckets_.size()));
+       bucket < buckets_.size(); ++bucket) {
+    if (!buckets_[bucket].streams()) continue;
+    return Error(Code::kFailedPrecondition, "bucket ", bucket,
+                 " streams, so its state cannot be resident on the GPU; keep fewer buckets resident");
+  }
   if (Status status = FromCuda(mover_->WaitAllLanded()); !status.ok()) return status;
   const Status status = residents_->SetCount(count, state, mover_->up_stream());
   for (uint32_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (buckets_[bucket].streams()) continue;
     mover_->SetCopiesUp(bucket, kind_ != SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket));
   }
   return status;

@@ -1,5 +1,5 @@
 // What a trainer gives the GPU to do, and in which order: gradients are packed and leave, parameters come back,
-// residents are updated.
+// residents are updated, weights stream.
 //
 //   trainer's stream   backward ...  -> event -+
 //   pack stream        (wait) pack into a slot -+-> [daemon] submit: the daemon copies the slot
@@ -27,6 +27,7 @@
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/gpu/slot_waits.h"
+#include "client/src/gpu/weight_stream.h"
 #include "client/src/status.h"
 #include "kernels/gpu/mover.h"
 #include "superoffload/superoffload_gpu.h"
@@ -60,6 +61,7 @@ class GpuMoves {
 
   kernels::Mover& mover() { return *mover_; }
   GradientPacker& packer() { return *packer_; }
+  WeightStream& weights() { return *weights_; }
   bool resident(uint32_t bucket) const { return residents_->contains(bucket); }
 
   // No gradient is on its way into the host's memory afterwards, and none will be.
@@ -103,13 +105,16 @@ class GpuMoves {
   Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
               kernels::DType dtype, kernels::CudaStream stream);
   Status SubmitPacked(superoffload_ring_entry entry, uint32_t slot);
+  uint16_t FlagsOf(uint32_t bucket) const;
   Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);
   Status OnVerdict(const superoffload_ring_entry& entry);
 
   // Whether the bucket's gradients go into its log: the daemon need not publish its parameters.
   bool Logs(uint32_t bucket) const { return resident(bucket) && buckets_[bucket].log_slots > 0; }
   // Whether the daemon copies the bucket's parameters to the GPU.
-  bool DaemonCopiesUp(uint32_t bucket) const { return kind_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket); }
+  bool DaemonCopiesUp(uint32_t bucket) const {
+    return kind_ == SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket) && !buckets_[bucket].streams();
+  }
   // Whether the kernel that packs stores into the host's memory, which must be free when it is launched.
   bool Direct(uint32_t bucket) const {
     return kind_ == SUPEROFFLOAD_MOVER_DIRECT && !resident(bucket) && !buckets_[bucket].one_slot();
@@ -124,6 +129,7 @@ class GpuMoves {
   std::unique_ptr<GradientPacker> packer_;
   std::optional<ResidentBuckets> residents_;
   std::unique_ptr<kernels::Mover> mover_;
+  std::unique_ptr<WeightStream> weights_;
   SlotWaits waits_;
 };
 

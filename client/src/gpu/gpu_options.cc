@@ -29,11 +29,15 @@ Status CheckOptions(const superoffload_gpu_options& options) {
                SUPEROFFLOAD_MAX_DEVICE_SLOTS, " device slots");
 }
 
-Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gradients_bytes,
-                    std::vector<GpuBucket>* buckets) {
+Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gradients_bytes, bool in_place,
+                    uint32_t stream_slots, std::vector<GpuBucket>* buckets) {
   const auto inside = [](uint64_t offset, uint64_t bytes, size_t size) {
     return offset <= size && bytes <= size - offset;
   };
+  // Each slot has room for the largest unit, and units and what lies between them begin in pages of their own.
+  const uint64_t slots = std::min<uint64_t>(stream_slots, model.bucket_count());
+  const uint64_t gpu_bytes =
+      slots == 0 ? parameters_bytes : (slots + 1) * (parameters_bytes + 2 * model.bucket_count() * WholePages(1));
   for (size_t i = 0; i < model.bucket_count(); ++i) {
     const superoffload_bucket& given = model.bucket(i);
     GpuBucket bucket{.elements = given.elements,
@@ -44,16 +48,25 @@ Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gr
                      .log_offset = given.log_offset,
                      .log_slots = given.log_slots,
                      .group = given.group,
-                     .format = given.format};
+                     .format = given.format,
+                     .unit = given.unit};
     if (!ToDType(given.dtype, &bucket.dtype) || !ToDType(given.gradient_dtype, &bucket.gradient_dtype) ||
         given.elements > parameters_bytes || given.group >= model.group_count() ||
         !inside(given.parameters_offset, bucket.parameters_bytes(), parameters_bytes) ||
-        !inside(given.gpu_offset, bucket.parameters_bytes(), parameters_bytes) ||
+        !inside(given.gpu_offset, bucket.parameters_bytes(), gpu_bytes) ||
         !inside(given.gradient_offsets[0], bucket.gradient_bytes(), gradients_bytes) ||
         !inside(given.gradient_offsets[1], bucket.gradient_bytes(), gradients_bytes) ||
         given.log_slots > kMostLogSlots || !inside(given.log_offset, bucket.log_bytes(), gradients_bytes)) {
       return Error(Code::kInvalidArgument, "bucket ", i,
                    " does not fit the attachment; take the buckets from the attach response");
+    }
+    if (bucket.streams() && in_place) {
+      return Error(Code::kFailedPrecondition,
+                   "parameters that stream must not be published in place of gradients, which land while they may be "
+                   "read again; create the optimizer without in_place");
+    }
+    if (bucket.streams() && stream_slots == 0) {
+      return Error(Code::kInvalidArgument, "bucket ", i, " streams, but there are no slots; give at least 1");
     }
     buckets->push_back(bucket);
   }

@@ -24,9 +24,10 @@ bool ManySlotsPay(uint64_t few_slots_bytes, uint64_t many_slots_bytes, uint64_t 
 // INVALID_ARGUMENT: what no attach response says.
 Status CheckOptions(const superoffload_gpu_options& options);
 
-// The model's buckets, each inside the host's memory of these sizes.
-Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gradients_bytes,
-                    std::vector<GpuBucket>* buckets);
+// The model's buckets, each inside the host's memory of these sizes. FAILED_PRECONDITION: some stream, and are
+// published `in_place` of gradients.
+Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gradients_bytes, bool in_place,
+                    uint32_t stream_slots, std::vector<GpuBucket>* buckets);
 
 void CopyText(const std::string& text, std::span<char> field);
 

@@ -70,6 +70,29 @@ Status GpuPlane::StreamWaits(uint32_t bucket, CudaStream stream) {
   return moves_->StreamWaits(bucket, stream);
 }
 
+Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
+  WeightStream& weights = moves_->weights();
+  uint32_t index = 0;
+  if (Status status = weights.Find(unit, &index); !status.ok()) return status;
+  if (Status status = CheckStream(stream); !status.ok()) return status;
+  const auto begin = std::chrono::steady_clock::now();
+  for (const uint32_t bucket : weights.buckets(index)) {
+    if (Status status = steps_.WaitLatest(bucket, /*with_verdict=*/false, std::nullopt); !status.ok()) return status;
+  }
+  stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const CurrentDevice current(*device_);
+  return weights.Read(index, stream, [this](uint32_t bucket) {
+    return steps_.WaitLatest(bucket, /*with_verdict=*/false, std::chrono::steady_clock::time_point{}).ok();
+  });
+}
+
+Status GpuPlane::HasUnit(uint32_t unit, bool* has) const {
+  uint32_t index = 0;
+  if (Status status = moves_->weights().Find(unit, &index); !status.ok()) return status;
+  *has = moves_->weights().Has(index);
+  return {};
+}
+
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {
   if (ended()) return MemoryPlane::WaitOnStream(bucket, stream, deadline);
   const auto waiting = reinterpret_cast<CudaStream>(stream);

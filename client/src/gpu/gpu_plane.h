@@ -71,6 +71,10 @@ class GpuPlane final : public MemoryPlane {
   // The bucket's parameters are final (StepPlane::WaitLatest): `stream` waits for the copy that brings them.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
 
+  // See superoffload_gpu_read_unit and superoffload_gpu_has_unit.
+  Status ReadUnit(uint32_t unit, kernels::CudaStream stream);
+  Status HasUnit(uint32_t unit, bool* has) const;
+
   Status WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) override;
   double stall_seconds() const override { return stall_seconds_; }
 

@@ -46,15 +46,16 @@ Status Plan(const ModelLayout& model, const superoffload_gpu_options& options, c
     return Error(Code::kInvalidArgument, "the trainer has ", model.bucket_count(), " buckets, but the attachment ",
                  steps.bucket_count());
   }
-  const size_t parameters_bytes = steps.parameters().bytes();
-  if (Status status = ParseBuckets(model, parameters_bytes, steps.gradients().bytes(), buckets); !status.ok()) {
+  if (Status status = ParseBuckets(model, steps.parameters().bytes(), steps.gradients().bytes(), steps.in_place(),
+                                   options.stream_slots, buckets);
+      !status.ok()) {
     return status;
   }
   size_t most_tensors = 1;  // parameters that have elements in one bucket
   for (uint32_t bucket = 0; bucket < model.bucket_count(); ++bucket) {
     most_tensors = std::max(most_tensors, model.parts(bucket).size());
   }
-  const auto plan = [&](uint64_t slots) { return PlanGpu(*buckets, parameters_bytes, slots, most_tensors); };
+  const auto plan = [&](uint64_t slots) { return PlanGpu(*buckets, slots, most_tensors); };
   if (options.device_slots == 0) return ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout);
   *layout = plan(options.device_slots);
   return {};
@@ -196,6 +197,7 @@ Status GpuPlane::Pull() {
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
+  moves_->weights().Empty();
   const CudaStream stream = moves_->mover().up_stream();
   return CopyEach(stream, "copying parameters to the GPU",
                   [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
@@ -207,6 +209,7 @@ Status GpuPlane::Push(CudaStream stream) {
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
+  moves_->weights().Empty();
   const CudaStream down = moves_->mover().down_stream();
   if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
   return CopyEach(down, "copying parameters from the GPU",
@@ -215,11 +218,12 @@ Status GpuPlane::Push(CudaStream stream) {
                   });
 }
 
-// Waits until `copy` of each bucket's parameters, which it gives to the stream, is done.
+// Waits until `copy` of the parameters of each bucket that does not stream, which it gives to the stream, is done.
 template <typename Copy>
 Status GpuPlane::CopyEach(CudaStream stream, const char* what, Copy copy) {
   const kernels::CudaDriver& driver = device_->driver();
   for (const GpuBucket& bucket : buckets_) {
+    if (bucket.streams()) continue;
     if (kernels::CudaStatus status = driver.Status(copy(driver, bucket), what); !status.ok()) return FromCuda(status);
   }
   return FromCuda(driver.Status(driver.StreamSynchronize(stream), what));

@@ -6,6 +6,7 @@
 #include "client/src/gpu/gpu_plane.h"
 #include "client/src/gpu/gpu_status.h"
 #include "client/src/gpu/measure_cast.h"
+#include "client/src/gpu/stream_layout.h"
 
 struct superoffload_collective {
   std::unique_ptr<superoffload::client::Collective> impl;
@@ -123,6 +124,31 @@ int superoffload_gpu_measure_cast(int32_t ordinal, uint32_t dtype, uint64_t elem
     Status status = superoffload::client::MeasureCast(ordinal, type, elements, &seconds);
     *fused_seconds = seconds.fused;
     *gpu_fp32_seconds = seconds.gpu_fp32;
+    return status;
+  });
+}
+
+int superoffload_gpu_lay_out(const superoffload_bucket* buckets, uint32_t bucket_count, uint32_t stream_slots,
+                             uint64_t* gpu_offsets, uint64_t* bytes) {
+  return Guarded([&]() -> Status {
+    if (buckets == nullptr || gpu_offsets == nullptr || bytes == nullptr) {
+      return Error(Code::kInvalidArgument, "NULL argument");
+    }
+    return superoffload::client::LayOutStreams({buckets, bucket_count}, stream_slots, {gpu_offsets, bucket_count},
+                                               bytes);
+  });
+}
+
+int superoffload_gpu_read_unit(superoffload_attachment* attachment, uint32_t unit, uint64_t stream) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) { return gpu.ReadUnit(unit, Stream(stream)); });
+}
+
+int superoffload_gpu_has_unit(superoffload_attachment* attachment, uint32_t unit, uint32_t* has) {
+  return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {
+    if (has == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    bool held = false;
+    Status status = gpu.HasUnit(unit, &held);
+    *has = held ? 1 : 0;
     return status;
   });
 }

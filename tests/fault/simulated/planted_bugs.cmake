@@ -111,7 +111,7 @@ plant_bug(former_resident_not_copied client/src/gpu/gpu_moves.cc 500
   "    mover_->SetCopiesUp(bucket, kind_ != SUPEROFFLOAD_MOVER_DAEMON && !resident(bucket));"
   "    if (kind_ == SUPEROFFLOAD_MOVER_DAEMON || resident(bucket)) mover_->SetCopiesUp(bucket, false);")
 plant_bug(resident_copied_by_the_daemon client/src/gpu/gpu_moves.cc 500
-  "if (resident(entry.index)) entry.flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;" "")
+  "if (!DaemonCopiesUp(bucket)) flags" "if (!DaemonCopiesUp(bucket) && !resident(bucket)) flags")
 plant_bug(resident_read_before_its_update client/src/gpu/resident_buckets.cc 500
   "if (Status status = FromCuda(mover->RecordLanded(index)); !status.ok()) return status;"
   "static_cast<void>(index);")
@@ -180,3 +180,25 @@ plant_bug(published_before_the_gradient_is_absorbed server/engine/bucket_pass.cc
   "  if (arguments_.kind == PassKind::kTakeIn) kernels::Narrow(n, view.state.Floats(0), theta);\n  if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);\n")
 plant_bug(published_over_gradients_before_the_verdict server/engine/step_passes.cc 500
   "open_->speculate && !layout_->in_place &&" "open_->speculate &&")
+
+# Weights that stream.
+plant_bug(slot_refilled_before_it_is_read client/src/gpu/weight_stream.cc 500
+  "  if (Status status = WaitForReaders(&slot); !status.ok()) return status;\n" "")
+plant_bug(slot_of_another_unit client/src/gpu/weight_stream.cc 500
+  "if (SlotOf(index).owner != index) {" "if (!SlotOf(index).owner) {")
+plant_bug(fetched_into_a_slot_in_use client/src/gpu/weight_stream.cc 500
+  "  taken[units_[index].slot] = true;\n" "")
+plant_bug(unit_not_waited_for client/src/gpu/weight_stream.cc 500
+  "  for (const uint32_t bucket : buckets(index)) {
+    if (Status status = FromCuda(mover_.WaitLanded(bucket, stream)); !status.ok()) return status;
+  }\n" "")
+plant_bug(unit_of_a_slot_not_refreshed client/src/gpu/weight_stream.cc 500
+  "mover_.SetCopiesUp(bucket, true);" "{ mover_.SetCopiesUp(bucket, true); static_cast<void>(mover_.Fetch(bucket)); mover_.SetCopiesUp(bucket, false); }")
+plant_bug(unit_that_nobody_has_fetched client/src/gpu/weight_stream.cc 500
+  "  if (Status status = Fetch(index); !status.ok()) return status;\n  for" "  for")
+plant_bug(unit_that_left_still_copied client/src/gpu/weight_stream.cc 500
+  "  for (const uint32_t bucket : buckets(*slot->owner)) mover_.SetCopiesUp(bucket, false);\n" "")
+plant_bug(step_ends_while_a_unit_is_read client/src/gpu/weight_stream.cc 500
+  "if (Status status = packer->After(stream); !status.ok()) return status;" "static_cast<void>(stream);")
+plant_bug(published_while_it_may_be_read server/engine/step_passes.cc 500
+  "bucket.landing == Landing::kSlot" "bucket.landing != Landing::kLog")

@@ -115,6 +115,14 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   if (random.Chance(0.4)) UseLogs(random, scenario);
   if (random.Chance(0.4)) UseOneSlot(random, scenario.spec);
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
+  if (!scenario.spec.in_place && random.Chance(0.4)) {
+    scenario.stream_slots = static_cast<uint32_t>(random.Between(1, 3));
+    scenario.look = 0.3;
+    for (engine::ParameterSpec& parameter : scenario.spec.parameters) {
+      parameter.unit = static_cast<uint32_t>(random.Below(6));
+    }
+    return scenario;
+  }
   const double residents = scenario.spec.log_slots > 0 ? 0.9 : sometimes(0.6, 0.8),
                change_residents = sometimes(0.4, 0.4);
   if (scenario.spec.algorithm->resident_kernel == nullptr) return scenario;

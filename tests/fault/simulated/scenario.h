@@ -19,8 +19,9 @@ struct Scenario {
   size_t workers = 1;
   // The trainer's parameters and gradients lie in a GPU's memory: enum superoffload_mover. AUTO: it has none.
   uint32_t mover = SUPEROFFLOAD_MOVER_AUTO;
-  uint64_t steps = 1;  // to commit
-  bool run = false;    // of several ranks, of which this is one: each step is prepared, and others may commit it
+  uint32_t stream_slots = 0;  // in GPU memory, for units of parameters; 0: all of them stay there
+  uint64_t steps = 1;         // to commit
+  bool run = false;           // of several ranks, of which this is one: each step is prepared, and others may commit it
   bool snapshots = false;
   uint32_t restores = 0;  // of checkpoints, at most
   double clip = 0;        // chances per step
@@ -34,6 +35,7 @@ struct Scenario {
   double absent = 0;            // per parameter
   double residents = 0;         // on the GPU, per attachment
   double change_residents = 0;  // how many there are
+  double look = 0;              // at parameters that stream, whenever it likes
   DeathChances deaths;
 
   bool gpu() const { return mover != SUPEROFFLOAD_MOVER_AUTO; }

@@ -15,15 +15,6 @@ void Check(const client::Status& status) {
   if (!status.ok()) Fail("the trainer's GPU: ", status.message);
 }
 
-// A DataType of optimizer.proto.
-uint32_t NumberOf(kernels::DType dtype) {
-  for (uint32_t number = 1; number <= 3; ++number) {
-    kernels::DType named;
-    if (client::ToDType(number, &named) && named == dtype) return number;
-  }
-  Fail("a dtype without a number");
-}
-
 // What an attach response has the trainer say.
 struct GpuOptions {
   GpuOptions(const Ground& ground, const SimulatedGpuMemory& memory, const SimulatedGpu::Start& start)
@@ -41,7 +32,7 @@ struct GpuOptions {
                          .log_slots = bucket.log_slots,
                          .log_offset = bucket.log_offset,
                          .format = bucket.format,
-                         .reserved = 0});
+                         .unit = bucket.unit});
     }
     std::vector<superoffload_parameter> parameters;
     for (size_t i = 0; i < ground.layout.placements.size(); ++i) {
@@ -77,6 +68,7 @@ struct GpuOptions {
     options.array_offsets = array_offsets.data();
     options.parameter_steps = start.parameter_steps.data();
     options.committed_steps = start.committed_steps;
+    options.stream_slots = ground.scenario.stream_slots;
   }
   client::ModelLayout model;
   std::string algorithm;
@@ -142,6 +134,7 @@ SimulatedGpu::~SimulatedGpu() { Kill(); }
 
 void SimulatedGpu::Pull() {
   for (uint32_t bucket = 0; bucket < ground_.buckets(); ++bucket) {
+    if (streams(bucket)) continue;
     const std::span<std::byte> to = memory_->parameters(bucket);
     std::copy_n(ground_.published().data() + ground_.layout.buckets[bucket].parameters_offset, to.size(), to.begin());
   }
@@ -203,9 +196,28 @@ void SimulatedGpu::StreamWaits(uint32_t bucket) {
   Check(moves_->StreamWaits(bucket, SimulatedCuda::HandleOf(&compute_)));
 }
 
-void SimulatedGpu::Read(uint32_t bucket, std::function<void(const std::byte*)> read) {
-  StreamWaits(bucket);
-  compute_.Do([this, bucket, read = std::move(read)](std::function<void()> done) {
+std::span<const uint32_t> SimulatedGpu::ReadTogether(const uint32_t& bucket) const {
+  if (!streams(bucket)) return {&bucket, 1};
+  return moves_->weights().buckets(IndexOf(memory_->buckets()[bucket].unit));
+}
+
+uint32_t SimulatedGpu::IndexOf(uint32_t unit) const {
+  uint32_t index = 0;
+  Check(moves_->weights().Find(unit, &index));
+  return index;
+}
+
+void SimulatedGpu::Read(uint32_t bucket, const std::function<bool(uint32_t)>& is_final,
+                        std::function<void(const std::byte*)> read) {
+  simulator::GpuStream* stream = &compute_;
+  if (streams(bucket)) {
+    if (ground_.random.Chance(0.5)) stream = &beside_;
+    const kernels::CurrentDevice current(*cuda_.device());
+    Check(moves_->weights().Read(IndexOf(memory_->buckets()[bucket].unit), SimulatedCuda::HandleOf(stream), is_final));
+  } else {
+    StreamWaits(bucket);
+  }
+  stream->Do([this, bucket, read = std::move(read)](std::function<void()> done) {
     Later([this, bucket, read = std::move(read), done = std::move(done)] {
       read(memory_->parameters(bucket).data());
       done();

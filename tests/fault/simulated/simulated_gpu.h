@@ -61,8 +61,12 @@ class SimulatedGpu {
   // Whether the host's parameters stay behind.
   bool logs(uint32_t bucket) const { return resident(bucket) && ground_.layout.buckets[bucket].log_slots > 0; }
 
+  bool streams(uint32_t bucket) const { return memory_->buckets()[bucket].streams(); }
+  // Buckets that must be final before any of them is read: those of its unit, or itself.
+  std::span<const uint32_t> ReadTogether(const uint32_t& bucket) const;
   // The model's next kernel reads a bucket that is final; then `read`.
-  void Read(uint32_t bucket, std::function<void(const std::byte* parameters)> read);
+  void Read(uint32_t bucket, const std::function<bool(uint32_t bucket)>& is_final,
+            std::function<void(const std::byte* parameters)> read);
 
   // Nothing more is asked of it: it finishes, and is idle.
   void End();
@@ -72,6 +76,7 @@ class SimulatedGpu {
 
  private:
   void FreeSlot(uint32_t slot);
+  uint32_t IndexOf(uint32_t unit) const;
   void StreamWaits(uint32_t bucket);
   // Some time from now, unless the process was killed.
   void Later(std::function<void()> event);

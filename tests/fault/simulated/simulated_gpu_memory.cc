@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/src/core/model_layout.h"
+#include "client/src/gpu/stream_layout.h"
+
 namespace superoffload::faults {
 
 namespace {
@@ -12,6 +15,14 @@ constexpr double kNoMemory = 0.1;  // of the resident buckets
 fake_cuda::Machine Superchip() { return fake_cuda::FindMachine("gh200"); }
 
 }  // namespace
+
+uint32_t NumberOf(kernels::DType dtype) {
+  for (uint32_t number = 1; number <= 3; ++number) {
+    kernels::DType named;
+    if (client::ToDType(number, &named) && named == dtype) return number;
+  }
+  Fail("a dtype without a number");
+}
 
 // Pinned memory of the driver's is asked for, too, and is there.
 SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
@@ -27,11 +38,12 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
                         .dtype = bucket.dtype,
                         .gradient_dtype = bucket.gradient_dtype,
                         .group = bucket.group,
-                        .format = bucket.format});
+                        .format = bucket.format,
+                        .unit = ground_.scenario.stream_slots == 0 ? 0 : bucket.unit});
     most_parts = std::max<uint64_t>(most_parts, bucket.part_count);
   }
-  Place();
-  layout_ = client::PlanGpu(buckets_, ground_.layout.parameters_bytes, ground_.random.Between(1, 3), most_parts);
+  ground_.scenario.stream_slots == 0 ? Place() : LayOutStreams();
+  layout_ = client::PlanGpu(buckets_, ground_.random.Between(1, 3), most_parts);
   if (memory_.Allocate(&base_, layout_.bytes) != 0) Fail("there is no GPU memory for the parameters");
 }
 
@@ -46,6 +58,21 @@ void SimulatedGpuMemory::Place() {
     end += order.back()->parameters_bytes();
     order.pop_back();
   }
+}
+
+void SimulatedGpuMemory::LayOutStreams() {
+  std::vector<superoffload_bucket> given(buckets_.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    given[i].elements = buckets_[i].elements;
+    given[i].gpu_offset = buckets_[i].parameters_offset;
+    given[i].dtype = NumberOf(buckets_[i].dtype);
+    given[i].unit = buckets_[i].unit;
+  }
+  std::vector<uint64_t> offsets(given.size());
+  uint64_t bytes = 0;
+  const client::Status status = client::LayOutStreams(given, ground_.scenario.stream_slots, offsets, &bytes);
+  if (!status.ok()) Fail("laying out slots: ", status.message);
+  for (size_t i = 0; i < offsets.size(); ++i) buckets_[i].gpu_offset = offsets[i];
 }
 
 SimulatedGpuMemory::~SimulatedGpuMemory() { memory_.Free(base_); }

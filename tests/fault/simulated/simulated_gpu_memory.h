@@ -21,6 +21,9 @@
 
 namespace superoffload::faults {
 
+// DataType of optimizer.proto.
+uint32_t NumberOf(kernels::DType dtype);
+
 class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemory> {
  public:
   explicit SimulatedGpuMemory(Ground* ground);
@@ -45,6 +48,7 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
 
  private:
   void Place();
+  void LayOutStreams();
 
   class User;
 

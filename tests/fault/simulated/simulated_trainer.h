@@ -76,6 +76,9 @@ class SimulatedTrainer {
   bool HandOverSomeGradient();
   void CheckSum(const superoffload_ring_entry& entry);
   bool ReadSomeBucket();
+  bool LookAtSomeBucket();
+  bool MayRead(uint32_t bucket) const;
+  void Read(uint32_t bucket, std::function<void(const std::byte* parameters)> read);
   void HasRead(uint32_t bucket);
   bool ChangeResidents();
   void SetResident(uint32_t count);

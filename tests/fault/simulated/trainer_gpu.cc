@@ -16,7 +16,7 @@ bool SimulatedTrainer::GpuHasEnded() {
     for (uint32_t b = 0; b < ground_.buckets(); ++b) {
       std::ranges::copy(gpu_->parameters(b), parameters.data() + ground_.layout.buckets[b].parameters_offset);
     }
-    oracle_.CheckParameters(parameters, "in the GPU after leaving");
+    oracle_.CheckParameters(parameters, "in the GPU after leaving", [this](uint32_t b) { return !gpu_->streams(b); });
   }
   left_.reset();
   retired_gpus_.push_back(std::move(gpu_));
@@ -33,6 +33,7 @@ void SimulatedTrainer::OpenGpu(const Welcome& welcome) {
       &ground_, gpu_memory_, SimulatedGpu::Start{welcome.committed_steps, welcome.parameter_steps, welcome.groups},
       [this](std::function<void()> event) { After(std::move(event)); }, submit);
   gpu_->Pull();
+  may_read_all_ = true;
   asked_.assign(ground_.buckets(), true);
   read_.assign(ground_.buckets(), true);
   if (ground_.random.Chance(ground_.scenario.residents)) {  // attaching has settled
@@ -103,26 +104,51 @@ void SimulatedTrainer::SetResident(uint32_t count) {
 bool SimulatedTrainer::ReadSomeBucket() {
   std::vector<uint32_t> may;
   for (uint32_t b = 0; b < ground_.buckets(); ++b) {
-    const bool final = progress_->IsFinal(b) || (gpu_->resident(b) && progress_->verdict());
-    if (!asked_[b] && (may_read_all_ || final)) may.push_back(b);
+    if (!asked_[b] && MayRead(b)) may.push_back(b);
   }
   if (may.empty()) return false;
   const uint32_t b = may[ground_.random.Below(may.size())];
   asked_[b] = true;
-  const engine::BucketLayout& bucket = ground_.layout.buckets[b];
-  const size_t bytes = bucket.parameters_bytes();
-  const auto now = oracle_.parameters().begin() + static_cast<ptrdiff_t>(bucket.parameters_offset);
-  gpu_->Read(b, [this, b, reading = reading_,
-                 expected = std::vector(now, now + static_cast<ptrdiff_t>(bytes))](const std::byte* parameters) {
-    if (std::memcmp(parameters, expected.data(), expected.size()) != 0) {
-      Fail("the model reads other bits of bucket ", b);
-    }
-    std::memcpy(model_.data() + ground_.layout.buckets[b].parameters_offset, parameters, expected.size());
+  Read(b, [this, b, reading = reading_](const std::byte* parameters) {
+    const engine::BucketLayout& bucket = ground_.layout.buckets[b];
+    std::memcpy(model_.data() + bucket.parameters_offset, parameters, bucket.parameters_bytes());
     After([this, b, reading] {
       if (reading == reading_ && attached_) HasRead(b);
     });
   });
   return true;
+}
+
+// Backward passes, recomputation and evaluations do, until the step ends: also when the gradient has left.
+bool SimulatedTrainer::LookAtSomeBucket() {
+  if (gpu_ == nullptr || stage_ >= Stage::kEnded || !ground_.random.Chance(ground_.scenario.look)) return false;
+  std::vector<uint32_t> may;
+  for (uint32_t b = 0; b < ground_.buckets(); ++b) {
+    if (gpu_->streams(b) && MayRead(b)) may.push_back(b);
+  }
+  if (may.empty()) return false;
+  Read(may[ground_.random.Below(may.size())], [](const std::byte*) {});
+  return true;
+}
+
+bool SimulatedTrainer::MayRead(uint32_t bucket) const {
+  return may_read_all_ || std::ranges::all_of(gpu_->ReadTogether(bucket), [this](uint32_t b) {
+           return progress_->IsFinal(b) || (gpu_->resident(b) && progress_->verdict());
+         });
+}
+
+// Then `read`, of the bits of the last committed step.
+void SimulatedTrainer::Read(uint32_t b, std::function<void(const std::byte* parameters)> read) {
+  ground_.log.Add("trainer", "reads", b);
+  const engine::BucketLayout& bucket = ground_.layout.buckets[b];
+  const auto now = oracle_.parameters().begin() + static_cast<ptrdiff_t>(bucket.parameters_offset);
+  gpu_->Read(
+      b, [this](uint32_t other) { return may_read_all_ || progress_->IsFinal(other); },
+      [b, read = std::move(read),
+       expected = std::vector(now, now + static_cast<ptrdiff_t>(bucket.parameters_bytes()))](const std::byte* seen) {
+        if (std::memcmp(seen, expected.data(), expected.size()) != 0) Fail("the model reads other bits of bucket ", b);
+        read(seen);
+      });
 }
 
 void SimulatedTrainer::HasRead(uint32_t bucket) {

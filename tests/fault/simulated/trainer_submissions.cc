@@ -18,6 +18,7 @@ void SimulatedTrainer::Wake() {
 
 bool SimulatedTrainer::Act() {
   if (changing_residents_) return false;
+  if (LookAtSomeBucket()) return true;
   if (gpu_ != nullptr && (oracle_.committed_steps() >= ground_.scenario.steps || ground_.random.Chance(0.3))) {
     if (ReadSomeBucket()) return true;
     if (oracle_.committed_steps() >= ground_.scenario.steps) return false;

@@ -34,7 +34,7 @@ class Bucket(ctypes.Structure):
         ("log_slots", ctypes.c_uint32),
         ("log_offset", ctypes.c_uint64),
         ("format", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("unit", ctypes.c_uint32),
     ]
 
 
@@ -70,7 +70,7 @@ class GpuOptions(ctypes.Structure):
         ("previous", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
         ("push", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("stream_slots", ctypes.c_uint32),
         ("push_stream", ctypes.c_uint64),
     ]
 

@@ -31,7 +31,7 @@ class GpuOptionsTest : public ::testing::Test {
     if (Status status = ModelLayout::Create({&parameter, &bucket_, 1, 1, 1, 1, 1, 0}, &model); !status.ok()) {
       return status;
     }
-    return ParseBuckets(model, /*parameters_bytes=*/200, /*gradients_bytes=*/400, buckets);
+    return ParseBuckets(model, /*parameters_bytes=*/200, /*gradients_bytes=*/400, in_place_, stream_slots_, buckets);
   }
   Code Parse() const {
     std::vector<GpuBucket> buckets;
@@ -40,6 +40,8 @@ class GpuOptionsTest : public ::testing::Test {
 
   superoffload_bucket bucket_{};
   double scalar_ = 0;
+  bool in_place_ = false;
+  uint32_t stream_slots_ = 0;
   uint64_t offset_ = 0;
   superoffload_gpu_options options_{};
 };
@@ -65,6 +67,21 @@ TEST_F(GpuOptionsTest, BucketsLieInsideTheAttachment) {
     EXPECT_EQ(Parse(), Code::kInvalidArgument) << i;
     bucket_ = good;
   }
+}
+
+TEST_F(GpuOptionsTest, WhatStreamsHasSlotsAndIsNotPublishedInPlace) {
+  bucket_.unit = 3;
+  EXPECT_EQ(Parse(), Code::kInvalidArgument);
+  stream_slots_ = 1;
+  bucket_.gpu_offset = 4096;
+  EXPECT_EQ(Parse(), Code::kOk) << "in a page of its own";
+  bucket_.gpu_offset = 1 << 20;
+  EXPECT_EQ(Parse(), Code::kInvalidArgument);
+  bucket_.gpu_offset = 0;
+  in_place_ = true;
+  EXPECT_EQ(Parse(), Code::kFailedPrecondition);
+  bucket_.unit = 0;
+  EXPECT_EQ(Parse(), Code::kOk);
 }
 
 TEST_F(GpuOptionsTest, WhatNoAttachResponseSaysIsRefused) {
@@ -105,7 +122,7 @@ TEST_F(GpuOptionsTest, NotesAddUpAndEndWhereTheFieldDoes) {
 TEST_F(GpuOptionsTest, NothingInTheGpusMemoryOverlaps) {
   std::vector<GpuBucket> buckets;
   ASSERT_TRUE(ParseInto(&buckets).ok());
-  const GpuLayout layout = PlanGpu(buckets, /*parameters_bytes=*/200, /*slots=*/3, /*max_tensors=*/5);
+  const GpuLayout layout = PlanGpu(buckets, /*slots=*/3, /*max_tensors=*/5);
   EXPECT_GE(layout.slots.offset, 200u);
   EXPECT_GE(layout.slots.bytes, buckets[0].gradient_bytes());
   EXPECT_GE(layout.slots.sums_offset, layout.slots.slot_offset(3));

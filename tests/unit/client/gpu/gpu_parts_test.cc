@@ -39,7 +39,7 @@ class GpuPartsTest : public ::testing::Test {
                           .gradient_dtype = kernels::DType::kFloat32,
                           .group = 0});
     }
-    layout_ = PlanGpu(buckets_, kParametersBytes, kSlots, kTensors);
+    layout_ = PlanGpu(buckets_, kSlots, kTensors);
     gpu_ = std::make_unique<test::GpuBuffer>(device_, layout_.bytes);
     const kernels::CurrentDevice current(*device_);
     EXPECT_TRUE(pack_stream_.Take(device_).ok());

@@ -112,14 +112,54 @@ TEST(UploadOrderTest, ABucketIsDueOnceAndItsLatestParametersCount) {
   EXPECT_FALSE(order.TakeAny().has_value());
 }
 
-// A bucket that becomes resident in the GPU has had its last copy before; one that ceases to be has its next one.
-TEST(UploadOrderTest, WhetherABucketIsCopiedIsDecidedWhenItBecomesDue) {
+// One that ceases to be resident in the GPU has its next copy.
+TEST(UploadOrderTest, ABucketThatWasNotCopiedWhenItBecameDueIsNotDueLater) {
   UploadOrder order(kBuckets);
   order.SetCopied(6, false);
   Commit(1, {4, 6}, &order);
-  order.SetCopied(4, false);
   order.SetCopied(6, true);
   EXPECT_EQ(TakeAll(&order), Buckets{4});
+}
+
+TEST(UploadOrderTest, WhatIsNotCopiedAnyMoreIsNotDueAnyMore) {
+  UploadOrder order(kBuckets);
+  Commit(1, {4, 6}, &order);
+  order.SetCopied(6, false);
+  EXPECT_FALSE(order.IsDue(6));
+  order.SetCopied(6, true);
+  EXPECT_EQ(TakeAll(&order), Buckets{4});
+}
+
+// A bucket that is copied from now on is fetched once, and comes by itself when a step publishes it.
+TEST(UploadOrderTest, ABucketIsFetchedUnlessItComesAnyway) {
+  UploadOrder order(kBuckets);
+  order.SetCopied(6, false);
+  order.Fetch(6);
+  EXPECT_EQ(TakeAll(&order), Buckets{}) << "nobody wants it";
+  order.SetCopied(6, true);
+  order.Fetch(6);
+  order.Fetch(6);
+  EXPECT_EQ(TakeAll(&order), Buckets{6});
+  order.Fetch(6);
+  EXPECT_EQ(TakeAll(&order), Buckets{}) << "it is there";
+  Commit(1, {6}, &order);
+  EXPECT_EQ(TakeAll(&order), Buckets{6});
+  order.SetCopied(6, false);
+  order.SetCopied(6, true);
+  Commit(2, {6}, &order);
+  order.Fetch(6);
+  EXPECT_EQ(TakeAll(&order), Buckets{6}) << "once, what was published";
+}
+
+TEST(UploadOrderTest, AStepThatIsSkippedLeavesWhatIsFetched) {
+  UploadOrder order(kBuckets);
+  order.SetCopied(3, false);
+  order.SetCopied(3, true);
+  order.OnPublished(1, 3, /*speculative=*/true);
+  order.OnVerdict(1, /*commits=*/false, /*speculation_stands=*/false);
+  EXPECT_FALSE(order.IsDue(3));
+  order.Fetch(3);
+  EXPECT_EQ(TakeAll(&order), Buckets{3});
 }
 
 }  // namespace

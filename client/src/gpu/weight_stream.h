@@ -1,0 +1,92 @@
+// Which unit's parameters each slot of GPU memory holds, and how the next one's get there.
+//
+// A slot is given to a unit in this order: parameters of the unit before are not copied there any more; the up stream
+// waits for whoever has read them; and from then on the unit's buckets are copied up whenever a step publishes them,
+// as those of any bucket are, and once at once, unless they are about to be published. So a unit that stays in its slot
+// over a step's end is refreshed without anybody asking. Whoever reads a unit names the stream, which then waits for
+// the latest copy.
+//
+// What is copied is what the last committed step has published: of these buckets the daemon publishes nothing before
+// the verdict (SUPEROFFLOAD_FLAG_STILL_READ), and the verdict comes after all that was launched before the step's end.
+#ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
+#define SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "client/src/gpu/gradient_packer.h"
+#include "client/src/gpu/stream_layout.h"
+#include "client/src/gpu/stream_order.h"
+#include "client/src/status.h"
+#include "kernels/gpu/mover.h"
+
+namespace superoffload::client {
+
+// Thread-safe. The device must be current in every call.
+class WeightStream {
+ public:
+  // Whether the bucket's parameters are those of the step that was ended last. Does not wait.
+  using IsFinal = std::function<bool(uint32_t bucket)>;
+
+  // The mover outlives it; all slots are empty.
+  WeightStream(std::shared_ptr<const kernels::GpuDevice> device, std::vector<StreamedUnit> units, kernels::Mover* mover)
+      : device_(std::move(device)),
+        units_(std::move(units)),
+        mover_(*mover),
+        order_(static_cast<uint32_t>(units_.size())) {}
+  ~WeightStream();
+  WeightStream(const WeightStream&) = delete;
+  WeightStream& operator=(const WeightStream&) = delete;
+
+  // No bucket is copied up but to a slot that holds it.
+  Status Open();
+
+  // INVALID_ARGUMENT: none has the number.
+  Status Find(uint32_t number, uint32_t* index) const;
+  std::span<const uint32_t> buckets(uint32_t index) const { return units_[index].buckets; }
+
+  // `stream` waits for the unit's parameters, which are final, and reads them until the slot is another's. What is
+  // expected next is on its way then, as far as there are slots.
+  Status Read(uint32_t index, kernels::CudaStream stream, const IsFinal& is_final);
+  bool Has(uint32_t index) const;
+
+  // What `packer` has end a step ends it after all that has read so far, and `packer`'s own stream stands for them from
+  // now on. The thread that ends steps.
+  Status EndStep(GradientPacker* packer);
+
+  // What the slots hold is not worth anything any more.
+  void Empty();
+
+ private:
+  struct Slot {
+    std::optional<uint32_t> owner;          // of units_
+    std::set<kernels::CudaStream> readers;  // since it has it, and of those before if nobody has waited for them
+  };
+
+  Slot& SlotOf(uint32_t index) { return slots_[units_[index].slot]; }
+  Status Place(uint32_t index);
+  void Vacate(Slot* slot);
+  Status WaitForReaders(Slot* slot);
+  Status FetchAhead(uint32_t index, const IsFinal& is_final);
+  Status Fetch(uint32_t index);
+
+  const std::shared_ptr<const kernels::GpuDevice> device_;
+  const std::vector<StreamedUnit> units_;
+  kernels::Mover& mover_;
+
+  mutable std::mutex mu_;  // before the mover's
+  StreamOrder order_;
+  std::vector<Slot> slots_;
+  std::set<kernels::CudaStream> reading_;  // since a step was ended
+  kernels::OwnedEvent read_;               // recorded anew only after the last wait for it was issued
+};
+
+}  // namespace superoffload::client
+
+#endif  // SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
