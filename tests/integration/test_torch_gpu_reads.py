@@ -204,3 +204,17 @@ def test_functions_are_compiled_meanwhile(gpu_daemon):
     torch.compile(lambda x: x.sin().cos(), backend=backend)(torch.ones(3))
     assert len(compiled) == 1
     optimizer.close()
+
+
+# Its end restores what torch keeps of the stack of modes beside it.
+def test_an_evaluation_in_inference_mode_leaves_nothing(gpu_daemon):
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon)
+    for step in range(3):
+        loss_of(model, *data(step)).backward()
+        optimizer.step()
+        with torch.inference_mode():
+            loss_of(model, *data(step))
+        optimizer.zero_grad()  # asks torch's profiler, which would find a mode that is not there
+    optimizer.close()
+    assert _python_dispatch._get_current_dispatch_mode() is None

@@ -26,6 +26,7 @@ class _Mode(_python_dispatch.TorchDispatchMode):
         super().__init__()
         self.looks_at: Callable[[torch.Tensor], bool | None] | None = looks_at
         self.thread = threading.get_ident()  # autograd's threads have it on their stacks as well
+        self.inference = torch.is_inference_mode_enabled()  # whose end restores what of the stack torch keeps elsewhere
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -41,8 +42,13 @@ class _Mode(_python_dispatch.TorchDispatchMode):
 
 
 def _pop(mode: _Mode) -> bool:
-    """Whether it could be taken away from this thread; under another mode it cannot, and does nothing until it can."""
+    """Whether it could be taken away from this thread.
+
+    Under another mode it cannot, nor inside of an inference mode that began later. It does nothing until it can.
+    """
     mode.looks_at = None
+    if torch.is_inference_mode_enabled() != mode.inference:
+        return False
     if _python_dispatch._get_current_dispatch_mode() is not mode or mode.thread != threading.get_ident():
         return False
     mode.__exit__(None, None, None)
