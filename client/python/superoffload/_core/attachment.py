@@ -110,11 +110,15 @@ class Attachment:
         self._handles.append(handle)
         self._tail = False
         if not self.trainer:
-            number = ctypes.c_int64()
-            library.call("open_trainer", ctypes.byref(_options(self.optimizer, self._threads)), ctypes.byref(number))
+            options, number = _options(self.optimizer, self._threads), ctypes.c_int64()
+            self._lay_out(options)
+            library.call("open_trainer", ctypes.byref(options), ctypes.byref(number))
             self.trainer = number.value
         self._give_memory(request.sync, response.next_slot)
         return self._use(response.next_slot, resumes)
+
+    def _lay_out(self, options: structures.TrainerOptions) -> None:
+        """Decides where parameters lie in memory that is not the daemon's."""
 
     def _give_memory(self, sync: int, next_slot: int) -> None:
         """The attachment gets what it needs besides the daemon's memory."""

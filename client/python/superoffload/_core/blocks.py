@@ -12,19 +12,32 @@ def units(names: Sequence[str], sizes: Sequence[int]) -> list[int]:
 
     The blocks are the entries of the list of modules that has most of the ``sizes``. Without one all are 0.
     """
-    found = [_IN_A_LIST.match(name) for name in names]
-    of_list: collections.Counter[str] = collections.Counter()
-    for match, size in zip(found, sizes, strict=True):
-        if match is not None:
-            of_list[match["list"]] += size
-    if not of_list:
-        return [0] * len(names)
-    blocks = of_list.most_common(1)[0][0]
-    indices = [int(match["index"]) if match is not None and match["list"] == blocks else None for match in found]
-    order = {index: 1 + place for place, index in enumerate(sorted({i for i in indices if i is not None}))}
+    indices = _indices(names, sizes)
+    order = _order(indices)
     result, outside = [], 0
     for index in indices:
         if index is not None:
             outside = len(order) + 1
         result.append(outside if index is None else order[index])
     return result
+
+
+def count(names: Sequence[str], sizes: Sequence[int]) -> int:
+    """Returns the number of blocks."""
+    return len(_order(_indices(names, sizes)))
+
+
+def _order(indices: Sequence[int | None]) -> dict[int, int]:
+    return {index: 1 + place for place, index in enumerate(sorted({i for i in indices if i is not None}))}
+
+
+def _indices(names: Sequence[str], sizes: Sequence[int]) -> list[int | None]:
+    found = [_IN_A_LIST.match(name) for name in names]
+    of_list: collections.Counter[str] = collections.Counter()
+    for match, size in zip(found, sizes, strict=True):
+        if match is not None:
+            of_list[match["list"]] += size
+    if not of_list:
+        return [None] * len(names)
+    blocks = of_list.most_common(1)[0][0]
+    return [int(match["index"]) if match is not None and match["list"] == blocks else None for match in found]

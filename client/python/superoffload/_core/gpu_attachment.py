@@ -100,6 +100,17 @@ def _shard(parameter: optimizer_pb2.Parameter) -> structures.Shard:
 
 
 @dataclasses.dataclass(frozen=True)
+class Streamed:
+    """Units whose parameters stream (``Parameter.unit``), and the slots of GPU memory that they share."""
+
+    units: frozenset[int]
+    slots: int
+
+
+NONE_STREAMS = Streamed(frozenset(), 0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Moved:
     """Of parameters into a `GpuMemory`: fields as in `GpuReport`."""
 
@@ -120,6 +131,10 @@ class GpuAttachment(Attachment):
     """
 
     memory: GpuMemory | None = None
+    gpu_offsets: list[int]  # of parameters, in GPU memory
+    streamed_units: list[int]  # of parameters; 0: it does not stream
+    brings_parameters = False  # while they move in: what they are becomes the masters
+    emptied = 0  # counts when slots for units that stream lost what they had
     resident_changes = 0  # counts what may have changed which buckets are resident, and where
     # Gives what is called when a successor's memory is there and no step goes through it yet: it holds the last step's
     # parameters.
@@ -135,8 +150,10 @@ class GpuAttachment(Attachment):
         move_in: Callable[["GpuAttachment"], Moved] | None,
         current_stream: Callable[[], int],
         again: str,
+        streamed: Streamed = NONE_STREAMS,
     ) -> None:
         self._gpu = ordinal, mover, device_slots
+        self._streamed = streamed
         self._move_in = move_in
         self._current_stream = current_stream
         self._again = again
@@ -149,6 +166,25 @@ class GpuAttachment(Attachment):
             library.call("gpu_end_landings", self._handle)  # the daemon may publish where they land
         return super()._attach(request, resumes=resumes)
 
+    def _lay_out(self, options: structures.TrainerOptions) -> None:
+        parameters = options.parameters[: options.parameter_count]
+        buckets = options.buckets[: options.bucket_count]
+        units = [parameter.unit for parameter in self.optimizer.parameters]
+        self.streamed_units = [unit if unit in self._streamed.units else 0 for unit in units]
+        if self._streamed.slots:
+            for parameter, unit in zip(parameters, self.streamed_units, strict=True):
+                for bucket in range(parameter.first_bucket, parameter.first_bucket + parameter.bucket_count):
+                    buckets[bucket].unit = unit
+            offsets, size = (ctypes.c_uint64 * len(buckets))(), ctypes.c_uint64()
+            place = options.buckets, len(buckets), self._streamed.slots
+            library.call("gpu_lay_out", *place, offsets, ctypes.byref(size))
+            for bucket, offset in zip(buckets, offsets, strict=True):
+                bucket.gpu_offset = offset
+            for parameter in parameters:
+                first = buckets[parameter.first_bucket]
+                parameter.gpu_offset = first.gpu_offset + parameter.parameters_offset - first.parameters_offset
+        self.gpu_offsets = [parameter.gpu_offset for parameter in parameters]
+
     def _give_memory(self, sync: int, next_slot: int) -> None:
         self._leave()
         previous = self._handles[-2] if len(self._handles) > 1 else None
@@ -158,6 +194,7 @@ class GpuAttachment(Attachment):
             self.end()
             library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
             raise
+        self.emptied += 1
         if previous is not None:
             library.function("detach")(self._handles.pop(0))
         self._note_residents(0)
@@ -167,7 +204,8 @@ class GpuAttachment(Attachment):
     def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
         """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
         options = _options(self.optimizer, next_slot, *self._gpu)
-        pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
+        options.stream_slots = self._streamed.slots
+        self.brings_parameters = pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
         if self.memory is None:
             self.memory = GpuMemory(self.trainer, self._handle, options, self._current_stream)
         if self._moved is None:
@@ -206,7 +244,7 @@ class GpuAttachment(Attachment):
         self.memory.leave_to_views()
 
     def device_parameters(self) -> int:
-        """Device pointer of the parameters, laid out as the host's."""
+        """Device pointer of the parameters, each at its one of ``gpu_offsets``."""
         return self._device_parameters
 
     def pack_stream(self) -> int:
@@ -215,10 +253,12 @@ class GpuAttachment(Attachment):
 
     def pull(self) -> None:
         library.call("gpu_copy", self._handle, _Direction.TO_GPU, 0)
+        self.emptied += 1
 
     def push(self, stream: int) -> None:
         """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
         library.call("gpu_copy", self._handle, _Direction.FROM_GPU, stream)
+        self.emptied += 1
 
     def hand_over_on_gpu(self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays) -> list[int]:
         """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
@@ -246,6 +286,21 @@ class GpuAttachment(Attachment):
             self._wait("wait", self.trainer, ctypes.byref(awaited), (None,))
         except Error as error:
             self._recover(error)  # then the parameters are there
+
+    def read_unit(self, unit: int, stream: int) -> None:
+        """Has ``stream`` wait for the parameters of a unit that streams: they are there until another unit is read."""
+        while True:
+            try:
+                library.call("gpu_read_unit", self._handle, unit, stream)
+                return
+            except Error as error:
+                self._recover(error)
+
+    def has_unit(self, unit: int) -> bool:
+        """Whether the unit's slot holds it."""
+        has = ctypes.c_uint32()
+        library.call("gpu_has_unit", self._handle, unit, ctypes.byref(has))
+        return bool(has.value)
 
     def set_resident(self, count: int) -> None:
         """Buckets that become resident, or no longer are, must have been settled since the last step."""

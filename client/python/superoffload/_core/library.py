@@ -51,6 +51,12 @@ _FUNCTIONS = {
     "gpu_release": (None, [_P]),
     "gpu_measure_cast": (ctypes.c_int, [ctypes.c_int32, _U32, _U64, ctypes.POINTER(_D), ctypes.POINTER(_D)]),
     "gpu_copy": (ctypes.c_int, [_P, _U32, _U64]),
+    "gpu_lay_out": (
+        ctypes.c_int,
+        [ctypes.POINTER(structures.Bucket), _U32, _U32, ctypes.POINTER(_U64), ctypes.POINTER(_U64)],
+    ),
+    "gpu_read_unit": (ctypes.c_int, [_P, _U32, _U64]),
+    "gpu_has_unit": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U32)]),
     "gpu_end_landings": (ctypes.c_int, [_P]),
     "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
     "gpu_resident_masters": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U64)]),

@@ -85,6 +85,9 @@ class AdamW(Optimizer):
         overlap: submit gradients during backward. "auto" does where watching the loop has shown no harm in it; True
             does without watching; False submits all in step().
         gpu: for parameters on a GPU.
+        weights: of a model on a GPU: "resident", all of them stay there; "streamed", those of its blocks (the list of
+            modules that has most of the parameters) come from the daemon's memory just ahead of each use, through a few
+            slots; or which part of the blocks does. Never changes results.
         replicas: of whole parameters in several ranks: True where all ranks train the same ones, or the process group
             of those that do (DistributedDataParallel). Each rank's daemon then hosts a part of each parameter (ZeRO-1).
             False: each rank trains its own, which is the default without a name.

@@ -54,6 +54,10 @@ class Backend(Protocol):
         """Whether gradients of any dtype can be handed over."""
 
     @property
+    def streams(self) -> bool:
+        """Whether parameters of blocks stream."""
+
+    @property
     def weights(self) -> Mapping[str, torch.Tensor] | None:
         """Values of parameters that are on meta."""
 
@@ -243,7 +247,8 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
         casts, request.gradient_slots, request.logged_buckets, request.log_slots, request.in_place = room
         gradient_dtype = torch.float32 if casts else None
         del request.parameters[:]
-        request.parameters.extend(parameters.specification(subject.hosted, subject.in_float32(), gradient_dtype))
+        given = subject.hosted, subject.in_float32(), gradient_dtype, not subject.backend.streams
+        request.parameters.extend(parameters.specification(*given))
         return optimizers.create(subject.connection, request)
 
     *rooms, least = subject.backend.gradient_rooms(subject, bucket_bytes, casts_on_gpu)

@@ -185,6 +185,7 @@ class HostBackend:
     """A `Backend` (attach.py, lifecycle.py)."""
 
     casts_gradients = False
+    streams = False
     weights: Mapping[str, torch.Tensor] | None = None
 
     def check(self, hosted: list[HostedParameter]) -> None:

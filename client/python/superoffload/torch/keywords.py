@@ -7,7 +7,7 @@ import torch
 
 from superoffload._core import policies, stored
 from superoffload._core.optimizers import Directories
-from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions, Weights
 from superoffload.torch.overlap import Overlap
 
 
@@ -34,4 +34,5 @@ class Keywords(TypedDict, total=False):
     bucket_bytes: int
     overlap: Overlap
     gpu: GpuOptions
+    weights: Weights
     replicas: Any

@@ -18,7 +18,7 @@ from superoffload.torch import groups
 from superoffload.torch.algorithm import Algorithm
 from superoffload.torch.attach import Backend
 from superoffload.torch.gpu.backend import GpuBackend
-from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions, Weights, check_weights
 from superoffload.torch.growing import Growing
 from superoffload.torch.guards.grad_scale import GradScale
 from superoffload.torch.hooks import eager, weakly
@@ -35,9 +35,9 @@ from superoffload.torch.submitter import Submitter
 _MEASURED = GpuOptions()
 
 
-def _backend_of(options: GpuOptions, gpu: torch.device | None) -> Backend:
-    """Where parameters are while they are trained; None: the CPU."""
-    return HostBackend() if gpu is None else GpuBackend(options, gpu)
+def _backend_of(options: GpuOptions, weights: Weights, gpu: torch.device | None) -> Backend:
+    """Where parameters are while they are trained; None: the CPU, which computes with them where they are."""
+    return HostBackend() if gpu is None else GpuBackend(options, gpu, weights)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -79,9 +79,11 @@ class Optimizer(torch.optim.Optimizer):
         bucket_bytes: int = 0,
         overlap: Overlap = "auto",
         gpu: GpuOptions = _MEASURED,
+        weights: Weights = "resident",
         replicas: Any = None,
     ) -> None:
         policies.check_sync(sync, restore)
+        check_weights(weights)
         stored.check_seed(seed)
         self.algorithm = type(self).algorithm.stored_as(state_dtype, rounding)
         lease_seconds = names.lease_of(name, lease_seconds)
@@ -98,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):
             replicas=replicas,
             device=gpu.device,
         )
-        self._hosting = Lifecycle(self, self.algorithm, wanted, functools.partial(_backend_of, gpu))
+        self._hosting = Lifecycle(self, self.algorithm, wanted, functools.partial(_backend_of, gpu, weights))
         super().__init__(params, {**defaults, "maximize": maximize})
         groups.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         groups.check_groups(self.param_groups, self.algorithm)

@@ -114,13 +114,17 @@ def _shares_memory(parameter: HostedParameter) -> Error:
 
 
 def specification(
-    hosted: list[HostedParameter], in_float32: list[bool], gradient_dtype: torch.dtype | None = None
+    hosted: list[HostedParameter],
+    in_float32: list[bool],
+    gradient_dtype: torch.dtype | None = None,
+    joins_small_blocks: bool = True,
 ) -> list[optimizer_pb2.Parameter]:
     """Returns what CreateOptimizer takes; gradients have their own dtype, or `gradient_dtype`.
 
-    ``in_float32``: whose state is kept so, whatever that of others is.
+    ``in_float32``: whose state is kept so, whatever that of others is. ``joins_small_blocks``: blocks of which each is
+    too small for a bucket of its own count as one.
     """
-    units = _units(hosted)
+    units = _units(hosted, joins_small_blocks)
     return [
         optimizer_pb2.Parameter(
             name=parameter.name,
@@ -138,15 +142,14 @@ def specification(
     ]
 
 
-def _units(hosted: list[HostedParameter]) -> list[int]:
-    """Blocks of which each is too small for a bucket of its own count as one."""
+def _units(hosted: list[HostedParameter], joins_small_blocks: bool) -> list[int]:
     sizes = [parameter.local.nbytes for parameter in hosted]
     units = blocks.units([parameter.name for parameter in hosted], sizes)
     bytes_of: collections.Counter[int] = collections.Counter()
     for unit, size in zip(units, sizes, strict=True):
         bytes_of[unit] += size
     in_blocks = [size for unit, size in bytes_of.items() if 0 < unit < max(units)] or [0]
-    return units if min(in_blocks) >= _LEAST_BLOCK_BYTES else [0] * len(units)
+    return units if min(in_blocks) >= _LEAST_BLOCK_BYTES or not joins_small_blocks else [0] * len(units)
 
 
 def check_same(

@@ -12,10 +12,10 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, GpuReport, measure_casts
 from superoffload.torch import cuda, parameters
 from superoffload.torch.attach import GradientRoom, Subject
-from superoffload.torch.gpu import move
+from superoffload.torch.gpu import forward, move, streams
 from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
-from superoffload.torch.gpu.options import GpuOptions
+from superoffload.torch.gpu.options import GpuOptions, Weights
 from superoffload.torch.gpu.residents import Residents
 from superoffload.torch.gpu.submitter import GpuSubmitter
 from superoffload.torch.live import LiveParameters
@@ -34,18 +34,27 @@ class GpuBackend:
 
     casts_gradients = True
 
-    def __init__(self, options: GpuOptions, device: torch.device) -> None:
+    def __init__(self, options: GpuOptions, device: torch.device, weights: Weights) -> None:
         self._options = options
+        self._where = weights
         self._device = device
         self._may_be_resident = False  # as the algorithm says
         self._cast_timings: list[tuple[int, float, float]] = []  # elements, and seconds of "fused" and of "gpu_fp32"
+
+    @property
+    def streams(self) -> bool:
+        return self._where not in ("resident", 0)
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor] | None:
         return self._options.weights
 
     def check(self, hosted: list[HostedParameter]) -> None:
-        """Raises Error for memory formats that a parameter would lose."""
+        """Raises Error for memory formats that a parameter would lose, and for what cannot be had together."""
+        if self.streams and self._options.gradient_slots == "in_place":
+            raise _not_with_streams("gradient_slots='in_place'", "its parameters lie where gradients land")
+        if self.streams and self._options.resident_buckets not in ("auto", 0):
+            raise _not_with_streams("resident_buckets", "the GPU has no parameters of them that it could update")
         for parameter in hosted:
             if not parameter.local.is_contiguous():
                 raise Error(
@@ -84,6 +93,8 @@ class GpuBackend:
         if casts and may_narrow:
             yield GradientRoom(False, 2, *logs[-1])
         yield GradientRoom(in_place.casts, 1, *logs[-1])
+        if self.streams:
+            return
         alike = all(p.local.dtype == (torch.float32 if in_place.casts else p.gradient_dtype) for p in subject.hosted)
         if alike and not subject.algorithm.matrices:
             yield in_place
@@ -91,7 +102,7 @@ class GpuBackend:
     def _logs(self, subject: Subject, bucket_bytes: int) -> Iterator[tuple[int, int]]:
         """How many of the last buckets have a log, and its slots."""
         count, steps = self._options.resident_buckets, self._options.resident_steps
-        if not subject.algorithm.may_be_resident or count == 0 or steps == 1:
+        if not subject.algorithm.may_be_resident or count == 0 or steps == 1 or self.streams:
             yield 0, 0
         elif count != "auto":
             yield count, steps + 1
@@ -114,7 +125,10 @@ class GpuBackend:
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:
-        self._may_be_resident = subject.algorithm.may_be_resident and not cuda.is_integrated(self._device)
+        if self.streams and subject.group is not None:
+            raise _not_with_streams("several ranks", "of which each would gather what it has not got")
+        resides = subject.algorithm.may_be_resident and not cuda.is_integrated(self._device)
+        self._may_be_resident = resides and not self.streams
         attachment = GpuAttachment(
             subject.connection,
             request,
@@ -124,10 +138,21 @@ class GpuBackend:
             functools.partial(move.move_in, self._moving(subject)),
             functools.partial(cuda.stream_of, self._device),
             "call zero_grad() and compute the gradients of this step again",
+            streams.choose(subject.hosted, self._where, self._options.stream_slots),
         )
+        self._check_blocks(attachment)
         for parameter, placement in zip(subject.hosted, attachment.optimizer.layout.placements, strict=True):
             parameter.buckets = parameters.buckets_of(placement)
         return attachment, GpuParameters(subject.hosted, attachment, synchronize, subject.replicas)
+
+    def _check_blocks(self, attachment: GpuAttachment) -> None:
+        if self.streams and not any(attachment.streamed_units):
+            attachment.end()
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"optimizer {attachment.optimizer.name} was created for weights that stay on the GPU, and its blocks "
+                "share buckets; create another one (with restore= of a checkpoint of it), or pass weights='resident'",
+            )
 
     def _moving(self, subject: Subject) -> move.Moving:
         moving = move.Moving(subject.hosted, self._device, self._options.weights)
@@ -139,10 +164,15 @@ class GpuBackend:
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
     ) -> tuple[Submitter, "UsedGpu"]:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
-        waits = ForwardWaits(attachment, given.hosted)
+        streamed = streams.Streams(attachment, given.hosted, forward.call_around)
+        waits = ForwardWaits(attachment, given.hosted, streamed)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
         return submitter, UsedGpu(attachment, waits, residents, self._cast_timings)
+
+
+def _not_with_streams(what: str, why: str) -> Error:
+    return Error(grpc.StatusCode.UNIMPLEMENTED, f"weights do not stream with {what}: {why}; leave one of the two out")
 
 
 class UsedGpu:

@@ -10,22 +10,38 @@ from typing import Any
 import torch
 
 
-class _AfterWaiting:
-    def __init__(self, wait: Callable[[torch.nn.Module], None], module: torch.nn.Module) -> None:
-        self._wait = wait
+class _Around:
+    def __init__(
+        self,
+        before: Callable[[torch.nn.Module], None],
+        after: Callable[[torch.nn.Module, Any], None],
+        module: torch.nn.Module,
+    ) -> None:
+        self._before = before
+        self._after = after
         self._module = module
         self._compiled = module._compiled_call_impl
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            self._wait(self._module)
-        return self._compiled(*arguments, **named)
+        if torch.compiler.is_compiling():
+            return self._compiled(*arguments, **named)
+        self._before(self._module)
+        output = None
+        try:
+            output = self._compiled(*arguments, **named)
+        finally:
+            self._after(self._module, output)
+        return output
 
 
-def wait_before(module: torch.nn.Module, wait: Callable[[torch.nn.Module], None]) -> None:
-    """Has ``wait`` called before what is compiled runs, also where the module was compiled anew since."""
-    if is_in_place(module) and not isinstance(module._compiled_call_impl, _AfterWaiting):
-        module._compiled_call_impl = _AfterWaiting(wait, module)
+def call_around(
+    module: torch.nn.Module,
+    before: Callable[[torch.nn.Module], None],
+    after: Callable[[torch.nn.Module, Any], None],
+) -> None:
+    """Has both called around what is compiled, also where the module was compiled anew since."""
+    if is_in_place(module) and not isinstance(module._compiled_call_impl, _Around):
+        module._compiled_call_impl = _Around(before, after, module)
 
 
 def is_in_place(module: torch.nn.Module) -> bool:

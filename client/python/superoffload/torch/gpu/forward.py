@@ -13,8 +13,8 @@ hooks either: see were_read().
 """
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import grpc
 import torch
@@ -59,18 +59,53 @@ def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
     return before_forward
 
 
+def _after_forward(waits: "ForwardWaits") -> Callable[..., None]:
+    call = weakly(waits.after_forward, passes=2)
+
+    def after_forward(module: torch.nn.Module, _: object, output: object) -> None:
+        if not torch.compiler.is_compiling():
+            call(module, output)
+
+    return after_forward
+
+
 def _before_compiled(module: torch.nn.Module) -> None:
     for waits in list(_alive):
         waits.before_forward(module)
 
 
+def _after_compiled(module: torch.nn.Module, output: object) -> None:
+    for waits in list(_alive):
+        waits.after_forward(module, output)
+
+
+def call_around(module: torch.nn.Module) -> None:
+    """Has all of them called around a module that is compiled in place."""
+    compiled.call_around(module, _before_compiled, _after_compiled)
+
+
+class Streams(Protocol):
+    """Parameters that stream, for which others wait; see streams.py."""
+
+    def streams(self, parameter: torch.Tensor) -> bool: ...
+    def before_forward(self, module: torch.nn.Module) -> None: ...
+    def after_forward(self, module: torch.nn.Module, output: Any) -> None: ...
+    def on_traced(self, around: Sequence[torch.nn.Module]) -> None: ...
+    def on_step_end(self) -> None: ...
+    def check_read(self, parameter: HostedParameter) -> None: ...
+    def close(self) -> None: ...
+
+
 class ForwardWaits:
     """The hooks of one attachment, which hold it weakly, and what each stream has waited for."""
 
-    def __init__(self, attachment: GpuAttachment, hosted: list[HostedParameter]) -> None:
+    def __init__(self, attachment: GpuAttachment, hosted: list[HostedParameter], streams: Streams) -> None:
         self._attachment = attachment
         self._hosted = hosted
-        self._buckets = {id(parameter.tensor): parameter.buckets for parameter in hosted}
+        self._streams = streams
+        resident = [parameter for parameter in hosted if not self._streams.streams(parameter.tensor)]
+        self._buckets = {id(parameter.tensor): parameter.buckets for parameter in resident}
+        self._count = len({bucket for parameter in resident for bucket in parameter.buckets})
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose own hook waits for them
         self._needs: weakref.WeakKeyDictionary[torch.nn.Module, _Needs] = weakref.WeakKeyDictionary()
         self._guarded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose state_dict() waits
@@ -83,16 +118,22 @@ class ForwardWaits:
         self._captured: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # a replay may not call their hooks
         self._unseen = False  # some reader of parameters calls no hook: step() waits for them
         self._steps = 0
-        self._reads = ReadWatch(hosted, weakly(self.on_read, passes=1))
+        self._reads = ReadWatch(resident, weakly(self.on_read, passes=1))
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
         self._before_state_dict = weakly(self.wait_all)
-        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(self))
+        self._handles = [torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(self))]
+        if len(resident) < len(hosted):
+            self._handles.append(
+                torch.nn.modules.module.register_module_forward_hook(_after_forward(self), always_call=True)
+            )
         _alive.add(self)
 
     def close(self) -> None:
         fsdp.forget(self)
         self._reads.end()
-        self._handle.remove()
+        self._streams.close()
+        for handle in self._handles:
+            handle.remove()
         _alive.discard(self)
 
     def before_step_end(self) -> None:
@@ -104,6 +145,7 @@ class ForwardWaits:
         """Parameters are on their way, if they have changed. ``watched``: the loop may do something new."""
         self._pending.clear()
         self._readers.clear()
+        self._streams.on_step_end()
         if changed:
             self._unread = self._all()
         self._step_ended |= changed
@@ -132,15 +174,16 @@ class ForwardWaits:
         """
         self.wait_all()
         around = calling.modules_around_compiled()
+        self._streams.on_traced(around)
         self._only_around |= not around or not compiled.is_compiled(around[0])
         if self._only_around:
             self._called = weakref.WeakSet(around) - self._captured
         for module in [part for each in around for part in compiled.outermost(each)]:
             self._calls_its_hook(module)
-            compiled.wait_before(module, _before_compiled)
+            call_around(module)
         self._needs.clear()
         covered = frozenset[int]().union(*(self._of(module) for module in self._called))
-        self._unseen |= len(covered) < len(self._attachment.optimizer.layout.buckets)
+        self._unseen |= len(covered) < self._count
 
     def _of(self, module: torch.nn.Module) -> frozenset[int]:
         own = self._buckets_of(module.parameters(recurse=False))
@@ -175,9 +218,17 @@ class ForwardWaits:
             found = self._needs[module] = (self._of(module), tuple(filter(compiled.is_in_place, inside)))
         needs, in_place = found
         for part in in_place:
-            compiled.wait_before(part, _before_compiled)
+            call_around(part)
         if needs:
             self._wait(needs)
+        self._streams.before_forward(module)
+
+    def after_forward(self, module: torch.nn.Module, output: Any) -> None:
+        self._streams.after_forward(module, output)
+
+    def check_read(self, parameter: HostedParameter) -> None:
+        """Raises Error where the gradient that autograd has of it may have come of another one's values."""
+        self._streams.check_read(parameter)
 
     def _on_captured(self, module: torch.nn.Module) -> None:
         needs = self._buckets_of(module.parameters())
@@ -247,7 +298,7 @@ class ForwardWaits:
         self._unread -= self._unread if buckets is None else buckets
 
     def _all(self) -> set[int]:
-        return set(range(len(self._attachment.optimizer.layout.buckets)))
+        return {bucket for buckets in self._buckets.values() for bucket in buckets}
 
     def wait_all(self) -> None:
         """Has the current stream wait for all parameters."""

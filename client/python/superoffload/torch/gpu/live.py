@@ -13,7 +13,9 @@ import torch
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
+from superoffload.torch.gpu.published import published_of
 from superoffload.torch.gpu.resident_masters import ResidentMasters
+from superoffload.torch.gpu.streamed_values import StreamedValues
 from superoffload.torch.guards import noted_masters
 from superoffload.torch.guards.canaries import Canaries
 from superoffload.torch.live import LiveParameters, Replicas, alike
@@ -53,6 +55,7 @@ class GpuParameters(LiveParameters):
         self._noted = False  # canaries of the last step
         self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
         self._resident_changes = attachment.resident_changes
+        self._streamed = StreamedValues(hosted, attachment)
         attachment.on_successor = weakref.WeakMethod(self._on_successor)
 
     def _on_successor(self) -> None:
@@ -80,8 +83,7 @@ class GpuParameters(LiveParameters):
         tensor, placement = self.hosted[index].local, self.attachment.optimizer.layout.placements[index]
         if self._in_place:
             return noted_masters.values_of(self.attachment, index, tensor)
-        memory = self.attachment.parameters(placement.parameters_offset, tensor.nbytes)
-        published = torch.frombuffer(memory, dtype=tensor.dtype).clone()
+        published = published_of(self.attachment, index, tensor).view(-1).clone()
         for elements, values in self._masters.of(placement.parameters_offset, tensor):
             published[elements] = values.cpu()
         return published
@@ -97,11 +99,14 @@ class GpuParameters(LiveParameters):
             tensor, theta = parameter.local, parameter.theta
             if not alike(tensor, theta) or not tensor.is_contiguous() or theta.data_ptr() != self._addresses[index]:
                 continue
+            if self._streamed.has(index) and tensor.data_ptr() == theta.data_ptr():
+                continue  # in its slot may be another
             if torch.equal(tensor.detach().cpu().view(-1).view(torch.uint8), self._published(index).view(torch.uint8)):
                 if tensor.data_ptr() != theta.data_ptr():
                     if shards.is_sharded(parameter.tensor):
                         continue
-                    theta.copy_(tensor.detach())
+                    if not self._streamed.has(index):
+                        theta.copy_(tensor.detach())
                     tensor.data = theta
                 self._versions[index] = self._counts(index)
 
@@ -148,12 +153,14 @@ class GpuParameters(LiveParameters):
         self._check_shards()
         if self._replicas is not None:
             self._replicas.check_values()
-        for parameter in self.hosted:
-            if parameter.local.data_ptr() != parameter.theta.data_ptr():
+        self._streamed.to_published(set(self._written()))
+        for index, parameter in enumerate(self.hosted):
+            if parameter.local.data_ptr() != parameter.theta.data_ptr() and not self._streamed.has(index):
                 parameter.theta.copy_(parameter.local.detach())
         self.attachment.push(cuda.current_stream(self.hosted[0].tensor))
 
     def from_published(self) -> None:
+        self._streamed.forget_loaded()
         self.attachment.pull()
         self.bind()
 
@@ -193,17 +200,20 @@ class GpuParameters(LiveParameters):
 
     def _written(self) -> list[int]:
         """Indices of parameters that somebody has written through torch, or replaced."""
+        loaded = self._streamed.loaded()
         return [
             index
             for index in self._views
-            if self._counts(index) != self._versions[index]
+            if index in loaded
+            or self._counts(index) != self._versions[index]
             or self.hosted[index].local.data_ptr() != self._addresses[index]
         ]
 
     def close(self) -> None:
-        """The model's parameters stay where they are: copies of them may not fit."""
+        """The model's parameters stay where they are: copies of them may not fit. Those that stream are on the CPU."""
         self.attachment.on_successor = lambda: None
         del self._canaries
+        self._streamed.close()
         for parameter in self.hosted:
             del parameter.theta
         self.attachment.leave_memory()

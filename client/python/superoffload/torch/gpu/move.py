@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from superoffload._core.gpu_attachment import GpuAttachment, Moved
-from superoffload._core.gpu_memory import GpuMemory
 from superoffload.torch import cuda, meta
+from superoffload.torch.gpu.published import publish
 from superoffload.torch.guards import aliases
 from superoffload.torch.ranks import fsdp, shards
 from superoffload.torch.ranks.shards import HostedParameter
@@ -43,8 +43,8 @@ def move_in(moving: Moving, attachment: GpuAttachment) -> Moved:
     """
     memory, device, hosted = attachment.memory, moving.device, moving.hosted
     assert memory is not None, "it is there when parameters move in"
-    mover = _Mover(moving, memory)
-    offsets = [placement.parameters_offset for placement in attachment.optimizer.layout.placements]
+    mover = _Mover(moving, attachment)
+    offsets = attachment.gpu_offsets
     cuda.release_cached(device)
     peak = cuda.used_bytes(device)
     for index in sorted(range(len(hosted)), key=offsets.__getitem__):
@@ -63,9 +63,9 @@ def move_in(moving: Moving, attachment: GpuAttachment) -> Moved:
 class _Mover:
     """A parameter that several ranks have is copied by its rows, and stays on the GPU, or moves there as a whole."""
 
-    def __init__(self, moving: Moving, memory: GpuMemory) -> None:
+    def __init__(self, moving: Moving, attachment: GpuAttachment) -> None:
         self._hosted, self._device, self._weights = moving.hosted, moving.device, moving.weights
-        self._memory = memory
+        self._attachment = attachment
         named = [(p.name, p.tensor, p.rows is None) for p in moving.hosted]
         named += [(name, tensor, False) for name, tensor in moving.beside]
         leaving = [
@@ -94,15 +94,18 @@ class _Mover:
         return self._elements(parameter.tensor) * parameter.local.element_size()
 
     def move(self, index: int, offset: int) -> None:
-        parameter = self._hosted[index]
+        parameter, memory = self._hosted[index], self._attachment.memory
+        assert memory is not None, "it is there when parameters move in"
         like = parameter.local.detach()
         padded = like.new_empty(1).expand(self.bytes_of(index) // like.element_size())
-        hold = self._memory.hold(offset, offset + self.bytes_of(index))
-        flat = cuda.view(self._memory.address + offset, padded, hold, self._device)
+        hold = memory.hold(offset, offset + self.bytes_of(index))
+        flat = cuda.view(memory.address + offset, padded, hold, self._device)
         parameter.theta = flat[: like.numel()].view(like.shape)
         value = meta.value_of(parameter, self._weights)
-        if value is not None:
+        if value is not None and not self._attachment.streamed_units[index]:
             parameter.theta.copy_(value)
+        elif value is not None and self._attachment.brings_parameters:
+            publish(self._attachment, index, like, value)
         if parameter.rows is None:
             self._set(parameter.name, parameter.tensor, flat)
         else:

@@ -8,6 +8,9 @@ import torch
 
 from superoffload._core.gpu_attachment import MOVERS, Mover
 
+# Of the blocks of a model: all stay on the GPU, all stream to it, or this part of them streams, up to 1.
+Weights = Literal["resident", "streamed"] | float
+
 _CASTS = ("auto", "fused", "gpu_fp32")
 _MOST_RESIDENT_STEPS = 31  # a log has a slot more, for the step to come
 
@@ -43,6 +46,9 @@ class GpuOptions:
     # saves 2 more and moves 32, all of it after the step's verdict; there are no logs. "auto": two, one or "in_place",
     # the first that the daemon has room for. Buckets with a log have two. Never changes results.
     gradient_slots: int | Literal["auto", "in_place"] = "auto"
+    # Of GPU memory, for blocks whose weights stream: one is read, while those that are read next are on their way to
+    # the others. Never changes results.
+    stream_slots: int = 3
     # Of the GPU's memory, which may be in use where "auto" fills it.
     resident_share: float = 0.92
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
@@ -58,5 +64,14 @@ class GpuOptions:
             raise ValueError(f"resident_share is {self.resident_share!r} but must be 0 to 1")
         if self.gradient_slots not in ("auto", 1, 2, "in_place"):
             raise ValueError(f"gradient_slots is {self.gradient_slots!r} but must be 'auto', 1, 2 or 'in_place'")
+        if not self.stream_slots >= 1:
+            raise ValueError(f"stream_slots is {self.stream_slots} but must be at least 1")
         if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:
             raise ValueError(f"resident_steps is {self.resident_steps} but must be 1 to {_MOST_RESIDENT_STEPS}")
+
+
+def check_weights(weights: Weights) -> None:
+    """Raises ValueError for what says nothing of where weights are."""
+    if weights in ("resident", "streamed") or (isinstance(weights, (int, float)) and 0 <= weights <= 1):
+        return
+    raise ValueError(f"weights is {weights!r} but must be 'resident', 'streamed' or the part that streams, 0 to 1")

@@ -28,6 +28,7 @@ class Waits(Protocol):
 
     def on_captured_gradient(self, parameter: HostedParameter) -> None: ...
     def were_read(self, parameter: HostedParameter) -> bool: ...
+    def check_read(self, parameter: HostedParameter) -> None: ...
     def wait_all(self) -> None: ...
 
 
@@ -126,6 +127,11 @@ class GpuSubmitter(Submitter):
             return
         if not self._forward_waits.were_read(self.hosted[index]):
             self._unwaited.add(index)
+        try:
+            self._forward_waits.check_read(self.hosted[index])
+        except Error:
+            self.abandon()
+            raise
         self._lost.discard(index)
         self._on_accumulated(self.hosted[index].tensor)
         self._grown.add(index)

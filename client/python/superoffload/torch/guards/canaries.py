@@ -1,7 +1,7 @@
 """Finds parameters on a GPU that were written behind torch's back (``.data``, collectives).
 
-Two bytes in every 16 KiB of every parameter, and of each shorter one, are compared with the published parameters,
-which lie in the CPU's memory, or with masters where these know better.
+Two bytes in every 16 KiB of every parameter that stays there, and of each shorter one, are compared with the published
+parameters, which lie in the CPU's memory, or with masters where these know better.
 """
 
 import random
@@ -24,22 +24,27 @@ class Canaries:
         dice = random.Random()
         dice.seed()
         places: list[int] = []
+        moved: list[int] = []  # on the GPU a parameter lies so much further on
         self.owners: list[int] = []  # of each, the parameter
-        total = 0
+        total = on_gpu = 0
         for index, placement in enumerate(attachment.optimizer.layout.placements):
+            if attachment.streamed_units[index]:
+                continue
+            further = (attachment.gpu_offsets[index] - placement.parameters_offset) // _CANARY_BYTES
             first = placement.parameters_offset // _CANARY_BYTES
             count = hosted[index].theta.nbytes // _CANARY_BYTES
             mine = range(first + dice.randrange(min(count, _CANARY_EVERY)), first + count, _CANARY_EVERY)
             places += mine
+            moved += [further] * len(mine)
             self.owners += [index] * len(mine)
-            total = max(total, first + count)
+            total, on_gpu = max(total, first + count), max(on_gpu, first + count + further)
         device = hosted[0].tensor.device
         self.attachment = attachment
         self._bytes = total * _CANARY_BYTES
-        like = torch.empty(1, dtype=torch.int16, device=device).expand(total)
+        like = torch.empty(1, dtype=torch.int16, device=device).expand(on_gpu)
         self._device = cuda.view(attachment.device_parameters(), like, attachment)
         self._host_places = torch.tensor(places, dtype=torch.int64, device="cpu")
-        self._device_places = self._host_places.to(device)
+        self._device_places = (self._host_places + torch.tensor(moved, dtype=torch.int64, device="cpu")).to(device)
         self._published = cuda.pinned_like(self._host_places.to(torch.int16))
         # Corrects the published ones, given those present.
         self.know_better: Callable[[torch.Tensor, torch.Tensor], None] | None = None

@@ -3,11 +3,13 @@
 Averages of weights, copies of the model and logged norms are such code: no module is called, so no hook waits. A
 dispatch mode of torch sees every operation on tensors, and what it is given. It costs some microseconds for each, and
 the modes of a thread must end in the reverse order of their beginning. So it is there after some steps only, and not
-inside of modes of others.
+inside of modes of others. Parameters that stream share their places: nobody may use one out of its block, and in the
+first steps such a mode looks after that.
 """
 
+import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,14 +57,15 @@ def _pop(mode: _Mode) -> bool:
     return True
 
 
-class ReadWatch:
-    """``on_read`` is called before the first operation that reads or writes one of the parameters, with its index."""
+class _Watch(abc.ABC):
+    """Looks at what operations of this thread, and of autograd's, are given that lies in the parameters' memory."""
 
-    def __init__(self, hosted: list[HostedParameter], on_read: Callable[[int], None]) -> None:
+    def __init__(self, hosted: list[HostedParameter]) -> None:
         self._ranges = [(p.theta.data_ptr(), p.theta.data_ptr() + p.theta.nbytes) for p in hosted]
-        self._first, self._end = min(self._ranges)[0], max(end for _, end in self._ranges)
-        self._device = hosted[0].theta.device
-        self._on_read = on_read
+        self._first, self._end = (0, 0)
+        if hosted:
+            self._first, self._end = min(self._ranges)[0], max(end for _, end in self._ranges)
+            self._device = hosted[0].theta.device
         self._mode: _Mode | None = None  # on the stack of a thread
 
     def begin(self) -> None:
@@ -79,19 +82,49 @@ class ReadWatch:
         self.end()
 
     def _look_at(self, tensor: torch.Tensor) -> bool:
-        """Whether it was one of the parameters, so that nothing more is of interest."""
-        tensor = shards.local(tensor)
-        if tensor.device != self._device or tensor.layout != torch.strided:
+        """Whether nothing more of the operation is of interest."""
+        mine = shards.local(tensor)
+        if mine.device != self._device or mine.layout != torch.strided:
             return False
         try:
-            address = tensor.data_ptr()
+            address = mine.data_ptr()
         except RuntimeError:  # it has no memory
             return False
         if not self._first <= address < self._end:
             return False
+        return self._found(tensor, address)
+
+    @abc.abstractmethod
+    def _found(self, tensor: torch.Tensor, address: int) -> bool:
+        """As `_look_at`, of a tensor that may lie in a parameter's memory."""
+
+
+class ReadWatch(_Watch):
+    """``on_read`` is called before the first operation that reads or writes one of the parameters, with its index."""
+
+    def __init__(self, hosted: list[HostedParameter], on_read: Callable[[int], None]) -> None:
+        super().__init__(hosted)
+        self._on_read = on_read
+
+    def _found(self, tensor: torch.Tensor, address: int) -> bool:
         for index, (first, end) in enumerate(self._ranges):
             if first <= address < end:
                 self.end()
                 self._on_read(index)
                 return True
+        return False
+
+
+class UseWatch(_Watch):
+    """``check_use`` is called before every operation on one of the parameters, or on another one in its place.
+
+    It is given the parameter, or a view of it, and the indices of those that it may be.
+    """
+
+    def __init__(self, hosted: list[HostedParameter], check_use: Callable[[torch.Tensor, Sequence[int]], None]) -> None:
+        super().__init__(hosted)
+        self._check_use = check_use
+
+    def _found(self, tensor: torch.Tensor, address: int) -> bool:
+        self._check_use(tensor, [i for i, (first, end) in enumerate(self._ranges) if first <= address < end])
         return False

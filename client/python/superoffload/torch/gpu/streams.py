@@ -1,0 +1,192 @@
+"""Blocks whose parameters stream: each is brought to its slot ahead of its forward, and again ahead of its backward.
+
+A module reads its block when it is called, and so does whatever autograd made of the block's output, before it computes
+gradients. Another order of calls than the last time has values come later, and the
+right ones. Who computes with a parameter and calls no module of its block is found by its gradient: the block was not
+read, or another has its slot. In the first steps every operation on a parameter is looked at, too.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import torch
+from torch.utils._pytree import tree_leaves
+
+from superoffload._core import blocks
+from superoffload._core.error import Error
+from superoffload._core.gpu_attachment import NONE_STREAMS, GpuAttachment, Streamed
+from superoffload.torch import cuda
+from superoffload.torch.gpu.options import Weights
+from superoffload.torch.guards.reads import UseWatch
+from superoffload.torch.hooks import weakly
+from superoffload.torch.ranks.shards import HostedParameter
+
+_SHARES = {"resident": 0.0, "streamed": 1.0}
+_WATCHED = 3  # steps in which every operation on a parameter that streams is looked at
+
+
+def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Streamed:
+    """Which units of `parameters.specification` stream, evenly among the others, so that computing hides each copy."""
+    share = _SHARES[weights] if isinstance(weights, str) else weights
+    if share == 0:
+        return NONE_STREAMS
+    count = blocks.count([parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted])
+    if count == 0:
+        raise Error(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"weights is {weights!r}, but no blocks are found that could stream: pass model.named_parameters(), of a "
+            "model whose blocks are in a list of modules; or weights='resident'",
+        )
+    chosen = [block for block in range(1, count + 1) if math.ceil(block * share) > math.ceil((block - 1) * share)]
+    return Streamed(frozenset(chosen), slots)
+
+
+class Streams:
+    """What streams of one attachment, and what reads it.
+
+    ``call_around`` has a module that is compiled in place call `before_forward` and `after_forward`.
+    """
+
+    def __init__(
+        self,
+        attachment: GpuAttachment,
+        hosted: list[HostedParameter],
+        call_around: Callable[[torch.nn.Module], None],
+    ) -> None:
+        self._attachment = attachment
+        self._call_around = call_around
+        self._like = hosted[0].tensor
+        self._streamed = [p for p, unit in zip(hosted, attachment.streamed_units, strict=True) if unit]
+        self._units = {id(p.tensor): unit for p, unit in zip(hosted, attachment.streamed_units, strict=True) if unit}
+        self._of_module: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()  # 0: none
+        # Modules with parameters of one block, in those that have several.
+        self._blocks_in: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[torch.nn.Module]]
+        self._blocks_in = weakref.WeakKeyDictionary()
+        self._last: tuple[int, int, int] | None = None  # unit and stream of the last read, and `emptied` then
+        self._read: set[int] = set()  # since the last step
+        self._calls: list[tuple[weakref.ref[torch.nn.Module], int]] = []  # under way: the outermost modules of a unit
+        self._before_backward = {unit: weakly(self._read_unit, unit) for unit in set(self._units.values())}
+        self._steps = 0
+        self._uses = UseWatch(self._streamed, weakly(self._check_use, passes=2))
+        self._watch()
+
+    def close(self) -> None:
+        self._uses.end()
+
+    def _watch(self) -> None:
+        if self._streamed and self._steps < _WATCHED:
+            self._uses.begin()
+        else:
+            self._uses.end()
+
+    def before_forward(self, module: torch.nn.Module) -> None:
+        unit = self._unit_of(module)
+        if not unit:
+            for block in self._blocks_in.get(module, ()):
+                self._call_around(block)
+            return
+        self._read_unit(unit)
+        if not self._calls or self._calls[-1][1] != unit:
+            self._calls.append((weakref.ref(module), unit))
+
+    def after_forward(self, module: torch.nn.Module, output: Any) -> None:
+        """Also where the call has raised. Whatever comes of a block's output reads it again before its backward."""
+        if not self._calls or self._calls[-1][0]() is not module:
+            return
+        _, unit = self._calls.pop()
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self._before_backward[unit])
+
+    def on_traced(self, around: Sequence[torch.nn.Module]) -> None:
+        """``around``: modules that are being called, the first of which is compiled as a whole. Empty: a function is.
+
+        Raises Error where several blocks are in it, whose parameters cannot come one after the other.
+        """
+        if not self._units or self._calls:  # else it is inside of a block, which has read
+            return
+        unit = self._unit_of(around[0]) if around else 0
+        if unit:
+            self._read_unit(unit)
+        elif not (around and self._units.keys().isdisjoint(map(id, around[0].parameters()))):
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "blocks that stream are compiled together, and their parameters cannot be brought one after the other; "
+                "compile each of them (block.compile()), or pass weights='resident'",
+            )
+
+    def on_step_end(self) -> None:
+        self._last = None
+        self._read.clear()
+        self._calls.clear()
+        self._steps += 1
+        self._watch()
+
+    def _check_use(self, tensor: torch.Tensor, indices: Sequence[int]) -> None:
+        """Raises Error for an operation on a parameter that is not of the block that was read last."""
+        last = self._last[0] if self._last is not None else 0
+        unit = self._units.get(id(tensor), 0)
+        others = [self._streamed[index] for index in indices]
+        if last and last in ([unit] if unit else [self._units[id(parameter.tensor)] for parameter in others]):
+            return
+        names = sorted(parameter.name for parameter in others if not unit or self._units[id(parameter.tensor)] == unit)
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"parameter {' or '.join(names)} streams, and is used outside of its block's forward, when its place may "
+            "have another's values. model.state_dict() has its value; or keep it on the GPU (weights='resident')",
+        )
+
+    def check_read(self, parameter: HostedParameter) -> None:
+        """Autograd has a gradient of it. Raises Error where that may have come of other values than its own."""
+        unit = self._units.get(id(parameter.tensor), 0)
+        if unit == 0 or (unit in self._read and self._attachment.has_unit(unit)):
+            return
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"parameter {parameter.name} streams, and its gradient was computed without calling a module of its block, "
+            "or when another block had its place: its value may have been another's. Nothing was committed. Use it in "
+            "the forward of its block only, or keep it on the GPU (weights='resident')",
+        )
+
+    def streams(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._units
+
+    def _unit_of(self, module: torch.nn.Module) -> int:
+        found = self._of_module.get(module)
+        if found is None:
+            found = self._of_module[module] = self._find_unit(module)
+            if found == 0 and not self._units.keys().isdisjoint(map(id, module.parameters())):
+                self._blocks_in[module] = weakref.WeakSet(part for part in module.modules() if self._unit_of(part))
+        return found
+
+    def _find_unit(self, module: torch.nn.Module) -> int:
+        """That of a module with parameters of one block, or of those that are the module's own."""
+        for recurse in (True, False):
+            units = {self._units.get(id(parameter), 0) for parameter in module.parameters(recurse)} - {0}
+            if len(units) < 2:
+                return units.pop() if units else 0
+        raise Error(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"a {type(module).__name__} has parameters of several blocks that stream as its own; keep them on the GPU "
+            "(weights='resident')",
+        )
+
+    def _read_unit(self, unit: int) -> None:
+        stream = self._stream()
+        if self._last == (unit, stream, self._attachment.emptied):
+            return
+        if cuda.is_capturing():
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "a CUDA graph is being captured of a block that streams, whose replays would not bring its "
+                "parameters; capture what stays on the GPU, or pass weights='resident'",
+            )
+        self._attachment.read_unit(unit, stream)
+        self._read.add(unit)
+        self._last = unit, stream, self._attachment.emptied
+
+    def _stream(self) -> int:
+        return cuda.current_stream(self._like)
