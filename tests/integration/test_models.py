@@ -6,7 +6,7 @@ import transformers
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon  # noqa: F401
 
 import superoffload.torch
-from superoffload.torch import cuda
+from superoffload.torch import GpuOptions, cuda
 
 SHAPE = {
     "vocab_size": 61,
@@ -30,20 +30,24 @@ MODELS = {
 }
 
 
-def build(kind, dtype):
+def build(kind, dtype, reentrant=False, **shape):
+    """``reentrant``: how blocks are recomputed; None: they are not."""
     torch.manual_seed(3)
     name, options = MODELS[kind]
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **options)
+    config = getattr(transformers, f"{name}Config")(**SHAPE | shape, **options)
     model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     return model.train()
 
 
-def train(model, optimizer):
+def train(model, optimizer, generates=False):
     torch.manual_seed(9)  # Seed-OSS has dropout
     for step in range(5):
         tokens = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(step))
         model(input_ids=tokens, labels=tokens).loss.backward()
+        if generates:
+            model.generate(tokens[:, :5], max_new_tokens=2, do_sample=False)
         optimizer.step()
         optimizer.zero_grad()
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -77,3 +81,20 @@ def test_weights_on_a_gpu_are_those_on_the_host(gpu_daemon, daemon, kind):
         on_host = train_hosted(kind, torch.bfloat16, daemon)
     for name, weight in on_gpu.items():
         assert torch.equal(weight, on_host[name]), name
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_that_stream_train_the_same_weights(gpu_daemon, daemon, kind, reentrant):
+    def trained(daemon, **options):
+        model = build(kind, torch.bfloat16, reentrant, num_hidden_layers=4)
+        optimizer = superoffload.torch.AdamW(model.named_parameters(), lr=1e-3, endpoint=daemon.endpoint, **options)
+        weights = train(model, optimizer, generates=True)
+        optimizer.close()
+        return weights
+
+    streamed = trained(gpu_daemon, weights="streamed", gpu=GpuOptions(stream_slots=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "is_on_gpu", lambda tensor: False)
+        on_host = trained(daemon)
+    assert [name for name, weight in streamed.items() if not torch.equal(weight, on_host[name])] == []
