@@ -1,6 +1,7 @@
 """Weights that stream: a model trains the same bits as one whose blocks stay on the GPU."""
 
 import copy
+import gc
 import os
 import pathlib
 import signal
@@ -14,7 +15,9 @@ from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon, late_gpu  # noqa:
 from torch.utils.checkpoint import checkpoint
 
 import superoffload.torch
-from superoffload.torch import GpuOptions
+from superoffload.torch import GpuOptions, cuda
+from superoffload.torch.gpu.live import GpuParameters
+from superoffload.torch.live import LiveParameters
 
 BLOCKS = 6
 WIDTH = 32
@@ -360,4 +363,59 @@ def test_blocks_that_are_compiled_later_stream(gpu_daemon, resident):  # noqa: F
     losses += train(model, optimizer, steps=2, first=2)
     assert losses == resident(None)[0]
     same(weights_of(model), resident(None)[1])
+    optimizer.close()
+
+
+def test_a_model_may_be_blocks_only(gpu_daemon):  # noqa: F811
+    def trained(slots):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(*(Block() for _ in range(3))).bfloat16()
+        named = [(f"layers.{name}", parameter) for name, parameter in model.named_parameters()]
+        where = {"weights": "streamed", "gpu": GpuOptions(stream_slots=slots)} if slots else {}
+        optimizer = superoffload.torch.AdamW(named, lr=1e-2, endpoint=gpu_daemon.endpoint, **where)
+        for step in range(4):
+            data = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step)).bfloat16()
+            model(data).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.synchronize()
+        weights = weights_of(model)
+        optimizer.close()
+        return weights
+
+    same(trained(2), trained(0))
+
+
+def test_a_model_has_its_values_when_its_optimizer_is_gone(gpu_daemon, resident):  # noqa: F811
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, slots=2)
+    train(model, optimizer)
+    del optimizer
+    gc.collect()
+    same(weights_of(model), resident(None)[1])
+
+
+def test_a_model_has_its_values_when_its_optimizer_cannot_be_built(gpu_daemon, monkeypatch):  # noqa: F811
+    expected = weights_of(build())
+    for fails in ("publish", "move_in"):
+        model = build()
+
+        def fail(self):
+            raise superoffload.Error(grpc.StatusCode.RESOURCE_EXHAUSTED, "there is no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveParameters if fails == "publish" else GpuParameters, fails, fail)
+            with pytest.raises(superoffload.Error, match="there is no room"):
+                optimizer_of(model, gpu_daemon, slots=2)
+        same(weights_of(model), expected)
+        optimizer_of(model, gpu_daemon, slots=2).close()
+        same(weights_of(model), expected)
+
+
+def test_blocks_that_are_captured_are_refused(gpu_daemon, monkeypatch):  # noqa: F811
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, slots=2)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
+    with pytest.raises(superoffload.Error, match="CUDA graph is being captured of a block that streams"):
+        model(torch.randint(50, (2, 4)))
     optimizer.close()

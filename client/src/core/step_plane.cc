@@ -278,6 +278,11 @@ Status StepPlane::WaitLatest(uint32_t bucket, bool with_verdict, const Deadline&
   });
 }
 
+bool StepPlane::IsLatest(uint32_t bucket, const StepProgress& known) const {
+  const uint64_t step = ended_step_.load(std::memory_order_acquire);
+  return step == last_step_ || known.step() > step || (known.step() == step && known.IsFinal(bucket));
+}
+
 Status StepPlane::WaitUntil(uint64_t step, const Deadline& deadline, const MemoryPlane::Condition& done) {
   if (step <= last_step_) return Error(Code::kFailedPrecondition, "nothing was asked for that could be waited for");
   return plane_->WaitUntil(deadline,

@@ -73,6 +73,8 @@ class StepPlane {
   // As WaitParameters, but nothing to wait for is no error, and a step that has begun since is none either.
   // `with_verdict`: the bucket's are final when the verdict is known.
   Status WaitLatest(uint32_t bucket, bool with_verdict, const Deadline& deadline);
+  // Whether WaitLatest without a verdict would not wait, by what is known.
+  bool IsLatest(uint32_t bucket, const StepProgress& known) const;
 
  private:
   StepPlane(std::shared_ptr<DescriptorConnection> connection, Mapping ring, uint64_t epoch, uint64_t last_step,

@@ -82,7 +82,8 @@ Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
   stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const CurrentDevice current(*device_);
   return weights.Read(index, stream, [this](uint32_t bucket) {
-    return steps_.WaitLatest(bucket, /*with_verdict=*/false, std::chrono::steady_clock::time_point{}).ok();
+    std::lock_guard lock(mu_);
+    return steps_.IsLatest(bucket, progress_);
   });
 }
 

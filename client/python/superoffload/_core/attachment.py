@@ -256,8 +256,17 @@ class Attachment:
             self._connection.call("DetachOptimizer", request, _DETACH_TIMEOUT_SECONDS)
         self._stream.cancel()
 
+    # Gives parameters memory of their own whose values are the daemon's only.
+    values_back: Callable[[], None] | None = None
+
     def leave_memory(self) -> None:
         """After `end()`: memory that views do not need is given back."""
+
+    def give_values_back(self) -> None:
+        """After `end()`."""
+        back, self.values_back = self.values_back, None
+        if back is not None:
+            back()
 
     def _view(self, region: _Region, offset: int, count: int) -> Any:
         base, size = ctypes.c_void_p(), ctypes.c_size_t()

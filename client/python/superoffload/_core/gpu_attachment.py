@@ -192,6 +192,8 @@ class GpuAttachment(Attachment):
             self._attach_gpu(previous, sync, next_slot)
         except Error:
             self.end()
+            if previous is None:
+                self.give_values_back()
             library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
             raise
         self.emptied += 1

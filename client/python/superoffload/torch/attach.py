@@ -160,11 +160,15 @@ def attach(
     attachment, live = run.all_or_none(
         subject.group, "attach", lambda: subject.backend.map(subject, found.request, synchronize)
     )
-    if found.existing is not None:
-        optimizers.update_policies(subject.connection, subject.name, found.existing.policies, given)
-    if found.request.sync == optimizer_pb2.SYNC_PUSH:
-        live.push_first()
-    live.move_in()
+    try:
+        if found.existing is not None:
+            optimizers.update_policies(subject.connection, subject.name, found.existing.policies, given)
+        if found.request.sync == optimizer_pb2.SYNC_PUSH:
+            live.push_first()
+        live.move_in()
+    except BaseException:
+        attachment.give_values_back()
+        raise
     created = found.made or found.restored  # nothing of what was there before goes on
     return Attached(created, attachment, live)
 

@@ -206,7 +206,8 @@ class Lifecycle:
             self, _end, self.connection, self.attachment, self.name if self.anonymous else None
         )
         self._finalizer.atexit = False
-        atexit.register(self._finalizer)  # after a private daemon's own exit handler, so that it runs before it
+        # After a private daemon's own exit handler, so that it runs before it.
+        atexit.register(_at_exit, self._finalizer, weakref.ref(self.attachment))
 
     def _follow_replaced(self) -> None:
         """accelerate shards a model after its optimizer was built, and puts the shards into the parameter groups."""
@@ -325,7 +326,16 @@ def _prepare_step(
 def _end(connection: Connection, attachment: Attachment, delete: str | None) -> None:
     """Ends an attachment and deletes an optimizer that nobody can name."""
     attachment.end()
+    attachment.give_values_back()
     if delete is not None:
         with contextlib.suppress(Error):  # it is gone, or the daemon is
             run.delete(connection, delete)
     connection.close()
+
+
+def _at_exit(finalizer: weakref.finalize, attachment: "weakref.ref[Attachment]") -> None:
+    """Nobody computes with the model any more."""
+    alive = attachment()
+    if alive is not None:
+        alive.values_back = None
+    finalizer()

@@ -208,6 +208,7 @@ class ForwardWaits:
     def before_forward(self, module: torch.nn.Module) -> None:
         if cuda.is_capturing():
             self._on_captured(module)
+            self._streams.before_forward(module)
             return
         hooked = module not in self._inside and (compiled.is_compiled(module) or not self._only_around)
         if hooked and module not in self._called and module not in self._captured:

@@ -19,7 +19,7 @@ import torch
 
 from superoffload._core.gpu_attachment import GpuAttachment, Moved
 from superoffload.torch import cuda, meta
-from superoffload.torch.gpu.published import publish
+from superoffload.torch.gpu.published import publish, published_of
 from superoffload.torch.guards import aliases
 from superoffload.torch.ranks import fsdp, shards
 from superoffload.torch.ranks.shards import HostedParameter
@@ -44,6 +44,8 @@ def move_in(moving: Moving, attachment: GpuAttachment) -> Moved:
     memory, device, hosted = attachment.memory, moving.device, moving.hosted
     assert memory is not None, "it is there when parameters move in"
     mover = _Mover(moving, attachment)
+    if any(attachment.streamed_units):
+        attachment.values_back = mover.move_back
     offsets = attachment.gpu_offsets
     cuda.release_cached(device)
     peak = cuda.used_bytes(device)
@@ -66,6 +68,7 @@ class _Mover:
     def __init__(self, moving: Moving, attachment: GpuAttachment) -> None:
         self._hosted, self._device, self._weights = moving.hosted, moving.device, moving.weights
         self._attachment = attachment
+        self._moved: set[int] = set()
         named = [(p.name, p.tensor, p.rows is None) for p in moving.hosted]
         named += [(name, tensor, False) for name, tensor in moving.beside]
         leaving = [
@@ -106,10 +109,19 @@ class _Mover:
             parameter.theta.copy_(value)
         elif value is not None and self._attachment.brings_parameters:
             publish(self._attachment, index, like, value)
+        self._moved.add(index)
         if parameter.rows is None:
             self._set(parameter.name, parameter.tensor, flat)
         else:
             self.move_whole(parameter.name, parameter.tensor)
+
+    @torch.no_grad()
+    def move_back(self) -> None:
+        """What streams has memory of its own, on the CPU."""
+        for index, parameter in enumerate(self._hosted):
+            if self._attachment.streamed_units[index] and index in self._moved:
+                value = published_of(self._attachment, index, parameter.tensor).clone()
+                parameter.tensor.data = value
 
     def move_whole(self, name: str, tensor: torch.Tensor) -> None:
         """Moves a tensor to memory of torch's allocator, where it is not on the GPU.

@@ -175,15 +175,15 @@ class Streams:
         )
 
     def _read_unit(self, unit: int) -> None:
-        stream = self._stream()
-        if self._last == (unit, stream, self._attachment.emptied):
-            return
         if cuda.is_capturing():
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "a CUDA graph is being captured of a block that streams, whose replays would not bring its "
                 "parameters; capture what stays on the GPU, or pass weights='resident'",
             )
+        stream = self._stream()
+        if self._last == (unit, stream, self._attachment.emptied):
+            return
         self._attachment.read_unit(unit, stream)
         self._read.add(unit)
         self._last = unit, stream, self._attachment.emptied

@@ -41,8 +41,9 @@ class Canaries:
         device = hosted[0].tensor.device
         self.attachment = attachment
         self._bytes = total * _CANARY_BYTES
-        like = torch.empty(1, dtype=torch.int16, device=device).expand(on_gpu)
-        self._device = cuda.view(attachment.device_parameters(), like, attachment)
+        self._device = torch.empty(1, dtype=torch.int16, device=device).expand(on_gpu)
+        if places:
+            self._device = cuda.view(attachment.device_parameters(), self._device, attachment)
         self._host_places = torch.tensor(places, dtype=torch.int64, device="cpu")
         self._device_places = (self._host_places + torch.tensor(moved, dtype=torch.int64, device="cpu")).to(device)
         self._published = cuda.pinned_like(self._host_places.to(torch.int16))
@@ -60,12 +61,16 @@ class Canaries:
         """They are those of the last step, until the next one begins."""
         if self.note_instead is not None:
             return self.note_instead()
+        if not self.owners:
+            return
         # A daemon that took over maps its memory elsewhere.
         host = torch.frombuffer(self.attachment.parameters(0, self._bytes), dtype=torch.int16)
         torch.take(host, self._host_places, out=self._published)
 
     def begin_comparison(self) -> Callable[[], list[int]]:
         """What is returned gives the indices of parameters that differ now from those noted; it waits for the GPU."""
+        if not self.owners:
+            return list
         published = self._published.to(self._device_places.device, non_blocking=True)
         present = self._device[self._device_places]
         if self.know_better is not None:

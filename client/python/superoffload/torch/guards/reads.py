@@ -70,7 +70,9 @@ class _Watch(abc.ABC):
 
     def begin(self) -> None:
         self.end()
-        if self._mode is None and isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None):
+        if not self._ranges or self._mode is not None:
+            return
+        if isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None):
             self._mode = _Mode(weakly(self._look_at, passes=1))
             self._mode.__enter__()
 
