@@ -23,13 +23,14 @@ LOOPS = (
     "averages of weights",
     "make_graphed_callables",
     "reduce-overhead",
+    "blocks that stream",
 )
 SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
 MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each
 # Of gpu_test: those that kill are for `kills`, and one of each kind is enough for a dry run.
 KILLING = ("ATrainerThatIsKilledLeavesAHealthyDaemon", "ADaemonThatIsKilledLeavesAHealthyTrainer")
 DRY_TESTS = ("DaemonDescriptor", "MeasuresWhatWorksAndTakesTheBest")
-SANITIZED_TESTS = ("Trainer",) if machine.DRY_RUN else ("DaemonResident", "Trainer", "Direct")
+SANITIZED_TESTS = ("Trainer",) if machine.DRY_RUN else ("DaemonResident", "Trainer", "Direct", "DaemonStreams")
 SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
     "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
 )

@@ -22,7 +22,7 @@ LAYERS = 3 if machine.DRY_RUN else max(4, machine.parameters_that_fit(16 * WIDTH
 ROWS = 16 if machine.DRY_RUN else 8192
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
 SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
-FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED = LOOPS
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED = LOOPS
 
 
 class Model(torch.nn.Module):
@@ -67,6 +67,7 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
         bucket_bytes=BUCKET_BYTES,
         overlap=not waits,
         gpu=GpuOptions(cast="fused"),
+        weights="streamed" if way == STREAMED and not waits else "resident",
     )
     with contextlib.closing(optimizer):
         rest = _leave(most_gpu_bytes)
@@ -87,7 +88,7 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
             optimizer.zero_grad()
         optimizer.synchronize()
         taken = _peak() - before
-        seen = [*losses, *model.parameters(), *(averages.parameters() if averages is not None else ())]
+        seen = [*losses, *model.state_dict().values(), *(averages.parameters() if averages is not None else ())]
         values = [tensor.detach().cpu().clone() for tensor in seen]
     del rest
     return values, taken

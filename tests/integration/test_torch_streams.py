@@ -242,6 +242,7 @@ def test_what_is_loaded_into_the_model_is_pushed(gpu_daemon):  # noqa: F811
         optimizer = optimizer_of(model, gpu_daemon, slots)
         train(model, optimizer, steps=1)
         model.load_state_dict(other)
+        same(weights_of(model), other)
         model.layers[3].gain.data = torch.full((WIDTH,), 0.25).bfloat16()
         model.layers[3].gain.grad = torch.ones(WIDTH).bfloat16()
         with pytest.raises(superoffload.Error, match="changed by somebody else"):
@@ -253,6 +254,19 @@ def test_what_is_loaded_into_the_model_is_pushed(gpu_daemon):  # noqa: F811
         runs.append(weights_of(model))
         optimizer.close()
     same(*runs)
+
+
+def test_what_was_loaded_and_then_changed_is_not_pushed(gpu_daemon):  # noqa: F811
+    model = build()
+    optimizer = optimizer_of(model, gpu_daemon, slots=2)
+    before, other = weights_of(model), build().state_dict()
+    model.load_state_dict(other)
+    other["layers.1.gain"].mul_(2)
+    with pytest.raises(superoffload.Error, match=r"layers\.1\.gain, which streams, was written to before push_params"):
+        optimizer.push_params()
+    optimizer.pull_params()
+    same(weights_of(model), before)
+    optimizer.close()
 
 
 def test_what_is_written_in_place_is_found_and_undone(gpu_daemon, resident):  # noqa: F811
@@ -419,3 +433,23 @@ def test_blocks_that_are_captured_are_refused(gpu_daemon, monkeypatch):  # noqa:
     with pytest.raises(superoffload.Error, match="CUDA graph is being captured of a block that streams"):
         model(torch.randint(50, (2, 4)))
     optimizer.close()
+
+
+@pytest.mark.parametrize("kind", ["AdamW8bit", "Lion"])
+def test_any_optimizer_streams_and_what_is_frozen_stays(gpu_daemon, kind):  # noqa: F811
+    def trained(**where):
+        model = build()
+        for layer in model.layers:
+            layer.up.requires_grad_(False)
+        optimizer = getattr(superoffload.torch, kind)(
+            model.named_parameters(), lr=1e-3, endpoint=gpu_daemon.endpoint, **where
+        )
+        losses = train(model, optimizer)
+        optimizer.synchronize()
+        weights = weights_of(model)
+        optimizer.close()
+        return losses, weights
+
+    expected, streamed = trained(), trained(weights="streamed", gpu=GpuOptions(stream_slots=2))
+    assert streamed[0] == expected[0]
+    same(streamed[1], expected[1])

@@ -25,7 +25,7 @@
 #include "superoffload/v1/step_ring.h"
 
 #define SUPEROFFLOAD_SOCKET_MAGIC 0x46464f53u /* "SOFF" */
-#define SUPEROFFLOAD_WIRE_VERSION 5u
+#define SUPEROFFLOAD_WIRE_VERSION 6u
 #define SUPEROFFLOAD_TOKEN_CHARACTERS 64u
 #define SUPEROFFLOAD_TOKEN_METADATA_KEY "superoffload-token"
 #define SUPEROFFLOAD_MAX_MESSAGE_BYTES 262144u /* of a gRPC message to the daemon; longer requests come in pages */

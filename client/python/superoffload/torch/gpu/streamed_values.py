@@ -24,7 +24,7 @@ class StreamedValues:
         self._hosted, self._attachment = hosted, attachment
         units = enumerate(attachment.streamed_units)
         self._indices = {id(hosted[index].tensor): index for index, unit in units if unit}
-        self._loaded: dict[int, torch.Tensor] = {}  # by index
+        self._loaded: dict[int, tuple[torch.Tensor, int]] = {}  # by index; with its version then
         self._keys: set[str] = set()  # of state dicts that they were in
         self._handles: list[Any] = []
         if self._indices:
@@ -51,7 +51,7 @@ class StreamedValues:
     def _on_save(self, module: torch.nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         for name, index in self._own(module):
             if prefix + name in state_dict:
-                state_dict[prefix + name] = self.published(index)
+                state_dict[prefix + name] = self._value(index)
 
     def _on_load(self, module: torch.nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         for name, index in self._own(module):
@@ -59,17 +59,31 @@ class StreamedValues:
             if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
                 continue  # the parameter has a place of its own
             if isinstance(value, torch.Tensor) and value.shape == parameter.tensor.shape:
-                self._loaded[index] = state_dict.pop(prefix + name).detach()
+                value = state_dict.pop(prefix + name).detach()
+                self._loaded[index] = value, value._version
                 self._keys.add(prefix + name)
 
     def _after_load(self, module: torch.nn.Module, incompatible: Any) -> None:
         """What was kept is not missing."""
         incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in self._keys]
 
-    def published(self, index: int) -> torch.Tensor:
-        """What a parameter is since the last step, on the CPU."""
+    def _value(self, index: int) -> torch.Tensor:
+        """What a parameter is, on the CPU: since the last step, or since something was loaded."""
+        theta = self._hosted[index].theta
+        if index in self._loaded:
+            return self._taken(index).to("cpu", theta.dtype, copy=True)
         self._attachment.wait_over()
-        return published_of(self._attachment, index, self._hosted[index].theta).clone()
+        return published_of(self._attachment, index, theta).clone()
+
+    def _taken(self, index: int) -> torch.Tensor:
+        value, version = self._loaded[index]
+        if value._version == version:
+            return value
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"what was loaded into parameter {self._hosted[index].name}, which streams, was written to before "
+            "push_params(); load it again",
+        )
 
     def loaded(self) -> list[int]:
         """Indices of parameters whose values were loaded, and were not pushed."""
@@ -85,14 +99,14 @@ class StreamedValues:
         for index in filter(self.has, written):
             parameter = self._hosted[index]
             replaced = parameter.tensor.data_ptr() != parameter.theta.data_ptr()
-            value = parameter.tensor.detach() if replaced else self._loaded.get(index)
-            if value is None:
+            if not replaced and index not in self._loaded:
                 raise Error(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"parameter {parameter.name} streams, and was written in a place that it shares with other blocks; "
                     "nobody knows its value. pull_params() undoes that; to change it, load_state_dict() into its "
                     "module, or set its .data, and then push_params()",
                 )
+            value = parameter.tensor.detach() if replaced else self._taken(index)
             publish(self._attachment, index, parameter.theta, value)
             parameter.tensor.data = parameter.theta
         self.forget_loaded()

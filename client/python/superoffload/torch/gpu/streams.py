@@ -1,9 +1,9 @@
 """Blocks whose parameters stream: each is brought to its slot ahead of its forward, and again ahead of its backward.
 
 A module reads its block when it is called, and so does whatever autograd made of the block's output, before it computes
-gradients. Another order of calls than the last time has values come later, and the
-right ones. Who computes with a parameter and calls no module of its block is found by its gradient: the block was not
-read, or another has its slot. In the first steps every operation on a parameter is looked at, too.
+gradients. Another order of calls than the last time has values come later, and the right ones. Who computes with a
+parameter and calls no module of its block is found by its gradient: the block was not read, or another has its slot. In
+the first steps every operation on a parameter is looked at, too.
 """
 
 import math
@@ -83,6 +83,8 @@ class Streams:
             self._uses.end()
 
     def before_forward(self, module: torch.nn.Module) -> None:
+        if not self._units:
+            return
         unit = self._unit_of(module)
         if not unit:
             for block in self._blocks_in.get(module, ()):
