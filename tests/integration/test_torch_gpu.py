@@ -1,11 +1,10 @@
 """superoffload.torch with parameters on a GPU, which is a fake one: every bit is that of a trainer on the host."""
 
 import ctypes
+import functools
 import json
-import os
 import pathlib
 import re
-import signal
 import time
 import urllib.request
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from tests.conftest import Daemon
 from tests.integration.test_ctl import ctl
+from tests.support.daemon_deaths import kill, train_through_a_death
 from tests.support.fake_torch_gpu import DRIVER, fake_gpu, gpu_daemon, make_current  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -616,28 +616,10 @@ def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, expected, residen
     model = build()
     optimizer = optimizer_of(model, kept, name="kept", gpu=GpuOptions(resident_buckets=residents))
     train(model, optimizer, steps=3)
-    children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
-    lost, killed = 0, False
-    for step in range(3, STEPS):
-        lr = optimizer.param_groups[0]["lr"]
-        while True:
-            try:
-                for part in range(2):
-                    loss_of(model, 2 * step + part).backward()
-                    if (step, part) == (dies_in, micro_batch) and not killed:
-                        killed = True
-                        os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
-                        time.sleep(0.05)
-                optimizer.step()
-                break
-            except superoffload.Error as error:
-                assert error.code == grpc.StatusCode.ABORTED, error
-                lost += 1
-                optimizer.zero_grad()
-        optimizer.zero_grad()
-        optimizer.param_groups[0]["lr"] = lr * 0.95
-    # Noticed before the step was begun, its death costs nothing.
-    assert killed and lost <= 1 and same(weights(model), expected[0])
+    batch = functools.partial(loss_of, model)
+    for _ in train_through_a_death(kept, optimizer, batch, range(3, STEPS), (dies_in, micro_batch)):
+        optimizer.param_groups[0]["lr"] *= 0.95
+    assert same(weights(model), expected[0])
     optimizer.close()
     kept.stop()
 
@@ -647,8 +629,7 @@ def test_residents_are_set_again_with_a_daemon_that_took_over(gpu_daemon):
     model = build()
     optimizer = optimizer_of(model, kept, name="kept", gpu=GpuOptions(resident_buckets=2))
     train(model, optimizer, steps=2)
-    children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
-    os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
+    kill(kept)
     try:
         train(model, optimizer, steps=1)
     except superoffload.Error as error:

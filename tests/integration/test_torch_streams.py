@@ -1,16 +1,14 @@
 """Weights that stream: a model trains the same bits as one whose blocks stay on the GPU."""
 
 import copy
+import functools
 import gc
-import os
-import pathlib
-import signal
-import time
 
 import grpc
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.support.daemon_deaths import train_through_a_death
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon, late_gpu  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
@@ -210,25 +208,9 @@ def test_a_daemon_that_dies_costs_at_most_one_step(gpu_daemon, resident, dies_in
     kept = Daemon("--keeper", "--metrics_address=off")
     model = build()
     optimizer = optimizer_of(model, kept, slots=2, name="kept")
-    children = f"/proc/{kept.process.pid}/task/{kept.process.pid}/children"
-    lost, killed = 0, False
-    for step in range(4):
-        while True:
-            try:
-                for part in range(2):
-                    loss_of(model, 2 * step + part).backward()
-                    if (step, part) == (dies_in, micro_batch) and not killed:
-                        killed = True
-                        os.kill(int(pathlib.Path(children).read_text().split()[0]), signal.SIGKILL)
-                        time.sleep(0.05)
-                optimizer.step()
-                break
-            except superoffload.Error as error:
-                assert error.code == grpc.StatusCode.ABORTED, error
-                lost += 1
-                optimizer.zero_grad()
-        optimizer.zero_grad()
-    assert killed and lost <= 1
+    batch = functools.partial(loss_of, model)
+    for _ in train_through_a_death(kept, optimizer, batch, range(4), (dies_in, micro_batch)):
+        pass
     same(weights_of(model), resident(None)[1])
     optimizer.close()
     kept.stop()
