@@ -99,6 +99,9 @@ TEST_F(GpuStreamsTest, WhatCannotBeIsRefused) {
   EXPECT_EQ(Read(kUnits + 1), kInvalidArgument);
   EXPECT_THAT(superoffload_last_error(), HasSubstr("there is no unit 6"));
   EXPECT_EQ(superoffload_gpu_has_unit(attachment_->handle(), 1, nullptr), kInvalidArgument);
+  const v1::Placement& streamed = attachment_->optimizer().layout().placements(1);
+  EXPECT_EQ(AwaitOnGpu(*attachment_, streamed.first_bucket(), 0), kFailedPrecondition);
+  EXPECT_THAT(superoffload_last_error(), HasSubstr("superoffload_gpu_read_unit of unit 1"));
   EXPECT_EQ(superoffload_gpu_set_resident(attachment_->handle(), 1000), kFailedPrecondition);
   EXPECT_THAT(superoffload_last_error(), HasSubstr("streams"));
   if (auto* const begin = OfDriver<int(kernels::CudaStream, int)>("cuStreamBeginCapture_v2"); begin != nullptr) {

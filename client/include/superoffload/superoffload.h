@@ -264,7 +264,8 @@ enum superoffload_await_kind {
   SUPEROFFLOAD_AWAIT_VERDICT = 2,  /* on the step that was ended last, which is over then: verdict */
   SUPEROFFLOAD_AWAIT_STEP = 3,     /* the same, and its parameters are final */
   SUPEROFFLOAD_AWAIT_BUCKET = 4,   /* those in a bucket are, in the host's memory */
-  /* `stream` waits for a bucket's, on the GPU. The call waits only until the daemon has published them. */
+  /* `stream` waits for a bucket's, on the GPU. The call waits only until the daemon has published them.
+   * FAILED_PRECONDITION: they stream (superoffload_gpu_read_unit). */
   SUPEROFFLOAD_AWAIT_BUCKET_ON_GPU = 5
 };
 

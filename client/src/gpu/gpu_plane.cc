@@ -96,6 +96,10 @@ Status GpuPlane::HasUnit(uint32_t unit, bool* has) const {
 
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {
   if (ended()) return MemoryPlane::WaitOnStream(bucket, stream, deadline);
+  if (bucket < buckets_.size() && buckets_[bucket].streams()) {
+    return Error(Code::kFailedPrecondition, "the parameters in bucket ", bucket,
+                 " stream, and are on the GPU from superoffload_gpu_read_unit of unit ", buckets_[bucket].unit, " on");
+  }
   const auto waiting = reinterpret_cast<CudaStream>(stream);
   if (Status status = CheckStream(waiting); !status.ok()) return status;
   const auto begin = std::chrono::steady_clock::now();
