@@ -70,16 +70,21 @@ Status GpuPlane::StreamWaits(uint32_t bucket, CudaStream stream) {
   return moves_->StreamWaits(bucket, stream);
 }
 
+Status GpuPlane::WaitPublished(std::span<const uint32_t> buckets, const Deadline& deadline) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const uint32_t bucket : buckets) {
+    if (Status status = steps_.WaitLatest(bucket, resident(bucket), deadline); !status.ok()) return status;
+  }
+  stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return {};
+}
+
 Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
   WeightStream& weights = moves_->weights();
   uint32_t index = 0;
   if (Status status = weights.Find(unit, &index); !status.ok()) return status;
   if (Status status = CheckStream(stream); !status.ok()) return status;
-  const auto begin = std::chrono::steady_clock::now();
-  for (const uint32_t bucket : weights.buckets(index)) {
-    if (Status status = steps_.WaitLatest(bucket, /*with_verdict=*/false, std::nullopt); !status.ok()) return status;
-  }
-  stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (Status status = WaitPublished(weights.buckets(index), std::nullopt); !status.ok()) return status;
   const CurrentDevice current(*device_);
   return weights.Read(index, stream, [this](uint32_t bucket) {
     std::lock_guard lock(mu_);
@@ -102,9 +107,7 @@ Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadli
   }
   const auto waiting = reinterpret_cast<CudaStream>(stream);
   if (Status status = CheckStream(waiting); !status.ok()) return status;
-  const auto begin = std::chrono::steady_clock::now();
-  if (Status status = steps_.WaitLatest(bucket, resident(bucket), deadline); !status.ok()) return status;
-  stall_seconds_ = stall_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (Status status = WaitPublished({&bucket, 1}, deadline); !status.ok()) return status;
   return StreamWaits(bucket, waiting);
 }
 

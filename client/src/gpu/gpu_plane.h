@@ -108,6 +108,9 @@ class GpuPlane final : public MemoryPlane {
     return static_cast<std::byte*>(steps_.parameters().data()) + bucket.parameters_offset;
   }
 
+  // The parameters in them, of the step that was ended last, are final.
+  Status WaitPublished(std::span<const uint32_t> buckets, const Deadline& deadline);
+
   // The trainer's thread.
   uint32_t HostSlotOf(uint32_t bucket);
 

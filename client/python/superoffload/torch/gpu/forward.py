@@ -105,7 +105,7 @@ class ForwardWaits:
         self._streams = streams
         resident = [parameter for parameter in hosted if not self._streams.streams(parameter.tensor)]
         self._buckets = {id(parameter.tensor): parameter.buckets for parameter in resident}
-        self._count = len({bucket for parameter in resident for bucket in parameter.buckets})
+        self._every = frozenset(bucket for parameter in resident for bucket in parameter.buckets)
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose own hook waits for them
         self._needs: weakref.WeakKeyDictionary[torch.nn.Module, _Needs] = weakref.WeakKeyDictionary()
         self._guarded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose state_dict() waits
@@ -183,7 +183,7 @@ class ForwardWaits:
             call_around(module)
         self._needs.clear()
         covered = frozenset[int]().union(*(self._of(module) for module in self._called))
-        self._unseen |= len(covered) < self._count
+        self._unseen |= len(covered) < len(self._every)
 
     def _of(self, module: torch.nn.Module) -> frozenset[int]:
         own = self._buckets_of(module.parameters(recurse=False))
@@ -299,7 +299,7 @@ class ForwardWaits:
         self._unread -= self._unread if buckets is None else buckets
 
     def _all(self) -> set[int]:
-        return {bucket for buckets in self._buckets.values() for bucket in buckets}
+        return set(self._every)
 
     def wait_all(self) -> None:
         """Has the current stream wait for all parameters."""
