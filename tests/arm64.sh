@@ -20,12 +20,13 @@ for file in server/superoffloadd server/superoffload-plan client/superoffloadctl
 done
 
 run_arm64() { qemu-aarch64-static -cpu "max,sve-default-vector-length=$1" -L "$sysroot" "${@:2}"; }
-# In shards, since tests that fork mostly wait for the emulator. The length of a vector is nothing to kernels without SVE.
-# Death tests start their own file, which only the emulator can, and it lets nobody step through a process.
+# In shards, since tests that fork mostly wait for the emulator. The length of a vector is nothing to kernels without SVE, and
+# Grace's is where they are killed. Death tests start their own file, which only the emulator can, and it lets nobody step
+# through a process. No GPU is emulated twice, and nothing scalar is compared with itself.
 # Usage: kernel_tests run_gtest|repeat_gtest PROGRAM BYTES SHARD
 kernel_tests() (
-  filter='-*DeathTest*:*EveryInstruction*'
-  (($3 == 16)) || filter+=':*SCALAR:*NEON'
+  filter='-*DeathTest*:*EveryInstruction*:Cuda*:*SCALAR'
+  (($3 == 16)) || filter+=':*NEON:*KilledAgainAndAgain*'
   export GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX="$4"
   "$1" "$results" "arm64-$2-sve$3-$4" "$filter" run_arm64 "$3" "$build/tests/unit/kernels/$2"
 )

@@ -30,7 +30,7 @@ class EveryTargetTest : public ::testing::TestWithParam<TestedTarget> {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Generator generator(seed);
     for (int round = 0; round < 300 && !HasFailure(); ++round) {
-      const size_t n = 1 + (round < 100 ? static_cast<size_t>(round) : generator.Below(3000));
+      const size_t n = 1 + (round < 100 ? static_cast<size_t>(round) : generator.Below(1100));
       const bool wild = round % 3 == 0;
       Arrays expected = MakeArrays(n, kDTypes[generator.Below(3)], kDTypes[generator.Below(3)]);
       generator.FillRounding(expected);

@@ -10,16 +10,25 @@
 namespace superoffload::simulator {
 namespace {
 
-TEST(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
+struct Table {
+  const char* name;
+  std::string (*print)();
+};
+
+class OurTablesTest : public ::testing::TestWithParam<Table> {};
+
+TEST_P(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
   std::ifstream file(SUPEROFFLOAD_SIMULATION_README);
   std::ostringstream text;
   text << file.rdbuf();
-  EXPECT_THAT(text.str(), ::testing::HasSubstr(OurTables()));
-  EXPECT_THAT(text.str(), ::testing::HasSubstr(RanksTable()));
-  EXPECT_THAT(text.str(), ::testing::HasSubstr(ResidentsTable()));
-  EXPECT_THAT(text.str(), ::testing::HasSubstr(StatesTable()));
-  EXPECT_THAT(text.str(), ::testing::HasSubstr(RoomTable()));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr(GetParam().print()));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, OurTablesTest,
+                         ::testing::Values(Table{"Ours", OurTables}, Table{"Ranks", RanksTable},
+                                           Table{"Residents", ResidentsTable}, Table{"States", StatesTable},
+                                           Table{"Room", RoomTable}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace superoffload::simulator
