@@ -151,6 +151,10 @@ std::string GpuText(const v1::GpuUse& gpu) {
                         {"  cast", gpu.cast()},
                         {"  resident buckets", absl::StrCat(gpu.resident_buckets())},
                         {"  memory", BytesText(gpu.gpu_bytes())}};
+  if (gpu.streamed_units() > 0) {
+    rows.push_back({"  streamed", absl::StrCat(gpu.streamed_units(), " units, ", BytesText(gpu.streamed_bytes()),
+                                               ", in ", gpu.stream_slots(), " slots")});
+  }
   if (gpu.staged()) rows.push_back({"  staged", "yes: host memory could not be registered, copies are slow"});
   if (!gpu.notes().empty()) rows.push_back({"  notes", gpu.notes()});
   std::string text = Table(rows);

@@ -171,9 +171,14 @@ CudaStatus Mover::Fetch(uint32_t bucket) {
   SUPEROFFLOAD_CHECK_LT(bucket, memory_.buckets.size());
   {
     std::lock_guard lock(up_mu_);
-    uploads_.Fetch(bucket);
+    if (uploads_.Fetch(bucket)) fetched_bytes_ += memory_.buckets[bucket].parameters_bytes;
   }
   return StartUploads();
+}
+
+uint64_t Mover::TakeFetchedBytes() {
+  std::lock_guard lock(up_mu_);
+  return std::exchange(fetched_bytes_, 0);
 }
 
 CudaStatus Mover::Published(uint64_t step, uint32_t bucket, bool speculative) {

@@ -133,6 +133,9 @@ class Mover {
   // Any thread. Errors as Published.
   CudaStatus Fetch(uint32_t bucket);
 
+  // Bytes that Fetch has made due since they were taken last. Any thread.
+  uint64_t TakeFetchedBytes();
+
   // Copies a bucket's parameters up at once, due or not; `landed` is told. The device must be current.
   CudaStatus CopyUp(uint64_t step, uint32_t bucket);
 
@@ -184,6 +187,7 @@ class Mover {
   bool ends_ = false;                  // up_mu_
   bool starting_ = false;              // up_mu_: `starts_` is about to issue
   UploadOrder uploads_;                // up_mu_
+  uint64_t fetched_bytes_ = 0;         // up_mu_
   std::optional<Upload> issuing_;      // up_mu_: taken, and perhaps not issued yet
   CudaStatus up_failure_;              // up_mu_: of the first copy up that failed
   std::vector<uint64_t> gpu_offsets_;  // up_mu_: of the buckets' parameters

@@ -12,8 +12,10 @@ void UploadOrder::SetCopied(uint32_t bucket, bool copied) {
   if (!copied) Remove(bucket);
 }
 
-void UploadOrder::Fetch(uint32_t bucket) {
-  if (!comes_[bucket]) Add(bucket);
+bool UploadOrder::Fetch(uint32_t bucket) {
+  if (comes_[bucket]) return false;
+  Add(bucket);
+  return comes_[bucket];
 }
 
 void UploadOrder::OnPublished(uint64_t step, uint32_t bucket, bool speculative) {

@@ -42,8 +42,9 @@ class UploadOrder {
   void SetCopied(uint32_t bucket, bool copied);
 
   // The bucket, which becomes due when a step commits, is so now, unless it has become so since SetCopied: whoever
-  // has it copied from then on needs what is there, and what is newer comes by itself.
-  void Fetch(uint32_t bucket);
+  // has it copied from then on needs what is there, and what is newer comes by itself. Returns whether this made it
+  // due.
+  bool Fetch(uint32_t bucket);
 
   // The bucket's parameters are in host memory. `speculative`: the verdict tells whether they stand.
   void OnPublished(uint64_t step, uint32_t bucket, bool speculative);

@@ -55,7 +55,9 @@ class StepHandler {
   // already; of one in a log always.
   virtual absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
                                      Landing landing = Landing::kSlot) = 0;
-  virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;
+  // `streamed_bytes`: of parameters that the trainer copied to its GPU's slots again, for the report.
+  virtual absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm,
+                               uint64_t streamed_bytes = 0) = 0;
   // In a run of several ranks: every bucket has been submitted, and END_STEP will come with these values and the total.
   // Prepared answers when the gradients outlive trainer and daemon.
   virtual absl::Status PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) = 0;

@@ -44,9 +44,9 @@ absl::Status StepEngine::GradientReady(uint64_t step, uint32_t bucket, std::opti
   return machine_.GradientReady(step, bucket, sum_of_squares, landing);
 }
 
-absl::Status StepEngine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm) {
+absl::Status StepEngine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm, uint64_t streamed_bytes) {
   absl::MutexLock lock(&mu_);
-  return machine_.EndStep(step, gradient_scale, max_grad_norm);
+  return machine_.EndStep(step, gradient_scale, max_grad_norm, streamed_bytes);
 }
 
 absl::Status StepEngine::PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) {

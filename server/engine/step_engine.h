@@ -46,7 +46,8 @@ class StepEngine final : public StepHandler {
   absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) override;
   absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
                              Landing landing = Landing::kSlot) override;
-  absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
+  absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm,
+                       uint64_t streamed_bytes = 0) override;
   absl::Status PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status EndPreparedStep(uint64_t step, double gradient_scale, double max_grad_norm,
                                const RunTotal& total) override;

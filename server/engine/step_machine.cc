@@ -184,7 +184,7 @@ absl::Status StepMachine::CheckLanding(uint32_t index, bool sum_known, Landing l
   return absl::OkStatus();
 }
 
-absl::Status StepMachine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm) {
+absl::Status StepMachine::EndStep(uint64_t step, double gradient_scale, double max_grad_norm, uint64_t streamed_bytes) {
   const CheckScope scope(name_, step);
   if (absl::Status status = CheckEnd(step, "END_STEP", gradient_scale, max_grad_norm); !status.ok()) return status;
   if (totals_required_ || open_->preparing) {
@@ -195,6 +195,7 @@ absl::Status StepMachine::EndStep(uint64_t step, double gradient_scale, double m
   }
   open_->gradient_scale = gradient_scale;
   open_->max_grad_norm = max_grad_norm;
+  open_->streamed_bytes = streamed_bytes;
   End();
   return absl::OkStatus();
 }

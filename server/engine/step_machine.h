@@ -121,7 +121,8 @@ class StepMachine final : public StepHandler {
   absl::Status ParametersAbsent(uint64_t step, uint32_t first, uint32_t count) override;
   absl::Status GradientReady(uint64_t step, uint32_t bucket, std::optional<double> sum_of_squares,
                              Landing landing = Landing::kSlot) override;
-  absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
+  absl::Status EndStep(uint64_t step, double gradient_scale, double max_grad_norm,
+                       uint64_t streamed_bytes = 0) override;
   absl::Status PrepareStep(uint64_t step, double gradient_scale, double max_grad_norm) override;
   absl::Status EndPreparedStep(uint64_t step, double gradient_scale, double max_grad_norm,
                                const RunTotal& total) override;
@@ -240,6 +241,7 @@ class StepMachine final : public StepHandler {
     uint32_t measured = 0;   // buckets whose sum of squares is known
     uint32_t to_finish = 0;  // passes that the verdict still needs
     uint64_t published_bytes = 0;
+    uint64_t streamed_bytes = 0;
     absl::Time begin_time;
     absl::Time end_time;
   };

@@ -35,6 +35,7 @@ struct StepReport {
   uint32_t buckets = 0;
   uint64_t gradient_bytes = 0;           // submitted
   uint64_t published_bytes = 0;          // of parameters, republished ones counted again
+  uint64_t streamed_bytes = 0;           // of parameters, copied to a GPU's slots again
   absl::Duration receive_duration = {};  // BEGIN_STEP to END_STEP
   absl::Duration exposed_duration = {};  // END_STEP to the last final parameters
   absl::Time end_time = {};

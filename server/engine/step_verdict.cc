@@ -167,6 +167,7 @@ void StepMachine::MaybeClose() {
                     .buckets = static_cast<uint32_t>(buckets_.size()),
                     .gradient_bytes = 0,
                     .published_bytes = open_->published_bytes,
+                    .streamed_bytes = open_->streamed_bytes,
                     .receive_duration = open_->end_time - open_->begin_time,
                     .exposed_duration = absl::ZeroDuration(),
                     .end_time = platform_.clock->Now()};

@@ -75,6 +75,8 @@ void GaugeCollector::AddGpus(const DaemonGauges& now, std::vector<prometheus::Me
       EmptyFamily("superoffload_gpu_info", "How attached trainers use their GPUs; always 1.");
   prometheus::MetricFamily residents =
       EmptyFamily("superoffload_gpu_resident_buckets", "Buckets whose state is on the GPU, too.");
+  prometheus::MetricFamily units =
+      EmptyFamily("superoffload_gpu_streamed_units", "Units whose parameters take turns in slots of the GPU's memory.");
   prometheus::MetricFamily seconds =
       EmptyFamily("superoffload_gpu_mover_seconds", "Seconds of the same copies beside the same kernels, by mover.");
   for (const auto& [id, use] : now.gpus) {
@@ -92,9 +94,10 @@ void GaugeCollector::AddGpus(const DaemonGauges& now, std::vector<prometheus::Me
               {"staged", use.staged ? "true" : "false"}}),
         1, &info);
     Add(optimizer, use.resident_buckets, &residents);
+    Add(optimizer, use.streamed_units, &units);
     for (const auto& [mover, measured] : use.mover_seconds) Add(with({{"mover", mover}}), measured, &seconds);
   }
-  families->insert(families->end(), {std::move(info), std::move(residents), std::move(seconds)});
+  families->insert(families->end(), {std::move(info), std::move(residents), std::move(units), std::move(seconds)});
 }
 
 }  // namespace superoffload::metrics

@@ -109,6 +109,8 @@ struct Metrics::Families {
             CounterFamily(r, "superoffload_republished_buckets_total", "Buckets whose speculation was undone.")),
         gradient_bytes(CounterFamily(r, "superoffload_gradient_bytes_total", "Gradient bytes submitted.")),
         parameter_bytes(CounterFamily(r, "superoffload_parameter_bytes_total", "Parameter bytes published.")),
+        streamed_bytes(CounterFamily(r, "superoffload_streamed_bytes_total",
+                                     "Parameter bytes that trainers copied to their GPUs' slots again.")),
         phase_seconds(HistogramFamily(r, "superoffload_step_phase_seconds", "Seconds of each phase of a step.")),
         checkpoints(CounterFamily(r, "superoffload_checkpoints_total", "Checkpoints by result.")),
         checkpoint_seconds(HistogramFamily(r, "superoffload_checkpoint_seconds", "Seconds of a checkpoint written.")),
@@ -129,6 +131,7 @@ struct Metrics::Families {
   Family<Counter>& republished;
   Family<Counter>& gradient_bytes;
   Family<Counter>& parameter_bytes;
+  Family<Counter>& streamed_bytes;
   Family<Histogram>& phase_seconds;
   Family<Counter>& checkpoints;
   Family<Histogram>& checkpoint_seconds;
@@ -149,6 +152,7 @@ struct Metrics::OptimizerSeries {
   Counter* republished;
   Counter* gradient_bytes;
   Counter* parameter_bytes;
+  Counter* streamed_bytes;
   Histogram* receive_seconds;
   Histogram* exposed_seconds;
   Counter* checkpoints_written;
@@ -259,6 +263,7 @@ Metrics::OptimizerSeries& Metrics::SeriesOf(const optimizer::OptimizerId& id) {
   series->republished = &families_->republished.Add(labels);
   series->gradient_bytes = &families_->gradient_bytes.Add(labels);
   series->parameter_bytes = &families_->parameter_bytes.Add(labels);
+  series->streamed_bytes = &families_->streamed_bytes.Add(labels);
   prometheus::Labels with_phase = labels;
   with_phase["phase"] = "receive";
   series->receive_seconds = &families_->phase_seconds.Add(with_phase, SecondsBoundaries());
@@ -296,6 +301,7 @@ void Metrics::OnStep(const optimizer::OptimizerId& id, const engine::StepReport&
   series.republished->Increment(verdict.republished_buckets);
   series.gradient_bytes->Increment(static_cast<double>(report.gradient_bytes));
   series.parameter_bytes->Increment(static_cast<double>(report.published_bytes));
+  series.streamed_bytes->Increment(static_cast<double>(report.streamed_bytes));
   if (report.by_agreement) return;
   series.receive_seconds->Observe(absl::ToDoubleSeconds(report.receive_duration));
   series.exposed_seconds->Observe(absl::ToDoubleSeconds(report.exposed_duration));
@@ -328,6 +334,7 @@ void Metrics::OnDelete(const optimizer::OptimizerId& id) {
   families_->republished.Remove(series.republished);
   families_->gradient_bytes.Remove(series.gradient_bytes);
   families_->parameter_bytes.Remove(series.parameter_bytes);
+  families_->streamed_bytes.Remove(series.streamed_bytes);
   families_->phase_seconds.Remove(series.receive_seconds);
   families_->phase_seconds.Remove(series.exposed_seconds);
   families_->checkpoints.Remove(series.checkpoints_written);

@@ -8,6 +8,7 @@
 //   superoffload_republished_buckets_total{optimizer,uid}              speculation undone by the verdict
 //   superoffload_gradient_bytes_total{optimizer,uid}                   submitted by trainers
 //   superoffload_parameter_bytes_total{optimizer,uid}                  published to trainers
+//   superoffload_streamed_bytes_total{optimizer,uid}                   of parameters, copied to a GPU's slots again
 //   superoffload_step_phase_seconds{optimizer,uid,phase}               histogram; receive: to END_STEP, exposed: after
 //   superoffload_checkpoints_total{optimizer,uid,result}               written, failed
 //   superoffload_checkpoint_seconds{optimizer,uid}                     histogram of those written
@@ -27,6 +28,7 @@
 //   superoffload_partition_mbm_local_bytes{group}                      likewise, to memory of the same node
 //   superoffload_gpu_info{optimizer,uid,gpu,mover,sharing,cast,coherent,staged}  1 while its trainer is attached
 //   superoffload_gpu_resident_buckets{optimizer,uid}                   whose state is on the GPU, too
+//   superoffload_gpu_streamed_units{optimizer,uid}                     whose parameters take turns in slots
 //   superoffload_gpu_mover_seconds{optimizer,uid,mover}                measured when it attached; the least was taken
 //   superoffload_worker_threads
 //

@@ -28,6 +28,9 @@ struct GpuUse {
   uint32_t resident_buckets = 0;
   uint64_t gpu_bytes = 0;
   std::string notes;
+  uint32_t streamed_units = 0;
+  uint32_t stream_slots = 0;
+  uint64_t streamed_bytes = 0;
 };
 
 }  // namespace superoffload::optimizer

@@ -176,7 +176,10 @@ absl::StatusOr<optimizer::GpuUse> ToGpuUse(const v1::GpuUse& use) {
                            .cast_timings = {},
                            .resident_buckets = use.resident_buckets(),
                            .gpu_bytes = use.gpu_bytes(),
-                           .notes = use.notes()};
+                           .notes = use.notes(),
+                           .streamed_units = use.streamed_units(),
+                           .stream_slots = use.stream_slots(),
+                           .streamed_bytes = use.streamed_bytes()};
   for (const v1::CastTiming& timing : use.cast_timings()) {
     result.cast_timings.push_back({timing.elements(), timing.fused_seconds(), timing.gpu_fp32_seconds()});
   }

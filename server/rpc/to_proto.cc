@@ -67,6 +67,9 @@ v1::GpuUse ToProto(const optimizer::GpuUse& use) {
   proto.set_resident_buckets(use.resident_buckets);
   proto.set_gpu_bytes(use.gpu_bytes);
   proto.set_notes(use.notes);
+  proto.set_streamed_units(use.streamed_units);
+  proto.set_stream_slots(use.stream_slots);
+  proto.set_streamed_bytes(use.streamed_bytes);
   return proto;
 }
 
@@ -199,6 +202,7 @@ v1::StepReport ToProto(const optimizer::WatchedStep& step) {
   proto.set_buckets(step.report.buckets);
   proto.set_speculated_buckets(verdict.speculated_buckets);
   proto.set_republished_buckets(verdict.republished_buckets);
+  proto.set_streamed_bytes(step.report.streamed_bytes);
   if (!step.report.by_agreement) {
     SetDuration(step.report.receive_duration, proto.mutable_receive_duration());
     SetDuration(step.report.exposed_duration, proto.mutable_exposed_duration());

@@ -16,7 +16,7 @@ absl::Status SetScalars(uint32_t group, const superoffload_group_payload& payloa
 }
 
 absl::Status EndStep(uint64_t step, const superoffload_end_payload& end, engine::StepHandler& handler) {
-  if (end.attempt == 0) return handler.EndStep(step, end.gradient_scale, end.max_grad_norm);
+  if (end.attempt == 0) return handler.EndStep(step, end.gradient_scale, end.max_grad_norm, end.streamed_bytes);
   return handler.EndPreparedStep(step, end.gradient_scale, end.max_grad_norm,
                                  {.sum_of_squares = end.total_sum_of_squares, .attempt = end.attempt});
 }

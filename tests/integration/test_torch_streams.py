@@ -3,11 +3,15 @@
 import copy
 import functools
 import gc
+import json
+import re
+import urllib.request
 
 import grpc
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.integration.test_ctl import ctl
 from tests.support.daemon_deaths import train_through_a_death
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon, late_gpu  # noqa: F401
 from torch.utils.checkpoint import checkpoint
@@ -133,6 +137,34 @@ def test_blocks_that_stream_train_the_same_bits(gpu_daemon: Daemon, resident, sl
     same(weights_of(model), weights)
     optimizer.close()
     same(weights_of(model), weights)
+
+
+# With one slot each block but the last leaves it in forward, and each but the first in backward.
+def test_what_streams_is_described_and_counted(fake_gpu, metered_daemon):  # noqa: F811
+    model = build()
+    optimizer = optimizer_of(model, metered_daemon, slots=1, name="run")
+    block = sum(parameter.numel() * parameter.element_size() for parameter in model.layers[0].parameters())
+    gpu = json.loads(ctl(metered_daemon, "describe", "run", "--json"))["gpu"]
+    assert (gpu["streamed_units"], gpu["stream_slots"], int(gpu["streamed_bytes"])) == (BLOCKS, 1, BLOCKS * block)
+
+    def scraped(name):
+        text = (
+            urllib.request.urlopen(f"http://{metered_daemon.info.metrics_address}/metrics", timeout=30).read().decode()
+        )
+        return int(re.search(rf"^{name}{{.*}} (\d+)$", text, re.MULTILINE)[1])
+
+    assert scraped("superoffload_gpu_streamed_units") == BLOCKS
+    totals = []
+    for step in range(3):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        totals.append(scraped("superoffload_streamed_bytes_total"))
+    copy = totals[0] / (2 * BLOCKS - 1)
+    assert block <= copy < 1.1 * block, "parameters are aligned"
+    assert [total / copy for total in totals] == [2 * BLOCKS - 1, 4 * BLOCKS - 3, 6 * BLOCKS - 5]
+    optimizer.close()
 
 
 @pytest.mark.parametrize("weights", [0.2, 0.5, 1])

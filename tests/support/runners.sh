@@ -15,9 +15,10 @@ run_ctest() {
 }
 
 # Usage: run_pytest PYTHON RESULTS NAME [OPTION...]
-# Tests wait a lot, for daemons and disks: one more at once than there are cores.
+# Tests wait a lot, for daemons and disks: one more at once than there are cores. So no thread of torch's should wait for
+# its neighbour by spinning.
 run_pytest() {
-  local report="$2/$3" all=("$1" -m pytest -q --import-mode=importlib -o cache_dir="$2/$3-cache" "${@:4}")
+  local report="$2/$3" all=(env OMP_WAIT_POLICY=passive "$1" -m pytest -q --import-mode=importlib -o cache_dir="$2/$3-cache" "${@:4}")
   "${all[@]}" -n $(($(nproc) + 1)) --dist loadfile --junitxml "$report.xml" 2>&1 | tee "$report.log" || true
   worth_repeating "$report.xml" || return 0
   "${all[@]}" --last-failed --last-failed-no-failures none --junitxml "$report-again.xml" 2>&1 | tee "$report-again.log" || true

@@ -143,7 +143,7 @@ Status StepPlane::SubmitEnd(superoffload_submission opcode, const superoffload_e
 
 Status StepPlane::EndStep(double gradient_scale, double max_grad_norm) {
   if (Status status = CheckEnd(gradient_scale, max_grad_norm); !status.ok()) return status;
-  if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, 0, 0}); !status.ok()) {
+  if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, 0, 0, 0}); !status.ok()) {
     return status;
   }
   End();
@@ -153,7 +153,7 @@ Status StepPlane::EndStep(double gradient_scale, double max_grad_norm) {
 Status StepPlane::PrepareStep(double gradient_scale, double max_grad_norm) {
   if (Status status = CheckEnd(gradient_scale, max_grad_norm); !status.ok()) return status;
   prepared_attempt_.store(0, std::memory_order_relaxed);
-  if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_PREPARE, {gradient_scale, max_grad_norm, 0, 0}); !status.ok()) {
+  if (Status status = SubmitEnd(SUPEROFFLOAD_SUBMIT_PREPARE, {gradient_scale, max_grad_norm, 0, 0, 0}); !status.ok()) {
     return status;
   }
   prepared_step_.store(step_, std::memory_order_release);
@@ -168,7 +168,7 @@ Status StepPlane::EndPreparedStep(double gradient_scale, double max_grad_norm, d
                  " is not prepared; prepare it, wait for its sum, and gather those of all ranks first");
   }
   if (Status status =
-          SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, total_sum_of_squares, attempt});
+          SubmitEnd(SUPEROFFLOAD_SUBMIT_END_STEP, {gradient_scale, max_grad_norm, total_sum_of_squares, attempt, 0});
       !status.ok()) {
     return status;
   }

@@ -138,11 +138,12 @@ uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t comm
   return static_cast<uint32_t>(committed_steps % buckets_[bucket].log_slots);
 }
 
-Status GpuMoves::Submit(const superoffload_ring_entry& entry) {
+Status GpuMoves::Submit(superoffload_ring_entry entry) {
   residents_->OnSubmission(entry);
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
     if (Status status = weights_->EndStep(packer_.get()); !status.ok()) return status;
     if (Status status = packer_->AfterAll(); !status.ok()) return status;
+    entry.payload.end.streamed_bytes = mover_->TakeFetchedBytes();
     return waits_.Submit([this, entry] {
       return FromCuda(mover_->arrivals().After(
           packer_->stream(), [this, entry](const CudaStatus& done) { events_.arrived(done, entry); }));

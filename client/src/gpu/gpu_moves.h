@@ -80,7 +80,7 @@ class GpuMoves {
                         std::span<const BucketTensor> tensors, kernels::DType dtype, kernels::CudaStream stream);
 
   // Any other; END_STEP once everything that may still read the parameters has run.
-  Status Submit(const superoffload_ring_entry& entry);
+  Status Submit(superoffload_ring_entry entry);
 
   // The bucket's parameters are final: `stream` waits for the copy that brings them.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);

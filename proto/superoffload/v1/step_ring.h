@@ -150,6 +150,7 @@ typedef struct superoffload_end_payload {
   double max_grad_norm;        /* 0 = no clipping */
   double total_sum_of_squares; /* of a run of several ranks, over all of them; else 0 */
   uint64_t attempt;            /* likewise: of this rank, as PREPARED named it; 0 where it trains alone */
+  uint64_t streamed_bytes;     /* of parameters, copied for reads of units since the END_STEP before; for metrics */
 } superoffload_end_payload;
 
 typedef struct superoffload_prepared_payload {

@@ -153,7 +153,7 @@ class GpuAttachment(Attachment):
         streamed: Streamed = NONE_STREAMS,
     ) -> None:
         self._gpu = ordinal, mover, device_slots
-        self._streamed = streamed
+        self.streamed = streamed
         self._move_in = move_in
         self._current_stream = current_stream
         self._again = again
@@ -170,13 +170,13 @@ class GpuAttachment(Attachment):
         parameters = options.parameters[: options.parameter_count]
         buckets = options.buckets[: options.bucket_count]
         units = [parameter.unit for parameter in self.optimizer.parameters]
-        self.streamed_units = [unit if unit in self._streamed.units else 0 for unit in units]
-        if self._streamed.slots:
+        self.streamed_units = [unit if unit in self.streamed.units else 0 for unit in units]
+        if self.streamed.slots:
             for parameter, unit in zip(parameters, self.streamed_units, strict=True):
                 for bucket in range(parameter.first_bucket, parameter.first_bucket + parameter.bucket_count):
                     buckets[bucket].unit = unit
             offsets, size = (ctypes.c_uint64 * len(buckets))(), ctypes.c_uint64()
-            place = options.buckets, len(buckets), self._streamed.slots
+            place = options.buckets, len(buckets), self.streamed.slots
             library.call("gpu_lay_out", *place, offsets, ctypes.byref(size))
             for bucket, offset in zip(buckets, offsets, strict=True):
                 bucket.gpu_offset = offset
@@ -206,7 +206,7 @@ class GpuAttachment(Attachment):
     def _attach_gpu(self, previous: ctypes.c_void_p | None, sync: int, next_slot: int) -> None:
         """Views of the GPU's memory stay valid: it is that of the previous attachment, if there is one."""
         options = _options(self.optimizer, next_slot, *self._gpu)
-        options.stream_slots = self._streamed.slots
+        options.stream_slots = self.streamed.slots
         self.brings_parameters = pushes = sync == optimizer_pb2.SYNC_PUSH and self._move_in is not None
         if self.memory is None:
             self.memory = GpuMemory(self.trainer, self._handle, options, self._current_stream)

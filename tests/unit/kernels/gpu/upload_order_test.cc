@@ -134,13 +134,13 @@ TEST(UploadOrderTest, WhatIsNotCopiedAnyMoreIsNotDueAnyMore) {
 TEST(UploadOrderTest, ABucketIsFetchedUnlessItComesAnyway) {
   UploadOrder order(kBuckets);
   order.SetCopied(6, false);
-  order.Fetch(6);
+  EXPECT_FALSE(order.Fetch(6));
   EXPECT_EQ(TakeAll(&order), Buckets{}) << "nobody wants it";
   order.SetCopied(6, true);
-  order.Fetch(6);
-  order.Fetch(6);
+  EXPECT_TRUE(order.Fetch(6));
+  EXPECT_FALSE(order.Fetch(6));
   EXPECT_EQ(TakeAll(&order), Buckets{6});
-  order.Fetch(6);
+  EXPECT_FALSE(order.Fetch(6));
   EXPECT_EQ(TakeAll(&order), Buckets{}) << "it is there";
   Commit(1, {6}, &order);
   EXPECT_EQ(TakeAll(&order), Buckets{6});

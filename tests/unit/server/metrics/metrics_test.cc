@@ -80,6 +80,7 @@ TEST_F(MetricsTest, AHostedOptimizerIsThereAtZeroBeforeItsFirstStep) {
 TEST_F(MetricsTest, CountsStepsByVerdictAndForgetsThemWithTheOptimizer) {
   engine::StepReport report;
   report.gradient_bytes = 100;
+  report.streamed_bytes = 7;
   metrics_.OnStep(kModel, report);
   metrics_.OnStep(kModel, report);
   report.verdict.verdict = decltype(report.verdict.verdict)::kSkipNonFinite;
@@ -90,6 +91,7 @@ TEST_F(MetricsTest, CountsStepsByVerdictAndForgetsThemWithTheOptimizer) {
   EXPECT_TRUE(Has(answer, "superoffload_steps_total{optimizer=\"4f2a\",verdict=\"skip_non_finite\"} 1"));
   EXPECT_TRUE(Has(answer, "superoffload_consecutive_skipped_steps{optimizer=\"4f2a\"} 1"));
   EXPECT_TRUE(Has(answer, "superoffload_gradient_bytes_total{optimizer=\"4f2a\"} 300"));
+  EXPECT_TRUE(Has(answer, "superoffload_streamed_bytes_total{optimizer=\"4f2a\"} 21"));
   metrics_.OnDelete(kModel);
   EXPECT_FALSE(Has(Get(address_), "optimizer=\"4f2a\""));
 }

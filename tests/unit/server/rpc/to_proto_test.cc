@@ -54,6 +54,7 @@ TEST(ToProtoTest, AnOptimizerIsShownWithWhatWasAskedFor) {
 TEST(ToProtoTest, AStepIsReportedWithItsDurationsAndWhatWasLost) {
   optimizer::WatchedStep step{{1001, "model"}, {}, 6};
   step.report.verdict.step = 7;
+  step.report.streamed_bytes = 8;
   step.report.receive_duration = absl::Milliseconds(1250);
   step.report.end_time = absl::FromUnixMillis(2500);
   const v1::StepReport report = ToProto(step);
@@ -61,6 +62,7 @@ TEST(ToProtoTest, AStepIsReportedWithItsDurationsAndWhatWasLost) {
   EXPECT_EQ(report.receive_duration().seconds(), 1);
   EXPECT_EQ(report.receive_duration().nanos(), 250'000'000);
   EXPECT_EQ(report.end_time().seconds(), 2);
+  EXPECT_EQ(report.streamed_bytes(), 8u);
   EXPECT_EQ(report.dropped_reports(), 6u);
 }
 

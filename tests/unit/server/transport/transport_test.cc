@@ -39,7 +39,9 @@ class RecordingHandler final : public StepHandler {
                                                                   {engine::Landing::kSlotStillRead, "still read "}};
     return Record(kWords.at(landing) + std::to_string(bucket));
   }
-  absl::Status EndStep(uint64_t step, double, double) override { return Record("end " + std::to_string(step)); }
+  absl::Status EndStep(uint64_t step, double, double, uint64_t streamed_bytes) override {
+    return Record("end " + std::to_string(step) + " streamed " + std::to_string(streamed_bytes));
+  }
   absl::Status PrepareStep(uint64_t step, double, double) override { return Record("prepare " + std::to_string(step)); }
   absl::Status EndPreparedStep(uint64_t step, double, double, const engine::RunTotal& total) override {
     return Record("end " + std::to_string(step) + " attempt " + std::to_string(total.attempt) + " total " +
@@ -143,10 +145,12 @@ TEST_F(TransportTest, CarriesAStepInOrder) {
   superoffload_ring_entry still_read = Entry(SUPEROFFLOAD_SUBMIT_GRADIENT_READY, 4);
   still_read.flags = SUPEROFFLOAD_FLAG_STILL_READ;
   Submit(still_read);
-  Submit(Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0));
+  superoffload_ring_entry end = Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0);
+  end.payload.end.streamed_bytes = 40;
+  Submit(end);
   Submit(Entry(SUPEROFFLOAD_SUBMIT_ABANDON_STEP, 0));
   EXPECT_THAT(handler_.WaitFor(8), ElementsAre("group 1 from 3 0.500000 2.000000", "begin 1", "absent 1 7 3", "ready 2",
-                                               "logged 3", "still read 4", "end 1", "abandon 1"));
+                                               "logged 3", "still read 4", "end 1 streamed 40", "abandon 1"));
 }
 
 TEST_F(TransportTest, WhatNoClientSubmitsIsRejected) {

@@ -168,7 +168,7 @@ class GpuBackend:
         waits = ForwardWaits(attachment, given.hosted, streamed)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
-        return submitter, UsedGpu(attachment, waits, residents, self._cast_timings)
+        return submitter, UsedGpu(attachment, waits, residents, streamed.nbytes, self._cast_timings)
 
 
 def _not_with_streams(what: str, why: str) -> Error:
@@ -186,9 +186,11 @@ class UsedGpu:
         attachment: GpuAttachment,
         waits: ForwardWaits,
         residents: Residents,
+        streamed_bytes: int,
         cast_timings: list[tuple[int, float, float]],
     ) -> None:
         self._attachment = attachment
+        self._streamed_bytes = streamed_bytes
         self._cast_timings = cast_timings
         self._reported: tuple[GpuReport, int] | None = None
         self._watched = self._was_watched = True  # the last step, and the one before
@@ -254,6 +256,9 @@ class UsedGpu:
             resident_buckets=attachment.resident_buckets,
             gpu_bytes=report.gpu_bytes,
             notes=report.notes,
+            streamed_units=len(set(attachment.streamed_units) - {0}),
+            stream_slots=attachment.streamed.slots,
+            streamed_bytes=self._streamed_bytes,
         )
         attachment.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=attachment.optimizer.name, use=use))
         self._reported = present

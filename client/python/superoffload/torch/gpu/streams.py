@@ -73,6 +73,11 @@ class Streams:
         self._uses = UseWatch(self._streamed, weakly(self._check_use, passes=2))
         self._watch()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the parameters that stream."""
+        return sum(parameter.local.nbytes for parameter in self._streamed)
+
     def close(self) -> None:
         self._uses.end()
 
