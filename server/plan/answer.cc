@@ -84,6 +84,11 @@ std::vector<std::string> Assumptions(const Question& question) {
   sentences.push_back(
       "A step is simulated with the daemon's own step machine, layout and order of copies; launching takes "
       "no time, and packing does not slow down the model's kernels.");
+  if (question.gpu.streamed_weights > 0) {
+    sentences.push_back(
+        "Blocks that stream are copied from the host's memory for each forward and each backward pass, but for those "
+        "still in a slot, and updated after the verdict; the copies do not slow down kernels.");
+  }
   const kernels::Algorithm& algorithm = *question.spec.algorithm;
   if (const kernels::Algorithm& first = *kernels::Algorithms().front(); &algorithm != &first) {
     const simulator::PassCosts costs = question.machine.passes, own = simulator::CostsOf(costs, algorithm);

@@ -1,11 +1,13 @@
 #include "server/plan/question.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/layout.h"
 #include "server/plan/machine_description.h"
 #include "server/plan/model_description.h"
 #include "server/rpc/from_proto.h"
@@ -38,6 +40,8 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"accumulation", double(request.accumulation()), 0, 1 << 20},
                           {"ranks", double(request.ranks()), 0, 1024},
                           {"device_slots", double(request.device_slots()), 0, 16},
+                          {"streamed_weights", request.streamed_weights(), 0, 1},
+                          {"stream_slots", double(request.stream_slots()), 0, 64},
                           {"resident_steps", double(request.resident_steps()), 0, engine::kMaxLogSlots - 1},
                           {"gradient_slots", double(request.gradient_slots()), 0, 2},
                           {"clip_rate", request.clip_rate(), 0, 1},
@@ -110,6 +114,34 @@ absl::Status SetWorkers(uint32_t workers, simulator::Machine& machine) {
   return absl::OkStatus();
 }
 
+absl::Status SetStreams(const v1::PlanRequest& request, Question& question) {
+  question.gpu.streamed_weights = request.streamed_weights();
+  if (request.stream_slots() > 0) question.gpu.stream_slots = request.stream_slots();
+  if (request.streamed_weights() == 0) return absl::OkStatus();
+  const char* const with = request.ranks() > 1              ? "ranks above 1"
+                           : request.in_place()             ? "in_place"
+                           : request.resident_buckets() > 0 ? "resident_buckets"
+                                                            : nullptr;
+  if (with != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("streamed_weights is ", request.streamed_weights(),
+                                                   ", but weights do not stream with ", with,
+                                                   "; leave one of the two out"));
+  }
+  std::map<uint32_t, uint64_t> bytes;
+  for (const engine::ParameterSpec& parameter : question.model.parameters) {
+    const bool block = parameter.unit > 0 && parameter.unit < question.model.architecture.head_unit();
+    if (block) bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
+  }
+  const bool small = std::ranges::any_of(bytes, [](const auto& block) { return block.second < engine::kTaperBytes; });
+  if (bytes.empty() || small) {
+    return absl::InvalidArgumentError(absl::StrCat("streamed_weights is ", request.streamed_weights(),
+                                                   ", but a plan streams no blocks of less than ",
+                                                   engine::kTaperBytes >> 20, " MiB; leave it out"));
+  }
+  question.auto_residents = false;
+  return absl::OkStatus();
+}
+
 absl::Status CheckSequence(const Question& question) {
   const uint64_t positions = question.model.architecture.learned_positions;
   if (positions == 0 || question.pass.sequence <= positions) return absl::OkStatus();
@@ -160,6 +192,7 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   question.auto_residents = !request.has_resident_buckets();
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
   if (request.has_allocator_reserve()) question.gpu.allocator_reserve = request.allocator_reserve();
+  if (absl::Status status = SetStreams(request, question); !status.ok()) return status;
   question.ranks = std::max(1u, request.ranks());
   if (question.ranks > 1) {
     if (absl::Status status = simulator::ValidateNetwork(question.machine); !status.ok()) return status;

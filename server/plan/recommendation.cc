@@ -1,6 +1,7 @@
 #include "server/plan/recommendation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,26 +26,26 @@ uint64_t BytesOf(const std::vector<MemoryItem>& items, std::string_view purpose)
   return 0;
 }
 
-// Bytes of the parameters of each block, without what comes before the first and behind the last.
-std::vector<uint64_t> BlockBytes(const simulator::Model& model) {
-  std::vector<uint64_t> bytes(model.architecture.layers);
-  for (const engine::ParameterSpec& parameter : model.parameters) {
-    if (parameter.unit < 1 || parameter.unit > bytes.size()) continue;
-    bytes[parameter.unit - 1] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-  }
-  return bytes;
+// A share of the blocks that means `count` of them, in few digits.
+double ShareOfBlocks(uint32_t count, uint32_t blocks) {
+  constexpr double kDigits = 1e4;
+  return std::floor(count * kDigits / blocks) / kDigits;
 }
 
-// Blocks that must stream, so that what is over is gone: two slots of a block stay. Nothing: not even all suffice.
-std::optional<uint64_t> BlocksToStream(const simulator::Model& model, uint64_t over_bytes) {
-  const std::vector<uint64_t> blocks = BlockBytes(model);
-  const uint64_t slots = 2 * *std::max_element(blocks.begin(), blocks.end());
-  uint64_t freed = 0;
-  for (size_t streamed = 0; streamed < blocks.size(); ++streamed) {
-    freed += blocks[streamed];
-    if (freed >= slots + over_bytes) return streamed + 1;
+// The fewest blocks that must stream, so that the rest fits; 0: not even all suffice.
+uint32_t BlocksToStream(Question question, const engine::Layout& layout) {
+  const uint32_t blocks = question.model.architecture.layers;
+  const auto fits = [&](uint32_t count) {
+    question.gpu.streamed_weights = ShareOfBlocks(count, blocks);
+    return TotalBytes(GpuMemoryOf(question, layout)) <= question.gpu_bytes();
+  };
+  if (!fits(blocks)) return 0;
+  uint32_t too_few = 0, enough = blocks;
+  while (enough - too_few > 1) {
+    const uint32_t middle = too_few + (enough - too_few) / 2;
+    (fits(middle) ? enough : too_few) = middle;
   }
-  return std::nullopt;
+  return enough;
 }
 
 // Ranks that may be recommended: as many as there are of the machine to be connected.
@@ -127,7 +128,6 @@ class Recommender {
   }
 
   void Say(std::string sentence) { out_.add_sentences(std::move(sentence)); }
-  void NotSupported(std::string sentence) { out_.add_not_supported(std::move(sentence)); }
 
   absl::Status CheckHost() {
     if (memory_.host_fits) return absl::OkStatus();
@@ -233,7 +233,8 @@ class Recommender {
     return true;
   }
 
-  // With the requested batch if that makes room for it, else with the smallest.
+  // With the requested batch if that makes room for it, else with the smallest. Ranks where a streamed pass would
+  // mostly wait.
   absl::Status ShareOrStream(const simulator::Pass& smallest, const simulator::GpuUse& gpu,
                              const engine::Layout& layout) {
     bool shared = false, streamed = false;
@@ -246,11 +247,7 @@ class Recommender {
         const absl::StatusOr<uint32_t> ranks = RanksThatFit(changed, /*gpu=*/true);
         if (!ranks.ok()) return ranks.status();
         shared = *ranks > q_.ranks;
-        if (shared) {
-          out_.set_ranks(*ranks);
-          Say(absl::StrCat("With a batch of ", batch, " each, ", *ranks,
-                           " ranks hold it, which share the weights: pass --ranks=", *ranks, "."));
-        }
+        if (shared) Share(*ranks, batch);
       }
       if (!streamed && q_.ranks == 1) streamed = Stream(changed, layout, shared);
     }
@@ -260,26 +257,37 @@ class Recommender {
                          ? "Neither more ranks nor weights that stream make room"
                          : absl::StrCat(q_.machine.name, " comes alone, and weights that stream do not make room"),
                      ": activations alone take too much. Offload them, or use a shorter sequence."));
+    out_.add_not_supported(
+        "Activations do not leave for the host's memory by themselves: torch.autograd.graph.save_on_cpu takes them "
+        "there, which a plan does not count.");
     return absl::OkStatus();
   }
 
-  // Whether that would make room. The daemon cannot do it, so ranks are recommended where there is a choice.
+  void Share(uint32_t ranks, uint64_t batch) {
+    out_.set_ranks(ranks);
+    Say(absl::StrCat("With a batch of ", batch, " each, ", ranks,
+                     " ranks hold it, which share the weights: pass --ranks=", ranks, "."));
+  }
+
+  // Whether that makes room.
   bool Stream(const Question& changed, const engine::Layout& layout, bool shared) {
-    const uint64_t needed = TotalBytes(GpuMemoryOf(changed, layout));
-    const std::optional<uint64_t> streamed = BlocksToStream(q_.model, needed - std::min(needed, q_.gpu_bytes()));
-    if (!streamed) return false;
+    const uint32_t streamed = BlocksToStream(changed, layout);
+    if (streamed == 0) return false;
     const uint32_t blocks = q_.model.architecture.layers;
-    if (!shared) {
+    const double share = ShareOfBlocks(streamed, blocks), efficiency = StreamingEfficiency(changed);
+    if (!shared || efficiency >= 0.5) {
+      out_.set_ranks(q_.ranks);
       out_.set_weights(v1::Recommendation::WEIGHTS_STREAMED);
-      out_.set_streamed_fraction(static_cast<double>(*streamed) / blocks);
+      out_.set_streamed_fraction(share);
     }
-    NotSupported(absl::StrFormat(
-        "On one rank it needs weights that stream, which the daemon does not support yet. With a batch of %d, %d of %d "
-        "blocks would stream through two slots in HBM; a streamed forward pass computes %.0f %% of its time: "
-        "T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of parameters "
-        "that a token uses.",
-        changed.pass.batch, *streamed, blocks, 100 * StreamingEfficiency(changed), changed.pass.tokens(),
-        q_.machine.h2d.points.back().bytes_per_second / 1e9,
+    Say(absl::StrFormat(
+        "On one rank weights stream: with a batch of %d, %d of %d blocks through %d slots in HBM "
+        "(--streamed_weights=%g, "
+        "and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its time: T*b/(T*b + peak) "
+        "with "
+        "T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of parameters that a token uses.",
+        changed.pass.batch, streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency,
+        changed.pass.tokens(), q_.machine.h2d.points.back().bytes_per_second / 1e9,
         q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
     return true;
   }

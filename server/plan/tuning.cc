@@ -72,7 +72,9 @@ simulator::Outcome SimulateOurs(const Question& question, const simulator::Workl
                               .resident_buckets = question.gpu.resident_buckets,
                               .log_slots = question.spec.log_slots,
                               .gradient_slots = question.spec.gradient_slots,
-                              .in_place = question.spec.in_place});
+                              .in_place = question.spec.in_place,
+                              .streamed_weights = question.gpu.streamed_weights,
+                              .stream_slots = question.gpu.stream_slots});
   return ours.Run(question.machine, workload, options);
 }
 
@@ -163,7 +165,8 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     if (BucketBytes(changed) != BucketBytes(question)) search.Try(std::move(changed));
   }
   const Question base = search.best();
-  const bool may_be_resident = !question.auto_residents && question.spec.algorithm->resident_kernel != nullptr;
+  const bool may_be_resident = !question.auto_residents && question.gpu.streamed_weights == 0 &&
+                               question.spec.algorithm->resident_kernel != nullptr;
   for (const uint32_t count : may_be_resident ? std::span(kResidents) : std::span<const uint32_t>()) {
     Question changed = base;
     changed.SetResidents(count);

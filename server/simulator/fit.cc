@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/engine/spec.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::simulator {
 namespace {
@@ -59,6 +61,28 @@ MemoryItem Gradients(const Model& model, const engine::Layout& layout, const Gpu
           "of the shards, which stay from pass to pass, and of the largest block, until they are reduced"};
 }
 
+// Where the parameters are that stream: what they take on the host, and of all slots together.
+struct Streamed {
+  size_t units = 0;
+  uint64_t bytes = 0, slot_bytes = 0;
+};
+
+// See client/src/gpu/stream_layout.h: units lie in a row, each of its buckets too.
+Streamed StreamedOf(const Model& model, const engine::Layout& layout, const GpuUse& use) {
+  const std::vector<uint32_t> units =
+      StreamedUnits(model.architecture, BucketUses(model, layout), use.streamed_weights);
+  std::map<uint32_t, uint64_t> bytes;
+  for (uint32_t i = 0; i < units.size(); ++i) {
+    if (units[i] != 0) bytes[units[i]] += layout.buckets[i].parameters_bytes();
+  }
+  Streamed streamed{.units = bytes.size()};
+  for (const auto& [unit, of_unit] : bytes) {
+    streamed.bytes += of_unit;
+    streamed.slot_bytes = std::max(streamed.slot_bytes, RoundUp(of_unit) + kRegion);
+  }
+  return streamed;
+}
+
 // Of what a double holds; more than any memory has stays more.
 uint64_t Bytes(double bytes) { return static_cast<uint64_t>(std::min(bytes, 1e18)); }
 
@@ -102,8 +126,11 @@ std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layo
                                   uint64_t memory_bytes) {
   const ActivationBytes activations = ActivationsOf(model.architecture, pass);
   const bool head_is_larger = activations.head > activations.working;
+  const Streamed streamed = use.streamed_weights > 0 ? StreamedOf(model, layout, use) : Streamed{};
   std::vector<MemoryItem> items{
-      {"parameters", RoundUp(layout.parameters_bytes), "as the daemon publishes them"},
+      {"parameters", RoundUp(layout.parameters_bytes - streamed.bytes),
+       streamed.units > 0 ? "as the daemon publishes them, of all that does not stream"
+                          : "as the daemon publishes them"},
       Gradients(model, layout, use),
       {"device slots", use.device_slots * SlotBytes(layout),
        absl::StrCat(use.device_slots, " x the largest bucket and its sums of squares")},
@@ -116,6 +143,11 @@ std::vector<MemoryItem> GpuMemory(const Model& model, const engine::Layout& layo
       {"reserve", Bytes(use.allocator_reserve * static_cast<double>(memory_bytes)),
        absl::StrCat(use.allocator_reserve * 100,
                     " % of the memory stays free for the allocator's fragmentation, assumed")}};
+  if (streamed.units > 0) {
+    const uint64_t slots = std::min<uint64_t>(use.stream_slots, streamed.units);
+    items.push_back({"stream slots", slots * streamed.slot_bytes,
+                     absl::StrCat(slots, " x the largest of the ", streamed.units, " blocks that stream")});
+  }
   if (use.resident_buckets > 0) {
     items.push_back({"resident buckets", ResidentBytes(layout, use.resident_buckets),
                      absl::StrCat("state and gradient of the last ", use.resident_buckets, " buckets")});

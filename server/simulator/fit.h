@@ -26,6 +26,8 @@ struct GpuUse {
   uint32_t resident_buckets = 0;  // at most all are
   uint32_t accumulation = 1;
   double allocator_reserve = 0.05;  // of the memory
+  double streamed_weights = 0;      // the share of the blocks whose parameters stream (StreamedUnits)
+  uint32_t stream_slots = 3;
   bool gathers = false;  // the parameters of the layout are a share: blocks are gathered whole to be computed
 };
 

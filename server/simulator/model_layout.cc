@@ -1,6 +1,7 @@
 #include "server/simulator/model_layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -99,6 +100,18 @@ std::vector<BucketUse> BucketUses(const Model& model, const engine::Layout& layo
     }
   }
   return uses;
+}
+
+std::vector<uint32_t> StreamedUnits(const Architecture& architecture, const std::vector<BucketUse>& uses,
+                                    double share) {
+  std::vector<uint32_t> units;
+  for (const BucketUse& use : uses) {
+    const auto unit = static_cast<uint32_t>(use.units.front());
+    const bool block = use.units.size() == 1 && unit > 0 && unit < architecture.head_unit();
+    const bool chosen = block && std::ceil(unit * share) > std::ceil((unit - 1) * share);
+    units.push_back(chosen ? unit : 0);
+  }
+  return units;
 }
 
 std::vector<std::vector<uint32_t>> BucketsOfUnits(const std::vector<BucketUse>& uses, size_t units) {

@@ -38,6 +38,10 @@ std::vector<BucketUse> BucketUses(const Model& model, const engine::Layout& layo
 // By unit: the buckets with parameters of it, in the order in which backward completes them.
 std::vector<std::vector<uint32_t>> BucketsOfUnits(const std::vector<BucketUse>& uses, size_t units);
 
+// By bucket: the block with which its parameters stream to the GPU, where a share of the blocks does, 0 to 1, evenly
+// among the others (streams.py of the PyTorch adapter); 0: they stay there.
+std::vector<uint32_t> StreamedUnits(const Architecture& architecture, const std::vector<BucketUse>& uses, double share);
+
 }  // namespace superoffload::simulator
 
 #endif  // SUPEROFFLOAD_SERVER_SIMULATOR_MODEL_LAYOUT_H_

@@ -56,7 +56,8 @@ std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& ste
     from = to;
   };
   if (stall.buckets == nullptr) {
-    until(kDeviceSlots, stall.lacked);
+    until(kDeviceSlots, std::min(stall.lacked, stall.read));
+    if (stall.read < stall.end) until("parameters that stream", stall.end);
     until("reducing gradients over ranks", stall.gathering);
   } else if (stall.step > 0) {
     const StepTimes& before = steps[stall.step - 1];

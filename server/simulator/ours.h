@@ -4,7 +4,8 @@
 // copies up. The hook of a bucket's last gradient packs it into a device slot and copies it to the host, where the
 // machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the
 // verdict the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own
-// buckets.
+// buckets. A block whose parameters stream (kernels/gpu/weight_stream.h) waits for them in each pass, and they are
+// published after the verdict.
 //
 // Of several ranks one is simulated: its shards are hosted, units are gathered and reduced as sharded_units.h says, and
 // each step is prepared and agreed on (server/engine/README.md).
@@ -35,10 +36,12 @@ class Ours {
     uint64_t bucket_bytes = 0;  // of gradient; 0: the daemon's default
     uint32_t device_slots = 8;  // at least 1
     size_t uploads_in_flight = kernels::UploadOrder::kInFlight;
-    uint32_t resident_buckets = 0;    // of those that backward reaches last
-    uint32_t log_slots = 0;           // of the log that each of these has; 0: the daemon absorbs them in every step
-    uint32_t gradient_slots = 2;      // 1: a gradient is copied down when the one before it was absorbed
-    bool in_place = false;            // and parameters are published there
+    uint32_t resident_buckets = 0;  // of those that backward reaches last
+    uint32_t log_slots = 0;         // of the log that each of these has; 0: the daemon absorbs them in every step
+    uint32_t gradient_slots = 2;    // 1: a gradient is copied down when the one before it was absorbed
+    bool in_place = false;          // and parameters are published there
+    double streamed_weights = 0;    // the share of the blocks whose parameters stream (StreamedUnits)
+    uint32_t stream_slots = 3;
     bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
   };
 

@@ -59,6 +59,9 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       copied_(settings.device_slots) {
   SUPEROFFLOAD_CHECK_LT(0u, settings.device_slots);
   SUPEROFFLOAD_CHECK_LE(settings.resident_buckets, buckets_.size());
+  SUPEROFFLOAD_CHECK(settings.streamed_weights == 0 || (workload.ranks == 1 && settings.resident_buckets == 0),
+                     "weights stream on one rank, without residents");
+  streams_with_ = StreamedUnits(workload.model.architecture, uses_, settings.streamed_weights);
   if (workload.ranks > 1) {
     sharded_ = std::make_unique<ShardedUnits>(&time_, &timeline_, &compute_, machine.network, workload);
   }
@@ -106,6 +109,9 @@ void SimulatedTraining::OpenMover() {
   const kernels::CurrentDevice current(*cuda_.device());
   Check(kernels::Mover::Open(cuda_.device(), kGpu, std::move(memory), std::move(options), &mover_));
   for (uint32_t i = 0; i < buckets_.size(); ++i) mover_->SetCopiesUp(i, !Resident(i));
+  std::vector<kernels::StreamedUnit> units = kernels::UnitsOf(streams_with_, settings_.stream_slots);
+  weights_ = std::make_unique<kernels::WeightStream>(cuda_.device(), std::move(units), mover_.get());
+  Check(weights_->Open());
 }
 
 // The link moves parameters, gradients and their sums.
@@ -160,7 +166,7 @@ void SimulatedTraining::LaunchForward() {
     const std::vector<uint32_t>& needed = buckets_of_unit_[next_unit_];
     for (auto bucket = needed.rbegin(); bucket != needed.rend(); ++bucket) {
       if (!buckets_[*bucket].final) return;
-      Check(mover_->WaitLanded(*bucket, SimulatedCuda::HandleOf(reader)));
+      if (streams_with_[*bucket] == 0) Check(mover_->WaitLanded(*bucket, SimulatedCuda::HandleOf(reader)));
     }
     Forward(next_unit_, &needed);
   }
@@ -174,6 +180,7 @@ void SimulatedTraining::LaunchForward() {
   // The end of the step says that nobody reads the parameters any more. A rank's follows its last gradient.
   GpuStream& last = sharded_ == nullptr ? pack_ : SimulatedCuda::StreamOf(mover_->down_stream());
   last.Wait(computed_);
+  weights_->EndStep(SimulatedCuda::HandleOf(&last), [](kernels::CudaStream) { return true; });  // they are computed
   Check(mover_->arrivals().After(SimulatedCuda::HandleOf(&last), [this](const auto&) { Arrive(kEnd); }));
 }
 
@@ -188,10 +195,21 @@ void SimulatedTraining::LaunchMicroBatch(bool first, bool last) {
 
 void SimulatedTraining::Forward(size_t unit, const std::vector<uint32_t>* needed) {
   if (sharded_ != nullptr) sharded_->Gather(unit);
+  Read(unit);
   Compute(unit, workload_.units[unit].forward, absl::StrCat("forward ", unit), needed);
 }
 
+void SimulatedTraining::Read(size_t unit) {
+  const std::optional<uint32_t> index = weights_->Find(static_cast<uint32_t>(unit));
+  if (!index) return;
+  compute_.HostCall([this] { read_at_ = time_.now(); });
+  const kernels::CurrentDevice current(*cuda_.device());
+  Check(weights_->Read(*index, SimulatedCuda::HandleOf(&compute_),
+                       [this](uint32_t bucket) { return buckets_[bucket].final; }));
+}
+
 void SimulatedTraining::LaunchBackward(size_t unit, bool last) {
+  Read(unit);
   const double seconds = workload_.units[unit].backward;
   const std::string name = absl::StrCat("backward ", unit);
   double launched = 0;  // part of the unit's pass
@@ -242,10 +260,13 @@ void SimulatedTraining::Compute(size_t unit, double seconds, std::string name, c
     if (now == idle_since_) return;
     const double lacked = sharded_ == nullptr ? now : sharded_->lacked(unit);
     const double gathering = sharded_ == nullptr ? now : sharded_->gathering(unit);
-    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, now});
+    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, read_at_.value_or(now), now});
   });
   compute_.Kernel(seconds, std::move(name));
-  compute_.HostCall([this] { idle_since_ = time_.now(); });
+  compute_.HostCall([this] {
+    idle_since_ = time_.now();
+    read_at_.reset();
+  });
 }
 
 void SimulatedTraining::Arrive(uint32_t bucket) {
@@ -266,7 +287,10 @@ void SimulatedTraining::Deliver() {
     const uint32_t bucket = arrivals_.front();
     arrivals_.pop_front();
     const bool logs = bucket != kEnd && layout_.buckets[bucket].log_slots > 0;
-    const engine::Landing landing = logs ? engine::Landing::kLog : engine::Landing::kSlot;
+    const bool streams = bucket != kEnd && streams_with_[bucket] != 0;
+    const engine::Landing landing = logs      ? engine::Landing::kLog
+                                    : streams ? engine::Landing::kSlotStillRead
+                                              : engine::Landing::kSlot;
     const absl::Status status = bucket != kEnd        ? engine_->GradientReady(number, bucket, SumOf(bucket), landing)
                                 : sharded_ == nullptr ? engine_->EndStep(number, 1, kMaxGradNorm)
                                                       : engine_->PrepareStep(number, 1, kMaxGradNorm);

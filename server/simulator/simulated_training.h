@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/gpu/mover.h"
+#include "kernels/gpu/weight_stream.h"
 #include "server/engine/step_machine.h"
 #include "server/simulator/copy_engine.h"
 #include "server/simulator/gpu_stream.h"
@@ -47,6 +48,7 @@ struct Stall {
   const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not the step's first pass
   double begin = 0;
   double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
+  double read = 0;                   // from here on what streams was waited for
   double end = 0;
 };
 
@@ -96,6 +98,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void Deliver();
   void UpdateResidents();
   void Forward(size_t unit, const std::vector<uint32_t>* needed);  // null: not the step's first pass
+  void Read(size_t unit);                                          // where it streams
   void Compute(size_t unit, double seconds, std::string name, const std::vector<uint32_t>* needed = nullptr);
   std::optional<double> SumOf(uint32_t bucket) const;
 
@@ -118,6 +121,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   std::vector<kernels::UndoSlot> record_;  // aligned as a record is
   std::unique_ptr<engine::StepMachine> engine_;
   std::unique_ptr<kernels::Mover> mover_;
+  std::vector<uint32_t> streams_with_;  // by bucket, as StreamedUnits has it
+  std::unique_ptr<kernels::WeightStream> weights_;
   std::map<uint64_t, uint32_t> bucket_at_;    // by the offset of its parameters
   std::map<uint64_t, uint32_t> gradient_at_;  // by that of its first slot
 
@@ -131,6 +136,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   bool open_ = false;              // a step of the machine's
   bool launched_ = false;          // the step's kernels, all of them
   double idle_since_ = 0;          // of the compute stream
+  std::optional<double> read_at_;  // since when what streams of the unit about to be computed is waited for
 
   std::vector<StepTimes> steps_;
   std::vector<Stall> stalls_;

@@ -39,12 +39,13 @@ constexpr Ending kEndings[] = {{"commit", {}},
                                {"one in ten is skipped", {.skip_rate = 0.1}}};
 
 // With accumulation where the batch does not fit; the memory for its gradients is not looked at then.
-Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, uint64_t sequence, uint32_t ranks) {
+Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, uint64_t sequence, uint32_t ranks,
+                  GpuUse use = {}) {
   Pass pass{.batch = 1, .sequence = sequence};
   const uint64_t batch = tokens / sequence;
   const engine::Layout layout = LayoutOf(model, {}, ranks);
-  const uint64_t fits =
-      LargestBatch(model, layout, pass, {.gathers = ranks > 1}, static_cast<uint64_t>(machine.gpu.memory_bytes));
+  use.gathers = ranks > 1;
+  const uint64_t fits = LargestBatch(model, layout, pass, use, static_cast<uint64_t>(machine.gpu.memory_bytes));
   SUPEROFFLOAD_CHECK_LT(0u, fits, "a model that does not fit");
   pass.batch = std::min(batch, fits);
   while (batch % pass.batch != 0) --pass.batch;
@@ -224,6 +225,38 @@ std::string ResidentsTable() {
                             }
                             return cells;
                           });
+}
+
+std::string StreamsTable() {
+  constexpr uint64_t kTokensOfColumns[] = {4096, 8192, 16384, 32768, 65536};
+  std::string text = "| machine | model | moments |", line = "| --- | --- | --- |";
+  for (const uint64_t tokens : kTokensOfColumns) {
+    absl::StrAppend(&text, " ", tokens, " tokens |");
+    line += " --- |";
+  }
+  absl::StrAppend(&text, "\n", line, "\n");
+  for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
+    const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
+    SUPEROFFLOAD_CHECK(machine.ok());
+    for (const auto& [model_name, algorithm_name] :
+         {std::pair("llama-8b", "adamw"), {"gpt2-25b", "adamw"}, {"seed-oss-36b", "adamw_8bit"}}) {
+      const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(algorithm_name);
+      const absl::StatusOr<Model> model = FindModel(model_name);
+      SUPEROFFLOAD_CHECK(model.ok());
+      absl::StrAppendFormat(&text, "| %s | %s | %d bits |", machine_name, model_name,
+                            algorithm.block_elements > 1 ? 8 : 32);
+      for (const uint64_t tokens : kTokensOfColumns) {
+        Workload workload = MakeStep(*machine, *model, tokens, 4096, 1, {.streamed_weights = 1});
+        KeepSomeInFp32(algorithm, workload.model.parameters);
+        const double stay = Ours({.algorithm = &algorithm}).Run(*machine, workload, {}).step_seconds;
+        const double stream =
+            Ours({.algorithm = &algorithm, .streamed_weights = 1}).Run(*machine, workload, {}).step_seconds;
+        absl::StrAppendFormat(&text, " %.2f (%+.0f %%) |", stream, 100 * (stream / stay - 1));
+      }
+      text += "\n";
+    }
+  }
+  return text;
 }
 
 std::string RoomTable() {

@@ -35,6 +35,9 @@ std::string ResidentsTable();
 // What narrower moments gain, as Markdown.
 std::string StatesTable();
 
+// What it costs that all blocks stream, as Markdown.
+std::string StreamsTable();
+
 // What less memory for gradients and published parameters costs, as Markdown.
 std::string RoomTable();
 

@@ -45,8 +45,9 @@ Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const Mo
   if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
   std::vector<uint32_t> units;
   for (const GpuBucket& bucket : *buckets) units.push_back(bucket.unit);
-  made->weights_ = std::make_unique<WeightStream>(made->device_, UnitsOf(units, options.stream_slots), &made->mover());
-  if (Status status = made->weights_->Open(); !status.ok()) return status;
+  made->weights_ = std::make_unique<kernels::WeightStream>(made->device_, kernels::UnitsOf(units, options.stream_slots),
+                                                           &made->mover());
+  if (Status status = FromCuda(made->weights_->Open()); !status.ok()) return status;
   *moves = std::move(made);
   return {};
 }
@@ -141,7 +142,9 @@ uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t comm
 Status GpuMoves::Submit(superoffload_ring_entry entry) {
   residents_->OnSubmission(entry);
   if (entry.opcode == SUPEROFFLOAD_SUBMIT_END_STEP) {
-    if (Status status = weights_->EndStep(packer_.get()); !status.ok()) return status;
+    Status status;
+    const auto wait_for = [&](CudaStream stream) { return (status = packer_->After(stream)).ok(); };
+    if (!weights_->EndStep(packer_->stream(), wait_for)) return status;
     if (Status status = packer_->AfterAll(); !status.ok()) return status;
     entry.payload.end.streamed_bytes = mover_->TakeFetchedBytes();
     return waits_.Submit([this, entry] {

@@ -27,9 +27,9 @@
 #include "client/src/gpu/gradient_packer.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/gpu/slot_waits.h"
-#include "client/src/gpu/weight_stream.h"
 #include "client/src/status.h"
 #include "kernels/gpu/mover.h"
+#include "kernels/gpu/weight_stream.h"
 #include "superoffload/superoffload_gpu.h"
 
 namespace superoffload::client {
@@ -61,7 +61,7 @@ class GpuMoves {
 
   kernels::Mover& mover() { return *mover_; }
   GradientPacker& packer() { return *packer_; }
-  WeightStream& weights() { return *weights_; }
+  kernels::WeightStream& weights() { return *weights_; }
   bool resident(uint32_t bucket) const { return residents_->contains(bucket); }
 
   // No gradient is on its way into the host's memory afterwards, and none will be.
@@ -129,7 +129,7 @@ class GpuMoves {
   std::unique_ptr<GradientPacker> packer_;
   std::optional<ResidentBuckets> residents_;
   std::unique_ptr<kernels::Mover> mover_;
-  std::unique_ptr<WeightStream> weights_;
+  std::unique_ptr<kernels::WeightStream> weights_;
   SlotWaits waits_;
 };
 

@@ -79,22 +79,32 @@ Status GpuPlane::WaitPublished(std::span<const uint32_t> buckets, const Deadline
   return {};
 }
 
+Status GpuPlane::FindUnit(uint32_t unit, uint32_t* index) const {
+  const std::optional<uint32_t> found = moves_->weights().Find(unit);
+  if (!found) {
+    return Error(Code::kInvalidArgument, "there is no unit ", unit,
+                 " that streams; superoffload_bucket.unit names them");
+  }
+  *index = *found;
+  return {};
+}
+
 Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
-  WeightStream& weights = moves_->weights();
+  kernels::WeightStream& weights = moves_->weights();
   uint32_t index = 0;
-  if (Status status = weights.Find(unit, &index); !status.ok()) return status;
+  if (Status status = FindUnit(unit, &index); !status.ok()) return status;
   if (Status status = CheckStream(stream); !status.ok()) return status;
   if (Status status = WaitPublished(weights.buckets(index), std::nullopt); !status.ok()) return status;
   const CurrentDevice current(*device_);
-  return weights.Read(index, stream, [this](uint32_t bucket) {
+  return FromCuda(weights.Read(index, stream, [this](uint32_t bucket) {
     std::lock_guard lock(mu_);
     return steps_.IsLatest(bucket, progress_);
-  });
+  }));
 }
 
 Status GpuPlane::HasUnit(uint32_t unit, bool* has) const {
   uint32_t index = 0;
-  if (Status status = moves_->weights().Find(unit, &index); !status.ok()) return status;
+  if (Status status = FindUnit(unit, &index); !status.ok()) return status;
   *has = moves_->weights().Has(index);
   return {};
 }

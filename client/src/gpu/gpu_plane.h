@@ -94,6 +94,8 @@ class GpuPlane final : public MemoryPlane {
   GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> device, std::vector<GpuBucket> buckets,
            const GpuLayout& layout);
 
+  Status FindUnit(uint32_t unit, uint32_t* index) const;  // INVALID_ARGUMENT: none has the number
+
   // At the attach.
   Status Open(const ModelLayout& model, const superoffload_gpu_options& options,
               std::shared_ptr<kernels::SharedGpuMemory> memory);

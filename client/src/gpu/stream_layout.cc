@@ -44,18 +44,6 @@ uint64_t Move(const Run& run, uint64_t page, std::span<const superoffload_bucket
 
 }  // namespace
 
-std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers, uint32_t slots) {
-  std::map<uint32_t, std::vector<uint32_t>> buckets;
-  for (uint32_t bucket = 0; bucket < numbers.size(); ++bucket) {
-    if (numbers[bucket] != 0) buckets[numbers[bucket]].push_back(bucket);
-  }
-  std::vector<StreamedUnit> units;
-  for (auto& [number, of_unit] : buckets) {
-    units.push_back({number, static_cast<uint32_t>(units.size() % slots), std::move(of_unit)});
-  }
-  return units;
-}
-
 Status LayOutStreams(std::span<const superoffload_bucket> buckets, uint32_t slots, std::span<uint64_t> gpu_offsets,
                      uint64_t* bytes) {
   std::vector<Run> runs;

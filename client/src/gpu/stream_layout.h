@@ -12,15 +12,6 @@
 
 namespace superoffload::client {
 
-struct StreamedUnit {
-  uint32_t number = 0;  // superoffload_bucket.unit
-  uint32_t slot = 0;
-  std::vector<uint32_t> buckets;  // ascending
-};
-
-// Those whose numbers the buckets have, ascending; they take turns at the slots. Empty: none streams.
-std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers, uint32_t slots);
-
 // See superoffload_gpu_lay_out.
 Status LayOutStreams(std::span<const superoffload_bucket> buckets, uint32_t slots, std::span<uint64_t> gpu_offsets,
                      uint64_t* bytes);

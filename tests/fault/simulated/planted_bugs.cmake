@@ -182,23 +182,23 @@ plant_bug(published_over_gradients_before_the_verdict server/engine/step_passes.
   "open_->speculate && !layout_->in_place &&" "open_->speculate &&")
 
 # Weights that stream.
-plant_bug(slot_refilled_before_it_is_read client/src/gpu/weight_stream.cc 500
-  "  if (Status status = WaitForReaders(&slot); !status.ok()) return status;\n" "")
-plant_bug(slot_of_another_unit client/src/gpu/weight_stream.cc 500
+plant_bug(slot_refilled_before_it_is_read kernels/gpu/weight_stream.cc 500
+  "  if (CudaStatus status = WaitForReaders(&slot); !status.ok()) return status;\n" "")
+plant_bug(slot_of_another_unit kernels/gpu/weight_stream.cc 500
   "if (SlotOf(index).owner != index) {" "if (!SlotOf(index).owner) {")
-plant_bug(fetched_into_a_slot_in_use client/src/gpu/weight_stream.cc 500
+plant_bug(fetched_into_a_slot_in_use kernels/gpu/weight_stream.cc 500
   "  taken[units_[index].slot] = true;\n" "")
-plant_bug(unit_not_waited_for client/src/gpu/weight_stream.cc 500
+plant_bug(unit_not_waited_for kernels/gpu/weight_stream.cc 500
   "  for (const uint32_t bucket : buckets(index)) {
-    if (Status status = FromCuda(mover_.WaitLanded(bucket, stream)); !status.ok()) return status;
+    if (CudaStatus status = mover_.WaitLanded(bucket, stream); !status.ok()) return status;
   }\n" "")
-plant_bug(unit_of_a_slot_not_refreshed client/src/gpu/weight_stream.cc 500
+plant_bug(unit_of_a_slot_not_refreshed kernels/gpu/weight_stream.cc 500
   "mover_.SetCopiesUp(bucket, true);" "{ mover_.SetCopiesUp(bucket, true); static_cast<void>(mover_.Fetch(bucket)); mover_.SetCopiesUp(bucket, false); }")
-plant_bug(unit_that_nobody_has_fetched client/src/gpu/weight_stream.cc 500
-  "  if (Status status = Fetch(index); !status.ok()) return status;\n  for" "  for")
-plant_bug(unit_that_left_still_copied client/src/gpu/weight_stream.cc 500
+plant_bug(unit_that_nobody_has_fetched kernels/gpu/weight_stream.cc 500
+  "  if (CudaStatus status = Fetch(index); !status.ok()) return status;\n  for" "  for")
+plant_bug(unit_that_left_still_copied kernels/gpu/weight_stream.cc 500
   "  for (const uint32_t bucket : buckets(*slot->owner)) mover_.SetCopiesUp(bucket, false);\n" "")
-plant_bug(step_ends_while_a_unit_is_read client/src/gpu/weight_stream.cc 500
-  "if (Status status = packer->After(stream); !status.ok()) return status;" "static_cast<void>(stream);")
+plant_bug(step_ends_while_a_unit_is_read kernels/gpu/weight_stream.cc 500
+  "    if (!wait_for(stream)) return false;\n" "    static_cast<void>(stream);\n")
 plant_bug(published_while_it_may_be_read server/engine/step_passes.cc 500
   "bucket.landing == Landing::kSlot" "bucket.landing != Landing::kLog")

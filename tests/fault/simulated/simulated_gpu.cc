@@ -198,13 +198,11 @@ void SimulatedGpu::StreamWaits(uint32_t bucket) {
 
 std::span<const uint32_t> SimulatedGpu::ReadTogether(const uint32_t& bucket) const {
   if (!streams(bucket)) return {&bucket, 1};
-  return moves_->weights().buckets(IndexOf(memory_->buckets()[bucket].unit));
+  return moves_->weights().buckets(UnitOf(bucket));
 }
 
-uint32_t SimulatedGpu::IndexOf(uint32_t unit) const {
-  uint32_t index = 0;
-  Check(moves_->weights().Find(unit, &index));
-  return index;
+uint32_t SimulatedGpu::UnitOf(uint32_t bucket) const {
+  return *moves_->weights().Find(memory_->buckets()[bucket].unit);
 }
 
 void SimulatedGpu::Read(uint32_t bucket, const std::function<bool(uint32_t)>& is_final,
@@ -213,7 +211,7 @@ void SimulatedGpu::Read(uint32_t bucket, const std::function<bool(uint32_t)>& is
   if (streams(bucket)) {
     if (ground_.random.Chance(0.5)) stream = &beside_;
     const kernels::CurrentDevice current(*cuda_.device());
-    Check(moves_->weights().Read(IndexOf(memory_->buckets()[bucket].unit), SimulatedCuda::HandleOf(stream), is_final));
+    Check(client::FromCuda(moves_->weights().Read(UnitOf(bucket), SimulatedCuda::HandleOf(stream), is_final)));
   } else {
     StreamWaits(bucket);
   }

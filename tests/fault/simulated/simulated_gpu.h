@@ -76,7 +76,7 @@ class SimulatedGpu {
 
  private:
   void FreeSlot(uint32_t slot);
-  uint32_t IndexOf(uint32_t unit) const;
+  uint32_t UnitOf(uint32_t bucket) const;  // of the stream; one that streams
   void StreamWaits(uint32_t bucket);
   // Some time from now, unless the process was killed.
   void Later(std::function<void()> event);

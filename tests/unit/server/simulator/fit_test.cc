@@ -124,6 +124,25 @@ TEST(FitTest, TheLargestBatchFitsAndOneMoreDoesNot) {
   EXPECT_GT(TotalBytes(GpuMemory(model, layout, pass, {}, kMemory)), kMemory);
 }
 
+TEST(FitTest, BlocksThatStreamTakeTheirSlotsOnly) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  const auto bytes = [&](const std::string& purpose, const GpuUse& use) {
+    uint64_t sum = 0;
+    for (const MemoryItem& item : GpuMemory(model, layout, {}, use, 1)) sum += item.purpose == purpose ? item.bytes : 0;
+    return sum;
+  };
+  const uint64_t whole = bytes("parameters", {}), all = bytes("parameters", {.streamed_weights = 1});
+  const uint64_t block = (whole - all) / 32;
+  EXPECT_EQ(bytes("stream slots", {}), 0u);
+  for (const uint32_t slots : {1, 3, 40}) {
+    const double taken = static_cast<double>(bytes("stream slots", {.streamed_weights = 1, .stream_slots = slots}));
+    EXPECT_NEAR(taken, static_cast<double>(std::min(slots, 32u) * block), std::min(slots, 32u) * 8192.0);
+  }
+  EXPECT_NEAR(static_cast<double>(whole - bytes("parameters", {.streamed_weights = 0.5})),
+              static_cast<double>(16 * block), 16 * 4096.0);
+}
+
 TEST(FitTest, NothingFitsWhereTheParametersDoNot) {
   const Model model = *FindModel("llama-70b");
   const engine::Layout layout = LayoutOf(model);

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <set>
+#include <vector>
+
 #include "server/simulator/catalogue.h"
 
 namespace superoffload::simulator {
@@ -50,6 +54,28 @@ TEST(ModelLayoutTest, ABucketIsCompleteWithItsFirstParameterInItsLastUnit) {
   }
   EXPECT_EQ(unit, 0u);
   EXPECT_EQ(before, 1);
+}
+
+TEST(ModelLayoutTest, AShareOfTheBlocksStreamsEvenlyAndNothingElse) {
+  const Model model = *FindModel("gpt2-1b");
+  const uint32_t blocks = model.architecture.layers;
+  const std::vector<BucketUse> uses = BucketUses(model, LayoutOf(model));
+  const auto streamed = [&](double share) {
+    const std::vector<uint32_t> units = StreamedUnits(model.architecture, uses, share);
+    for (size_t i = 0; i < units.size(); ++i) {
+      EXPECT_TRUE(units[i] == 0 || uses[i].units == std::vector<size_t>{units[i]}) << "bucket " << i;
+    }
+    std::set<uint32_t> found(units.begin(), units.end());
+    found.erase(0);
+    return std::vector<uint32_t>(found.begin(), found.end());
+  };
+  EXPECT_TRUE(streamed(0).empty());
+  std::vector<uint32_t> all(blocks);
+  std::iota(all.begin(), all.end(), 1u);
+  EXPECT_EQ(streamed(1), all);
+  const std::vector<uint32_t> some = streamed(0.25);
+  ASSERT_EQ(some.size(), (blocks + 3) / 4);
+  for (size_t i = 0; i < some.size(); ++i) EXPECT_EQ(some[i], 1 + 4 * i);
 }
 
 }  // namespace

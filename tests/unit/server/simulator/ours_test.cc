@@ -8,6 +8,7 @@
 #include <string>
 
 #include "server/simulator/catalogue.h"
+#include "server/simulator/model_layout.h"
 #include "server/simulator/simulated_training.h"
 
 namespace superoffload::simulator {
@@ -123,6 +124,49 @@ TEST(OursTest, SlotsAndResidentsHelp) {
   // Their updates hold up the other buckets' parameters, so that they pay only where publishing is late.
   const RunOptions clipped{.clip_rate = 1};
   EXPECT_GT(Train(workload, clipped).step_seconds, Train(workload, clipped, {.resident_buckets = 4}).step_seconds);
+}
+
+// A block is copied up for forward and for backward, but for those that stay in their slots over the turn; what is in a
+// slot when the step ends is copied once more.
+TEST(OursTest, BlocksThatStreamAreCopiedTwiceAStepButForThoseInSlots) {
+  const Machine machine = Superchip();
+  const Workload workload = Gpt2(4);
+  const auto copies = [&](const Ours::Settings& settings, size_t steps) {
+    SimulatedTraining training(machine, workload, settings, std::vector<Verdict>(steps, Verdict::kCommit));
+    training.Run();
+    return std::ranges::count_if(training.spans(), [](const Span& span) { return span.lane == Lane::kH2D; });
+  };
+  const engine::Layout layout = LayoutOf(workload.model);
+  const std::vector<uint32_t> units =
+      StreamedUnits(workload.model.architecture, BucketUses(workload.model, layout), /*share=*/1);
+  const auto stay = std::ranges::count(units, 0u);
+  const auto blocks = static_cast<int64_t>(workload.model.architecture.layers);
+  const auto per_block = (static_cast<int64_t>(units.size()) - stay) / blocks;
+  for (const uint32_t slots : {1u, 3u}) {
+    const Ours::Settings settings{.streamed_weights = 1, .stream_slots = slots};
+    EXPECT_EQ(copies(settings, 5) - copies(settings, 4), stay + per_block * (2 * blocks - slots)) << slots;
+  }
+}
+
+TEST(OursTest, StreamingCostsNextToNothingWhereTokensAreMany) {
+  const Ours::Settings streams{.streamed_weights = 1};
+  EXPECT_LT(Train(Gpt2(32), {}, streams).step_seconds, 1.05 * Train(Gpt2(32)).step_seconds);
+  // They are published after the verdict.
+  const Outcome few = Train(Gpt2(1), {}, streams);
+  EXPECT_GT(few.step_seconds, Train(Gpt2(1)).step_seconds);
+  EXPECT_GT(SecondsOf("passes after the verdict", few), SecondsOf("passes after the verdict", Train(Gpt2(1))));
+}
+
+TEST(OursTest, ASlowLinkIsWaitedForInEachPass) {
+  Machine machine = Superchip();
+  machine.h2d = {{{1, 1e9}}};
+  const Workload workload = Gpt2(16, /*accumulation=*/2);
+  const Outcome outcome = Train(workload, {}, {.streamed_weights = 1}, machine);
+  const double bytes = 2.0 * static_cast<double>(ParameterCount(workload.model));
+  EXPECT_GT(SecondsOf("parameters that stream", outcome), 2 * bytes / 1e9);
+  EXPECT_NEAR(SumOf(outcome.exposed), outcome.exposed_seconds, 1e-9);
+  EXPECT_LT(Train(workload, {}, {.streamed_weights = 0.5}, machine).step_seconds, outcome.step_seconds);
+  EXPECT_EQ(SecondsOf("parameters that stream", Train(workload, {}, {}, machine)), 0);
 }
 
 // Until it is full a log takes gradients that nobody has time to absorb.

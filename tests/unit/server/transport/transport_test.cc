@@ -167,7 +167,8 @@ TEST_F(TransportTest, WhatNoClientSubmitsIsRejected) {
 TEST_F(TransportTest, CarriesAStepOfSeveralRanks) {
   Submit(Entry(SUPEROFFLOAD_SUBMIT_PREPARE, 0));
   superoffload_ring_entry end = Entry(SUPEROFFLOAD_SUBMIT_END_STEP, 0);
-  end.payload.end = {.gradient_scale = 1, .max_grad_norm = 2, .total_sum_of_squares = 3, .attempt = 9};
+  end.payload.end = {
+      .gradient_scale = 1, .max_grad_norm = 2, .total_sum_of_squares = 3, .attempt = 9, .streamed_bytes = 0};
   Submit(end);
   EXPECT_THAT(handler_.WaitFor(2), ElementsAre("prepare 1", "end 1 attempt 9 total 3.000000"));
   transport_.Prepared(1, 9, 0.5);

@@ -8,8 +8,8 @@
 //
 // What is copied is what the last committed step has published: of these buckets the daemon publishes nothing before
 // the verdict (SUPEROFFLOAD_FLAG_STILL_READ), and the verdict comes after all that was launched before the step's end.
-#ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
-#define SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
+#ifndef SUPEROFFLOAD_KERNELS_GPU_WEIGHT_STREAM_H_
+#define SUPEROFFLOAD_KERNELS_GPU_WEIGHT_STREAM_H_
 
 #include <cstdint>
 #include <functional>
@@ -20,13 +20,19 @@
 #include <span>
 #include <vector>
 
-#include "client/src/gpu/gradient_packer.h"
-#include "client/src/gpu/stream_layout.h"
-#include "client/src/gpu/stream_order.h"
-#include "client/src/status.h"
 #include "kernels/gpu/mover.h"
+#include "kernels/gpu/stream_order.h"
 
-namespace superoffload::client {
+namespace superoffload::kernels {
+
+struct StreamedUnit {
+  uint32_t number = 0;  // as its owner names it
+  uint32_t slot = 0;
+  std::vector<uint32_t> buckets;  // ascending
+};
+
+// Those whose numbers the buckets have, ascending; they take turns at the slots. 0: a bucket stays.
+std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers, uint32_t slots);
 
 // Thread-safe. The device must be current in every call.
 class WeightStream {
@@ -35,7 +41,7 @@ class WeightStream {
   using IsFinal = std::function<bool(uint32_t bucket)>;
 
   // The mover outlives it; all slots are empty.
-  WeightStream(std::shared_ptr<const kernels::GpuDevice> device, std::vector<StreamedUnit> units, kernels::Mover* mover)
+  WeightStream(std::shared_ptr<const GpuDevice> device, std::vector<StreamedUnit> units, Mover* mover)
       : device_(std::move(device)),
         units_(std::move(units)),
         mover_(*mover),
@@ -45,48 +51,47 @@ class WeightStream {
   WeightStream& operator=(const WeightStream&) = delete;
 
   // No bucket is copied up but to a slot that holds it.
-  Status Open();
+  CudaStatus Open();
 
-  // INVALID_ARGUMENT: none has the number.
-  Status Find(uint32_t number, uint32_t* index) const;
+  std::optional<uint32_t> Find(uint32_t number) const;  // its index
   std::span<const uint32_t> buckets(uint32_t index) const { return units_[index].buckets; }
 
   // `stream` waits for the unit's parameters, which are final, and reads them until the slot is another's. What is
   // expected next is on its way then, as far as there are slots.
-  Status Read(uint32_t index, kernels::CudaStream stream, const IsFinal& is_final);
+  CudaStatus Read(uint32_t index, CudaStream stream, const IsFinal& is_final);
   bool Has(uint32_t index) const;
 
-  // What `packer` has end a step ends it after all that has read so far, and `packer`'s own stream stands for them from
-  // now on. The thread that ends steps.
-  Status EndStep(GradientPacker* packer);
+  // `end` waits for each stream that has read since a step was ended, which `wait_for` sees to, and stands for them
+  // from now on. The thread that ends steps. Returns false where `wait_for` does.
+  bool EndStep(CudaStream end, const std::function<bool(CudaStream)>& wait_for);
 
   // What the slots hold is not worth anything any more.
   void Empty();
 
  private:
   struct Slot {
-    std::optional<uint32_t> owner;          // of units_
-    std::set<kernels::CudaStream> readers;  // since it has it, and of those before if nobody has waited for them
+    std::optional<uint32_t> owner;  // of units_
+    std::set<CudaStream> readers;   // since it has it, and of those before if nobody has waited for them
   };
 
   Slot& SlotOf(uint32_t index) { return slots_[units_[index].slot]; }
-  Status Place(uint32_t index);
+  CudaStatus Place(uint32_t index);
   void Vacate(Slot* slot);
-  Status WaitForReaders(Slot* slot);
-  Status FetchAhead(uint32_t index, const IsFinal& is_final);
-  Status Fetch(uint32_t index);
+  CudaStatus WaitForReaders(Slot* slot);
+  CudaStatus FetchAhead(uint32_t index, const IsFinal& is_final);
+  CudaStatus Fetch(uint32_t index);
 
-  const std::shared_ptr<const kernels::GpuDevice> device_;
+  const std::shared_ptr<const GpuDevice> device_;
   const std::vector<StreamedUnit> units_;
-  kernels::Mover& mover_;
+  Mover& mover_;
 
   mutable std::mutex mu_;  // before the mover's
   StreamOrder order_;
   std::vector<Slot> slots_;
-  std::set<kernels::CudaStream> reading_;  // since a step was ended
-  kernels::OwnedEvent read_;               // recorded anew only after the last wait for it was issued
+  std::set<CudaStream> reading_;  // since a step was ended
+  OwnedEvent read_;               // recorded anew only after the last wait for it was issued
 };
 
-}  // namespace superoffload::client
+}  // namespace superoffload::kernels
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_GPU_WEIGHT_STREAM_H_
+#endif  // SUPEROFFLOAD_KERNELS_GPU_WEIGHT_STREAM_H_

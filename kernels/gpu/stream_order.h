@@ -1,6 +1,6 @@
 // In which order units are read: what followed the last time is what is expected to follow.
-#ifndef SUPEROFFLOAD_CLIENT_SRC_GPU_STREAM_ORDER_H_
-#define SUPEROFFLOAD_CLIENT_SRC_GPU_STREAM_ORDER_H_
+#ifndef SUPEROFFLOAD_KERNELS_GPU_STREAM_ORDER_H_
+#define SUPEROFFLOAD_KERNELS_GPU_STREAM_ORDER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace superoffload::client {
+namespace superoffload::kernels {
 
 // Not thread-safe. Units are indices. A forward pass and its backward pass read a unit twice in a row, or four times
 // where it is recomputed: that is one use.
@@ -32,6 +32,6 @@ class StreamOrder {
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> followed_;  // two uses in a row -> the next
 };
 
-}  // namespace superoffload::client
+}  // namespace superoffload::kernels
 
-#endif  // SUPEROFFLOAD_CLIENT_SRC_GPU_STREAM_ORDER_H_
+#endif  // SUPEROFFLOAD_KERNELS_GPU_STREAM_ORDER_H_

@@ -1,8 +1,8 @@
-#include "client/src/gpu/stream_order.h"
+#include "kernels/gpu/stream_order.h"
 
 #include <gtest/gtest.h>
 
-namespace superoffload::client {
+namespace superoffload::kernels {
 namespace {
 
 using Units = std::vector<uint32_t>;
@@ -36,4 +36,4 @@ TEST(StreamOrderTest, NothingIsExpectedOfOneUnitOrBeforeTheFirst) {
 }
 
 }  // namespace
-}  // namespace superoffload::client
+}  // namespace superoffload::kernels

@@ -1,6 +1,6 @@
-#include "client/src/gpu/stream_order.h"
+#include "kernels/gpu/stream_order.h"
 
-namespace superoffload::client {
+namespace superoffload::kernels {
 
 void StreamOrder::Use(uint32_t unit) {
   if (present_ == unit) return;
@@ -28,4 +28,4 @@ uint32_t StreamOrder::After(uint32_t before, uint32_t unit) const {
   return up ? unit + 1 : unit - 1;
 }
 
-}  // namespace superoffload::client
+}  // namespace superoffload::kernels
