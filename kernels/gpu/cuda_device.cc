@@ -117,6 +117,15 @@ CudaStatus CheckNotCapturing(const GpuDevice& device, CudaStream stream) {
           "capture nothing while a step is submitted, ended or awaited"};
 }
 
+CudaStatus WaitForStream(const GpuDevice& device, CudaStream waiting, CudaStream trainers, CudaEvent event) {
+  const CudaDriver& driver = device.driver();
+  if (CudaStatus status = CheckNotCapturing(device, trainers); !status.ok()) return status;
+  if (CudaStatus status = driver.Status(driver.EventRecord(event, trainers), "recording an event"); !status.ok()) {
+    return status;
+  }
+  return driver.Status(driver.StreamWaitEvent(waiting, event, 0), "waiting for the trainer's stream");
+}
+
 CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream) {
   CudaStream made = nullptr;
   const CudaDriver& driver = device.driver();

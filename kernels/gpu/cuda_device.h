@@ -106,6 +106,10 @@ using OwnedEvent = CudaObject<CudaEvent, &CudaDriver::EventDestroy>;
 // because another stream's does.
 CudaStatus CheckNotCapturing(const GpuDevice& device, CudaStream stream);
 
+// `waiting` waits for all that was launched on a stream of the trainer's. `event` is recorded there, and may be again
+// at once. Errors as CheckNotCapturing.
+CudaStatus WaitForStream(const GpuDevice& device, CudaStream waiting, CudaStream trainers, CudaEvent event);
+
 // A stream that does not wait for the default stream.
 CudaStatus MakeStream(const GpuDevice& device, OwnedStream* stream);
 

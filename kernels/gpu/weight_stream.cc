@@ -76,14 +76,8 @@ void WeightStream::Vacate(Slot* slot) {
 }
 
 CudaStatus WeightStream::WaitForReaders(Slot* slot) {
-  const CudaDriver& driver = device_->driver();
   for (const CudaStream reader : slot->readers) {
-    CudaStatus status = CheckNotCapturing(*device_, reader);
-    if (status.ok()) status = driver.Status(driver.EventRecord(read_.get(), reader), "recording an event");
-    if (status.ok()) {
-      status =
-          driver.Status(driver.StreamWaitEvent(mover_.up_stream(), read_.get(), 0), "waiting for a slot's readers");
-    }
+    CudaStatus status = WaitForStream(*device_, mover_.up_stream(), reader, read_.get());
     if (!status.ok()) return status;
   }
   slot->readers.clear();

@@ -80,14 +80,7 @@ Status GradientPacker::AfterAll() {
 }
 
 Status GradientPacker::WaitFor(CudaStream stream, CudaStream side_stream) {
-  const kernels::CudaDriver& driver = device_->driver();
-  if (Status status = FromCuda(kernels::CheckNotCapturing(*device_, stream)); !status.ok()) return status;
-  if (Status status = FromCuda(driver.Status(driver.EventRecord(ready_.get(), stream), "recording an event"));
-      !status.ok()) {
-    return status;
-  }
-  return FromCuda(
-      driver.Status(driver.StreamWaitEvent(side_stream, ready_.get(), 0), "waiting for the trainer's stream"));
+  return FromCuda(kernels::WaitForStream(*device_, side_stream, stream, ready_.get()));
 }
 
 // The slot's table is read by the kernel that fills the slot, which is over before the slot is free again.
