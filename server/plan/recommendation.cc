@@ -264,7 +264,7 @@ class Recommender {
   }
 
   void Share(uint32_t ranks, uint64_t batch) {
-    out_.set_ranks(ranks);
+    if (out_.weights() != v1::Recommendation::WEIGHTS_STREAMED) out_.set_ranks(ranks);
     Say(absl::StrCat("With a batch of ", batch, " each, ", ranks,
                      " ranks hold it, which share the weights: pass --ranks=", ranks, "."));
   }
@@ -282,10 +282,9 @@ class Recommender {
     }
     Say(absl::StrFormat(
         "On one rank weights stream: with a batch of %d, %d of %d blocks through %d slots in HBM "
-        "(--streamed_weights=%g, "
-        "and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its time: T*b/(T*b + peak) "
-        "with "
-        "T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of parameters that a token uses.",
+        "(--streamed_weights=%g, and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its "
+        "time: T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of "
+        "parameters that a token uses.",
         changed.pass.batch, streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency,
         changed.pass.tokens(), q_.machine.h2d.points.back().bytes_per_second / 1e9,
         q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
