@@ -24,7 +24,7 @@ cmake --preset "$preset" >/dev/null
 ninja -C "$build" --quiet "${programs[@]}"
 # Of the long exactness runs those with three worker threads and the policy that takes every path; nothing that simulates
 # whole tables of a README or many runs to choose from, in one thread.
-left_out='TablesTest|TuningTest|RecommendationTest|ResidentsAreThoseThatTrainersComeTo|/ExactnessTest.*(_[124]Threads|/(Always|Never)_)|KilledAgainAndAgainTrains.*_1Threads'
+left_out='TablesTest|TuningTest|RecommendationTest|ResidentsAreThoseThatTrainersComeTo|/(Exactness|Recovery)Test.*(_[124]Threads|/(Always|Never)_)|KilledAgainAndAgainTrains.*_1Threads'
 left_out+='|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32|RoomTest.*(_1Threads|_lion|_nearest)'
 # Of the fake GPUs those whose copies take ways of their own; kernels in a process that dies do nothing else than in one
 # that lives.
