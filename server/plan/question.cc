@@ -1,7 +1,6 @@
 #include "server/plan/question.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "server/plan/machine_description.h"
 #include "server/plan/model_description.h"
 #include "server/rpc/from_proto.h"
+#include "server/simulator/model_layout.h"
 
 namespace superoffload::plan {
 namespace {
@@ -127,13 +127,7 @@ absl::Status SetStreams(const v1::PlanRequest& request, Question& question) {
                                                    ", but weights do not stream with ", with,
                                                    "; leave one of the two out"));
   }
-  std::map<uint32_t, uint64_t> bytes;
-  for (const engine::ParameterSpec& parameter : question.model.parameters) {
-    const bool block = parameter.unit > 0 && parameter.unit < question.model.architecture.head_unit();
-    if (block) bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
-  }
-  const bool small = std::ranges::any_of(bytes, [](const auto& block) { return block.second < engine::kTaperBytes; });
-  if (bytes.empty() || small) {
+  if (simulator::HasSmallBlocks(question.model.parameters)) {
     return absl::InvalidArgumentError(absl::StrCat("streamed_weights is ", request.streamed_weights(),
                                                    ", but a plan streams no blocks of less than ",
                                                    engine::kTaperBytes >> 20, " MiB; leave it out"));

@@ -67,7 +67,7 @@ struct Streamed {
   uint64_t bytes = 0, slot_bytes = 0;
 };
 
-// See client/src/gpu/stream_layout.h: units lie in a row, each of its buckets too.
+// See client/src/gpu/stream_layout.h: the buckets of a unit lie in a row.
 Streamed StreamedOf(const Model& model, const engine::Layout& layout, const GpuUse& use) {
   const std::vector<uint32_t> units =
       StreamedUnits(model.architecture, BucketUses(model, layout), use.streamed_weights);

@@ -37,6 +37,13 @@ std::vector<engine::ParameterSpec> ShardsOf(const std::vector<engine::ParameterS
 
 // As the PyTorch adapter has it (parameters.py): blocks of which one is too small for a bucket of its own count as one.
 void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
+  if (!HasSmallBlocks(parameters)) return;
+  for (engine::ParameterSpec& parameter : parameters) parameter.unit = 0;
+}
+
+}  // namespace
+
+bool HasSmallBlocks(const std::vector<engine::ParameterSpec>& parameters) {
   std::map<uint32_t, uint64_t> bytes;
   for (const engine::ParameterSpec& parameter : parameters) {
     bytes[parameter.unit] += engine::ElementCount(parameter) * kernels::DTypeBytes(parameter.dtype);
@@ -45,11 +52,8 @@ void JoinSmallUnits(std::vector<engine::ParameterSpec>& parameters) {
   for (const auto& [unit, size] : bytes) {
     if (unit != 0 && unit != bytes.rbegin()->first) blocks.push_back(size);
   }
-  if (!blocks.empty() && *std::ranges::min_element(blocks) >= engine::kTaperBytes) return;
-  for (engine::ParameterSpec& parameter : parameters) parameter.unit = 0;
+  return blocks.empty() || *std::ranges::min_element(blocks) < engine::kTaperBytes;
 }
-
-}  // namespace
 
 void KeepSomeInFp32(const kernels::Algorithm& algorithm, std::vector<engine::ParameterSpec>& parameters) {
   constexpr uint64_t kLeast8BitElements = 4096;

@@ -13,6 +13,10 @@
 
 namespace superoffload::simulator {
 
+// Whether a block is smaller than every bucket may be (engine::kTaperBytes), so that blocks share buckets; also where
+// there are none. `unit` of what comes before the first block is 0, and of what comes behind the last one the largest.
+bool HasSmallBlocks(const std::vector<engine::ParameterSpec>& parameters);
+
 // What rank `rank` of `ranks` would create: FSDP2's shards, which are torch.chunk's along the first dimension, the
 // whole when there is one rank; blocks count as units unless they are small. Parameters of which the rank has nothing
 // are missing; rank 0 has something of each.

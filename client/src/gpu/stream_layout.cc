@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <vector>
 
 #include "client/src/core/model_layout.h"
 #include "client/src/gpu/gpu_layout.h"

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "client/src/status.h"
 #include "superoffload/superoffload.h"
