@@ -11,7 +11,7 @@
 namespace superoffload::kernels {
 namespace {
 
-constexpr int kInvalidArgument = 3;  // canonical
+constexpr int kInvalidArgument = 3, kUnimplemented = 12;  // canonical
 
 constexpr uint64_t kPlainBlockBytes = 2u << 20;
 // Each piece costs a few calls of the driver and a descriptor.
@@ -57,14 +57,22 @@ CudaStatus SharedGpuMemory::Allocate(std::shared_ptr<const GpuDevice> device, ui
 }
 
 CudaStatus SharedGpuMemory::Reserve(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t most_pieces,
-                                    Export exports, std::unique_ptr<SharedGpuMemory>* memory) {
+                                    Export exports, const UnitRanges& units, std::unique_ptr<SharedGpuMemory>* memory) {
   uint64_t granularity = 0;
   if (CudaStatus status = GetGranularity(*device, exports, &granularity); !status.ok()) return status;
   bytes = RoundUp(bytes, granularity);
+  if (units.count > 0 && kUnitGranule % granularity != 0) {
+    return {kUnimplemented, "weights cannot stream on this GPU, whose memory is mapped in pieces of " +
+                                std::to_string(granularity) + " bytes"};
+  }
+  SUPEROFFLOAD_CHECK(units.count == 0 ||
+                         (units.offset >= bytes && units.offset % kUnitGranule == 0 && units.bytes % kUnitGranule == 0),
+                     "units at ", units.offset, " of ", units.bytes, " bytes");
   const uint64_t piece_bytes =
       RoundUp(std::max(kLeastPieceBytes, (bytes + most_pieces - 1) / most_pieces), granularity);
   std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, piece_bytes, exports));
-  if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
+  if (CudaStatus status = made->ReserveAddresses(units.count == 0 ? bytes : units.end()); !status.ok()) return status;
+  if (units.count > 0) made->units_ = std::make_unique<UnitMemory>(made->device_, made->data_, units);
   made->closed_to_ = made->device_->Peers();
   *memory = std::move(made);
   return {};
@@ -86,7 +94,7 @@ CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, uint
                                   std::to_string(piece_bytes) + " is not of whole granules"};
   }
   std::unique_ptr<SharedGpuMemory> made(new SharedGpuMemory(std::move(device), bytes, piece_bytes, Export::kNever));
-  if (CudaStatus status = made->ReserveAddresses(); !status.ok()) return status;
+  if (CudaStatus status = made->ReserveAddresses(bytes); !status.ok()) return status;
   for (const int descriptor : descriptors) {
     void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
     CudaAllocation allocation = 0;
@@ -99,11 +107,12 @@ CudaStatus SharedGpuMemory::Import(std::shared_ptr<const GpuDevice> device, uint
   return {};
 }
 
-CudaStatus SharedGpuMemory::ReserveAddresses() {
+CudaStatus SharedGpuMemory::ReserveAddresses(uint64_t bytes) {
   const CudaDriver& driver = device_->driver();
   CudaStatus status =
-      driver.Status(driver.MemAddressReserve(&data_, bytes_, 0, 0, 0), "reserving addresses for GPU memory");
+      driver.Status(driver.MemAddressReserve(&data_, bytes, 0, 0, 0), "reserving addresses for GPU memory");
   if (!status.ok()) data_ = 0;
+  addresses_ = bytes;
   return status;
 }
 
@@ -179,17 +188,29 @@ SharedGpuMemory::~SharedGpuMemory() {
     driver.MemFree(data_);
     return;
   }
+  units_.reset();
   for (uint64_t i = 0; i < pieces_.size(); ++i) (void)Unmap(i);
-  driver.MemAddressFree(data_, bytes_);
+  driver.MemAddressFree(data_, addresses_);
 }
 
 CudaStatus SharedGpuMemory::GiveBack(uint64_t index, CudaStream stream) {
   std::lock_guard lock(mu_);
   if (index >= pieces_.size() || pieces_[index] == 0) return {};
-  if (CudaStatus status = CheckNotCapturing(*device_, stream); !status.ok()) return status;
-  const CudaDriver& driver = device_->driver();
-  CudaStatus status = driver.Status(driver.StreamSynchronize(stream), "waiting for the GPU");
+  CudaStatus status = WaitOutside(stream);
   return status.ok() ? Unmap(index) : status;
+}
+
+CudaStatus SharedGpuMemory::GiveUnitsBack(CudaStream stream) {
+  std::lock_guard lock(mu_);
+  if (units_ == nullptr || units_->slots().empty()) return {};
+  CudaStatus status = WaitOutside(stream);
+  return status.ok() ? units_->Map({}) : status;
+}
+
+// Of a capture.
+CudaStatus SharedGpuMemory::WaitOutside(CudaStream stream) const {
+  if (CudaStatus status = CheckNotCapturing(*device_, stream); !status.ok()) return status;
+  return device_->driver().Status(device_->driver().StreamSynchronize(stream), "waiting for the GPU");
 }
 
 CudaStatus SharedGpuMemory::Unmap(uint64_t index) {

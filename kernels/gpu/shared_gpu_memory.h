@@ -5,6 +5,8 @@
 //   memory      [ piece 0 | piece 1 |                         backed piece by piece, from the first on
 //   memory                [ piece 1 |                         given back piece by piece, in any order
 //
+// Behind them may be addresses of units that stream, which only the first process maps (unit_memory.h).
+//
 // A range that is backed piece by piece can take over what lies elsewhere in GPU memory while that is given back, so
 // that both never exist at once. Each piece is an allocation of the virtual memory API, and its descriptor travels over
 // a unix socket. It is allocated here: what a framework's allocator returns may not be exportable (expandable segments,
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "kernels/gpu/cuda_device.h"
+#include "kernels/gpu/unit_memory.h"
 
 namespace superoffload::kernels {
 
@@ -34,9 +37,10 @@ class SharedGpuMemory {
   static CudaStatus Allocate(std::shared_ptr<const GpuDevice> device, uint64_t bytes,
                              std::unique_ptr<SharedGpuMemory>* memory);
 
-  // Addresses for at least `bytes`, with no memory yet, of at most `most_pieces` pieces.
+  // Addresses for at least `bytes`, with no memory yet, of at most `most_pieces` pieces; and for units that lie behind
+  // them, if there are any.
   static CudaStatus Reserve(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t most_pieces,
-                            Export exports, std::unique_ptr<SharedGpuMemory>* memory);
+                            Export exports, const UnitRanges& units, std::unique_ptr<SharedGpuMemory>* memory);
 
   // The exporter's memory, in this process: a descriptor per piece; they stay the caller's. INVALID_ARGUMENT: they do
   // not have the bytes that the exporter says.
@@ -53,6 +57,7 @@ class SharedGpuMemory {
   uint64_t bytes() const { return bytes_; }
   uint64_t piece_bytes() const { return piece_bytes_; }  // of all but the last, which may be shorter
   uint64_t backed_bytes() const { return backed_bytes_; }
+  UnitMemory* units() const { return units_.get(); }  // null: there are none
 
   // Memory for all addresses before `end`, in whole pieces. RESOURCE_EXHAUSTED: out of HBM; what is backed stays.
   CudaStatus Back(uint64_t end);
@@ -67,15 +72,19 @@ class SharedGpuMemory {
   // everything else.
   CudaStatus GiveBack(uint64_t index, CudaStream stream);
 
+  // The same of all memory of units.
+  CudaStatus GiveUnitsBack(CudaStream stream);
+
   // The descriptor of each piece, which become the caller's. Everything must be backed.
   CudaStatus ExportTo(std::vector<int>* descriptors) const;
 
  private:
   SharedGpuMemory(std::shared_ptr<const GpuDevice> device, uint64_t bytes, uint64_t piece_bytes, Export exports);
   uint64_t NextPieceBytes() const;
-  CudaStatus ReserveAddresses();
+  CudaStatus ReserveAddresses(uint64_t bytes);
   CudaStatus MapNext(CudaAllocation allocation, bool imported);
   CudaStatus OpenTo(CudaDevice peer);
+  CudaStatus WaitOutside(CudaStream stream) const;
   CudaPointer AddressOf(uint64_t index) const { return data_ + index * piece_bytes_; }
   uint64_t BytesOf(uint64_t index) const { return std::min(piece_bytes_, bytes_ - index * piece_bytes_); }
 
@@ -85,6 +94,8 @@ class SharedGpuMemory {
   std::vector<CudaAccess> accesses_;   // the device itself, and peers
   std::vector<CudaDevice> closed_to_;  // peers that the process has not used so far
   CudaPointer data_ = 0;
+  uint64_t addresses_ = 0;  // bytes that are reserved from there on
+  std::unique_ptr<UnitMemory> units_;
   bool plain_ = false;
   CudaStatus Unmap(uint64_t index);
 

@@ -6,27 +6,69 @@
 #include <map>
 #include <utility>
 
+#include "kernels/base/check.h"
+
 namespace superoffload::kernels {
 
-std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers, uint32_t slots) {
+std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers) {
   std::map<uint32_t, std::vector<uint32_t>> buckets;
   for (uint32_t bucket = 0; bucket < numbers.size(); ++bucket) {
     if (numbers[bucket] != 0) buckets[numbers[bucket]].push_back(bucket);
   }
   std::vector<StreamedUnit> units;
-  for (auto& [number, of_unit] : buckets) {
-    units.push_back({number, static_cast<uint32_t>(units.size() % slots), std::move(of_unit)});
-  }
+  for (auto& [number, of_unit] : buckets) units.push_back({number, std::move(of_unit)});
   return units;
 }
 
-CudaStatus WeightStream::Open() {
+CudaStatus WeightStream::Open(std::vector<uint32_t> slots) {
   if (units_.empty()) return {};
   for (const StreamedUnit& unit : units_) {
-    slots_.resize(std::max<size_t>(slots_.size(), unit.slot + 1));
     for (const uint32_t bucket : unit.buckets) mover_.SetCopiesUp(bucket, false);
   }
-  return MakeEvent(*device_, &read_);
+  if (CudaStatus status = MakeEvent(*device_, &read_); !status.ok()) return status;
+  return Enter(std::move(slots));
+}
+
+CudaStatus WeightStream::Enter(std::vector<uint32_t> slots) {
+  SUPEROFFLOAD_CHECK_EQ(slots.size(), units_.size());
+  const std::lock_guard lock(mu_);
+  slot_of_ = std::move(slots);
+  slots_.assign(slot_of_.empty() ? 0 : 1 + *std::ranges::max_element(slot_of_), {});
+  for (const uint32_t slot : slot_of_) ++slots_[slot].sharers;
+  return FillThoseThatStay();
+}
+
+CudaStatus WeightStream::Leave() {
+  if (CudaStatus status = mover_.WaitAllLanded(); !status.ok()) return status;
+  const std::lock_guard lock(mu_);
+  VacateAll();
+  std::set<CudaStream> readers = reading_;
+  for (const Slot& slot : slots_) readers.insert(slot.readers.begin(), slot.readers.end());
+  const CudaDriver& driver = device_->driver();
+  for (const CudaStream reader : readers) {
+    CudaStatus status = driver.Status(driver.StreamSynchronize(reader), "waiting for who reads weights that stream");
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+CudaStatus WeightStream::Renew() {
+  const std::lock_guard lock(mu_);
+  VacateAll();
+  return FillThoseThatStay();
+}
+
+void WeightStream::VacateAll() {
+  for (Slot& slot : slots_) Vacate(&slot);
+}
+
+CudaStatus WeightStream::FillThoseThatStay() {
+  for (uint32_t index = 0; index < units_.size(); ++index) {
+    if (!IsAlone(index)) continue;
+    if (CudaStatus status = Place(index); !status.ok()) return status;
+    if (CudaStatus status = Fetch(index); !status.ok()) return status;
+  }
+  return {};
 }
 
 // Whoever has the memory next knows nothing of them.
@@ -51,13 +93,19 @@ CudaStatus WeightStream::Read(uint32_t index, CudaStream stream, const IsFinal& 
   }
   SlotOf(index).readers.insert(stream);
   reading_.insert(stream);
+  if (IsAlone(index)) return FetchAhead(std::nullopt, is_final);
   order_.Use(index);
   return FetchAhead(index, is_final);
 }
 
+bool WeightStream::Stays(uint32_t index) const {
+  const std::lock_guard lock(mu_);
+  return IsAlone(index);
+}
+
 bool WeightStream::Has(uint32_t index) const {
   const std::lock_guard lock(mu_);
-  return slots_[units_[index].slot].owner == index;
+  return slots_[slot_of_[index]].owner == index;
 }
 
 CudaStatus WeightStream::Place(uint32_t index) {
@@ -85,15 +133,15 @@ CudaStatus WeightStream::WaitForReaders(Slot* slot) {
 }
 
 // As far as no unit has to leave its slot that is expected before the one that takes it.
-CudaStatus WeightStream::FetchAhead(uint32_t index, const IsFinal& is_final) {
+CudaStatus WeightStream::FetchAhead(std::optional<uint32_t> reading, const IsFinal& is_final) {
   std::vector<bool> taken(slots_.size(), false);
-  taken[units_[index].slot] = true;
+  if (reading) taken[slot_of_[*reading]] = true;
   for (const uint32_t next : order_.Expect(slots_.size())) {
     if (SlotOf(next).owner != next) {
-      if (taken[units_[next].slot]) break;
+      if (taken[slot_of_[next]]) break;
       if (CudaStatus status = Place(next); !status.ok()) return status;
     }
-    taken[units_[next].slot] = true;
+    taken[slot_of_[next]] = true;
     // Else it comes when it is published.
     if (!std::ranges::all_of(buckets(next), is_final)) continue;
     if (CudaStatus status = Fetch(next); !status.ok()) return status;
@@ -118,11 +166,6 @@ bool WeightStream::EndStep(CudaStream end, const std::function<bool(CudaStream)>
     if (!slot.readers.empty()) slot.readers = {end};
   }
   return true;
-}
-
-void WeightStream::Empty() {
-  const std::lock_guard lock(mu_);
-  for (Slot& slot : slots_) Vacate(&slot);
 }
 
 }  // namespace superoffload::kernels

@@ -1,13 +1,16 @@
-// Which unit's parameters each slot of GPU memory holds, and how the next one's get there.
+// Which unit's parameters each slot of GPU memory (unit_memory.h) holds, and how the next one's get there.
 //
-// A slot is given to a unit in this order: parameters of the unit before are not copied there any more; the up stream
-// waits for whoever has read them; and from then on the unit's buckets are copied up whenever a step publishes them,
-// as those of any bucket are, and once at once, unless they are about to be published. So a unit that stays in its slot
-// over a step's end is refreshed without anybody asking. Whoever reads a unit names the stream, which then waits for
-// the latest copy.
+// A slot that several units share is given to a unit in this order: parameters of the unit before are not copied there
+// any more; the up stream waits for whoever has read them; and from then on the unit's buckets are copied up whenever a
+// step publishes them, as those of any bucket are, and once at once, unless they are about to be published. So a unit
+// that stays in its slot over a step's end is refreshed without anybody asking. Whoever reads a unit names the stream,
+// which then waits for the latest copy.
 //
 // What is copied is what the last committed step has published: of these buckets the daemon publishes nothing before
 // the verdict (SUPEROFFLOAD_FLAG_STILL_READ), and the verdict comes after all that was launched before the step's end.
+//
+// A unit that has its slot for itself stays: it is copied there at once, when no step is open, and from then on only
+// when a step has published it. So the daemon may publish its buckets before the verdict, as any others.
 #ifndef SUPEROFFLOAD_KERNELS_GPU_WEIGHT_STREAM_H_
 #define SUPEROFFLOAD_KERNELS_GPU_WEIGHT_STREAM_H_
 
@@ -26,13 +29,12 @@
 namespace superoffload::kernels {
 
 struct StreamedUnit {
-  uint32_t number = 0;  // as its owner names it
-  uint32_t slot = 0;
+  uint32_t number = 0;            // as its owner names it
   std::vector<uint32_t> buckets;  // ascending
 };
 
-// Those whose numbers the buckets have, ascending; they take turns at the slots. 0: a bucket stays.
-std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers, uint32_t slots);
+// Those whose numbers the buckets have, ascending. 0: a bucket is of none.
+std::vector<StreamedUnit> UnitsOf(std::span<const uint32_t> numbers);
 
 // Thread-safe. The device must be current in every call.
 class WeightStream {
@@ -40,7 +42,7 @@ class WeightStream {
   // Whether the bucket's parameters are those of the step that was ended last. Does not wait.
   using IsFinal = std::function<bool(uint32_t bucket)>;
 
-  // The mover outlives it; all slots are empty.
+  // The mover outlives it.
   WeightStream(std::shared_ptr<const GpuDevice> device, std::vector<StreamedUnit> units, Mover* mover)
       : device_(std::move(device)),
         units_(std::move(units)),
@@ -50,8 +52,9 @@ class WeightStream {
   WeightStream(const WeightStream&) = delete;
   WeightStream& operator=(const WeightStream&) = delete;
 
-  // No bucket is copied up but to a slot that holds it.
-  CudaStatus Open();
+  // No bucket is copied up but to a slot that holds it. `slots`: of each unit. No step is open, as in all that copies
+  // units that stay.
+  CudaStatus Open(std::vector<uint32_t> slots);
 
   std::optional<uint32_t> Find(uint32_t number) const;  // its index
   std::span<const uint32_t> buckets(uint32_t index) const { return units_[index].buckets; }
@@ -60,25 +63,34 @@ class WeightStream {
   // expected next is on its way then, as far as there are slots.
   CudaStatus Read(uint32_t index, CudaStream stream, const IsFinal& is_final);
   bool Has(uint32_t index) const;
+  bool Stays(uint32_t index) const;
 
   // `end` waits for each stream that has read since a step was ended, which `wait_for` sees to, and stands for them
   // from now on. The thread that ends steps. Returns false where `wait_for` does.
   bool EndStep(CudaStream end, const std::function<bool(CudaStream)>& wait_for);
 
   // What the slots hold is not worth anything any more.
-  void Empty();
+  CudaStatus Renew();
+
+  // Waits until nobody reads or fills slots, and has no use for them until Enter() says which ones there are.
+  CudaStatus Leave();
+  CudaStatus Enter(std::vector<uint32_t> slots);
 
  private:
   struct Slot {
+    uint32_t sharers = 0;           // units
     std::optional<uint32_t> owner;  // of units_
     std::set<CudaStream> readers;   // since it has it, and of those before if nobody has waited for them
   };
 
-  Slot& SlotOf(uint32_t index) { return slots_[units_[index].slot]; }
+  Slot& SlotOf(uint32_t index) { return slots_[slot_of_[index]]; }
+  bool IsAlone(uint32_t index) const { return slots_[slot_of_[index]].sharers == 1; }
   CudaStatus Place(uint32_t index);
   void Vacate(Slot* slot);
+  void VacateAll();
+  CudaStatus FillThoseThatStay();
   CudaStatus WaitForReaders(Slot* slot);
-  CudaStatus FetchAhead(uint32_t index, const IsFinal& is_final);
+  CudaStatus FetchAhead(std::optional<uint32_t> reading, const IsFinal& is_final);
   CudaStatus Fetch(uint32_t index);
 
   const std::shared_ptr<const GpuDevice> device_;
@@ -87,6 +99,7 @@ class WeightStream {
 
   mutable std::mutex mu_;  // before the mover's
   StreamOrder order_;
+  std::vector<uint32_t> slot_of_;  // by unit
   std::vector<Slot> slots_;
   std::set<CudaStream> reading_;  // since a step was ended
   OwnedEvent read_;               // recorded anew only after the last wait for it was issued

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/gpu/unit_memory.h"
 #include "server/engine/bucket_pass.h"
 
 namespace superoffload::simulator {
@@ -109,9 +110,10 @@ void SimulatedTraining::OpenMover() {
   const kernels::CurrentDevice current(*cuda_.device());
   Check(kernels::Mover::Open(cuda_.device(), kGpu, std::move(memory), std::move(options), &mover_));
   for (uint32_t i = 0; i < buckets_.size(); ++i) mover_->SetCopiesUp(i, !Resident(i));
-  std::vector<kernels::StreamedUnit> units = kernels::UnitsOf(streams_with_, settings_.stream_slots);
+  std::vector<kernels::StreamedUnit> units = kernels::UnitsOf(streams_with_);
+  const std::vector<bool> stays(units.size(), false);
   weights_ = std::make_unique<kernels::WeightStream>(cuda_.device(), std::move(units), mover_.get());
-  Check(weights_->Open());
+  Check(weights_->Open(kernels::SlotsOf(stays, settings_.stream_slots)));
 }
 
 // The link moves parameters, gradients and their sums.

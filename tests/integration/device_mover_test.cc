@@ -84,7 +84,7 @@ class DeviceMoverTest : public ::testing::Test {
     EXPECT_EQ(kernels::GpuDevice::Open(0, &device_).code, 0);
     const kernels::CurrentDevice current(*device_);
     EXPECT_EQ(kernels::SharedGpuMemory::Reserve(device_, kPieceBytes + (1 << 20), kPieces,
-                                                kernels::Export::kAsDescriptors, &trainers_)
+                                                kernels::Export::kAsDescriptors, {}, &trainers_)
                   .code,
               0);
     EXPECT_EQ(trainers_->Back(trainers_->bytes()).code, 0);

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -47,6 +47,9 @@ class GpuStreamsTest : public GpuTest {
     }
     return held;
   }
+  int Keep(const std::vector<uint32_t>& units) {
+    return superoffload_gpu_keep_units(attachment_->handle(), units.data(), static_cast<uint32_t>(units.size()));
+  }
   std::vector<uint32_t> HeldAfter(const std::vector<uint32_t>& read) {
     for (const uint32_t unit : read) EXPECT_EQ(Read(unit), 0) << superoffload_last_error();
     return Held();
@@ -59,7 +62,7 @@ class GpuStreamsTest : public GpuTest {
 TEST_F(GpuStreamsTest, WhatIsReadNextIsThereBeforeItIsAskedFor) {
   ASSERT_NO_FATAL_FAILURE(Prepare(/*slots=*/3));
   if (IsSkipped()) return;
-  EXPECT_THAT(Held(), ElementsAre()) << "nothing was asked for";
+  EXPECT_THAT(Held(), ElementsAre(3)) << "nothing was asked for, and the third shares its slot with nobody";
   EXPECT_THAT(HeldAfter({1}), ElementsAre(1, 2, 3));
   EXPECT_THAT(HeldAfter({2}), ElementsAre(2, 3, 4));
   EXPECT_THAT(HeldAfter({3, 4, 5}), ElementsAre(3, 4, 5)) << "the last ones stay for the backward pass";
@@ -79,16 +82,39 @@ TEST_F(GpuStreamsTest, OneSlotHoldsWhatIsRead) {
   EXPECT_THAT(Held(), ElementsAre());
 }
 
-// What streams takes the slots' memory and no more.
-TEST_F(GpuStreamsTest, TheGpuHasRoomForTheSlots) {
+TEST_F(GpuStreamsTest, UnitsThatStayHaveMemoryOfTheirOwn) {
   ASSERT_NO_FATAL_FAILURE(Prepare(/*slots=*/2));
   if (IsSkipped()) return;
-  uint64_t largest = 0, end = 0;
-  for (int i = 1; i < attachment_->optimizer().parameters_size(); ++i) {
-    largest = std::max<uint64_t>(largest, PublishedBytes(i).size());
-    end = std::max<uint64_t>(end, attachment_->GpuOffset(static_cast<size_t>(i)) + PublishedBytes(i).size());
+  EXPECT_THAT(HeldAfter({1, 2}), ElementsAre(2, 3));
+  ASSERT_EQ(Keep({5}), 0) << superoffload_last_error();
+  EXPECT_THAT(Held(), ElementsAre(5));
+  uint32_t has = 0;
+  EXPECT_EQ(superoffload_gpu_has_unit(attachment_->handle(), 5, &has), 0);
+  EXPECT_EQ(has, 2u) << "it stays";
+  EXPECT_THAT(HeldAfter({1, 2}), ElementsAre(1, 2, 5));
+  EXPECT_THAT(HeldAfter({3}), ElementsAre(3, 4, 5)) << "the second one has been read";
+  EXPECT_THAT(HeldAfter({4, 5}), ElementsAre(3, 4, 5));
+  ASSERT_EQ(superoffload_gpu_copy(attachment_->handle(), SUPEROFFLOAD_TO_GPU, 0), 0);
+  EXPECT_THAT(Held(), ElementsAre(5)) << "copied anew";
+  ASSERT_EQ(Keep({1, 2, 3, 4, 5}), 0);
+  EXPECT_THAT(Held(), ElementsAre(1, 2, 3, 4, 5));
+  ASSERT_EQ(Keep({}), 0);
+  EXPECT_THAT(Held(), ElementsAre());
+}
+
+TEST_F(GpuStreamsTest, WithoutMemoryTheSameUnitsStay) {
+  ASSERT_NO_FATAL_FAILURE(Prepare(/*slots=*/2));
+  if (IsSkipped()) return;
+  constexpr int kInvalidArgument = 3, kResourceExhausted = 8;
+  ASSERT_EQ(Keep({4}), 0);
+  EXPECT_EQ(Keep({1, kUnits + 1}), kInvalidArgument);
+  if (OfDriver<int()>("fakeCudaObjects") != nullptr) {
+    ::setenv("FAKE_CUDA_OOM", "2", 1);
+    EXPECT_EQ(Keep({1, 2, 4}), kResourceExhausted);
+    ::unsetenv("FAKE_CUDA_OOM");
   }
-  EXPECT_LE(end, PublishedBytes(0).size() + 2 * largest + 4 * 4096);
+  EXPECT_THAT(Held(), ElementsAre(4));
+  EXPECT_THAT(HeldAfter({1}), ElementsAre(1, 2, 4));
 }
 
 TEST_F(GpuStreamsTest, WhatCannotBeIsRefused) {

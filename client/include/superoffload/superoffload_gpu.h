@@ -87,6 +87,7 @@ typedef struct superoffload_gpu_report {
   uint32_t staged;   /* registering host memory failed: copies pass through the driver's buffers, which is slow */
   double seconds[4]; /* by enum superoffload_mover */
   uint64_t gpu_bytes;
+  uint64_t slot_bytes;  /* of these: of a slot for units that stream */
   uint64_t parameters;  /* device pointer; offsets from it are those of the host's */
   uint64_t pack_stream; /* the side stream on which gradients are packed */
   char gpu[64];         /* its name */
@@ -99,12 +100,13 @@ typedef struct superoffload_gpu_report {
 SUPEROFFLOAD_API int superoffload_gpu_attach(int64_t trainer, superoffload_attachment* attachment,
                                              const superoffload_gpu_options* options, superoffload_gpu_report* report);
 
-/* Weights that stream. The parameters of a unit, such as a block of the model, are for ever in one of a few slots of
- * GPU memory; what changes is whose are there. A unit's buckets hold parameters of no other unit (Parameter.unit).
+/* Weights that stream. The parameters of a unit, such as a block of the model, have addresses of their own in GPU
+ * memory, for ever, and units take turns at a few slots of memory: what changes is whose parameters are there. A unit's
+ * buckets hold parameters of no other unit (Parameter.unit).
  *
  * Where each bucket's parameters lie then: `gpu_offsets`, of all buckets, become what superoffload_bucket.gpu_offset
- * must be, and *bytes what they take together. `buckets` have their units, and gpu_offset as if nothing streamed.
- * Units take turns at the slots in the order of their numbers, which should be that of the forward pass.
+ * must be, and *bytes what memory they take together. `buckets` have their units, and gpu_offset as if nothing
+ * streamed. Units take turns at the slots in the order of their numbers, which should be that of the forward pass.
  * INVALID_ARGUMENT: a unit's buckets do not lie beside each other, or there are no slots. */
 SUPEROFFLOAD_API int superoffload_gpu_lay_out(const superoffload_bucket* buckets, uint32_t bucket_count,
                                               uint32_t stream_slots, uint64_t* gpu_offsets, uint64_t* bytes);
@@ -119,8 +121,17 @@ SUPEROFFLOAD_API int superoffload_gpu_lay_out(const superoffload_bucket* buckets
  * FAILED_PRECONDITION: the stream is being captured into a CUDA graph. INVALID_ARGUMENT: there is no such unit. */
 SUPEROFFLOAD_API int superoffload_gpu_read_unit(superoffload_attachment* attachment, uint32_t unit, uint64_t stream);
 
-/* Whether the unit's slot holds it: what reads the unit now without having said so does not read another one. */
+/* Whether the unit's slot holds it (1): what reads the unit now without having said so does not read another one. 2: it
+ * also stays, whether or not that was asked for (superoffload_gpu_keep_units). */
 SUPEROFFLOAD_API int superoffload_gpu_has_unit(superoffload_attachment* attachment, uint32_t unit, uint32_t* has);
+
+/* These units stay from now on: each has a slot for itself, and is copied there when a step has changed it only, so
+ * that the daemon may publish it ahead of the verdict. All others take turns at `stream_slots`. A later attachment that
+ * takes the memory over has the same units that stay. No step may be open, and nobody may read units meanwhile; the
+ * call waits for streams that have. RESOURCE_EXHAUSTED: out of GPU memory; all stays as it was. INVALID_ARGUMENT: there
+ * is no such unit. */
+SUPEROFFLOAD_API int superoffload_gpu_keep_units(superoffload_attachment* attachment, const uint32_t* units,
+                                                 uint32_t unit_count);
 
 /* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
  * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
@@ -137,11 +148,18 @@ SUPEROFFLOAD_API int superoffload_gpu_reserve(int64_t trainer, const superoffloa
 SUPEROFFLOAD_API int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint64_t* piece_bytes,
                                            uint64_t* backed_bytes);
 
+/* Memory for units that stream, which take turns at `slots`, unless they have some. It may be asked for before the
+ * attach, as that of the others. RESOURCE_EXHAUSTED: out of GPU memory. */
+SUPEROFFLOAD_API int superoffload_gpu_back_units(superoffload_gpu_memory* memory, uint32_t slots);
+
 /* Piece `index` of it is not needed any more: it has no memory afterwards, and its addresses stay taken. The
  * attachments that use it must not be used any more (superoffload_use_attachment). Waits for what `stream` (a CUstream)
  * has been given; what other streams do with the piece must be over, or `stream` wait for it. FAILED_PRECONDITION: the
  * stream is being captured into a CUDA graph, and the piece keeps its memory. Thread-safe; it may be called again. */
 SUPEROFFLOAD_API int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream);
+
+/* The same of all memory of units that stream. */
+SUPEROFFLOAD_API int superoffload_gpu_give_units_back(superoffload_gpu_memory* memory, uint64_t stream);
 SUPEROFFLOAD_API void superoffload_gpu_release(superoffload_gpu_memory* memory); /* NULL is allowed */
 
 /* Seconds to pack a gradient of `elements` of `dtype` (DataType of optimizer.proto) and to copy it off the GPU: as it

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "client/src/gpu/gpu_status.h"
@@ -106,12 +107,19 @@ Status MeasureAlone(Kernels* kernels, double* seconds) {
   return {};
 }
 
+// The largest bucket of those that do not stream: a daemon does not map where the others lie.
+std::optional<uint32_t> FindBucket(const MoverTrial& trial) {
+  std::optional<uint32_t> largest;
+  for (uint32_t bucket = 0; bucket < trial.buckets.size(); ++bucket) {
+    if (trial.buckets[bucket].streams()) continue;
+    if (!largest || trial.buckets[*largest].gradient_bytes() < trial.buckets[bucket].gradient_bytes()) largest = bucket;
+  }
+  return largest;
+}
+
 // Rounds of copies for as long as the kernels run; `alone` is their time without.
-Status Measure(const MoverTrial& trial, Kernels* kernels, double alone, MoverTiming* timing, int* rounds) {
-  const auto largest =
-      std::max_element(trial.buckets.begin(), trial.buckets.end(),
-                       [](const GpuBucket& a, const GpuBucket& b) { return a.gradient_bytes() < b.gradient_bytes(); });
-  const auto bucket = static_cast<uint32_t>(largest - trial.buckets.begin());
+Status Measure(const MoverTrial& trial, uint32_t bucket, Kernels* kernels, double alone, MoverTiming* timing,
+               int* rounds) {
   if (Status status = FillCopiedSlot(trial, bucket); !status.ok()) return status;
   if (Status status = ProbeRound(trial, timing->mover, bucket); !status.ok()) return status;  // to warm up
   if (Status status = kernels->Begin(); !status.ok()) return status;
@@ -163,7 +171,8 @@ Status ChooseMover(const MoverTrial& trial, uint32_t wanted, superoffload_gpu_re
     timings.push_back({SUPEROFFLOAD_MOVER_DIRECT, 0, 0});
   }
   report->mover = SUPEROFFLOAD_MOVER_TRAINER;
-  if (timings.size() == 1 || trial.mover.memory().slots.count == 1) return {};
+  const std::optional<uint32_t> bucket = FindBucket(trial);
+  if (timings.size() == 1 || trial.mover.memory().slots.count == 1 || !bucket) return {};
   Kernels kernels(trial);
   double alone = 0;
   if (Status status = kernels.Open(); !status.ok()) return status;
@@ -171,7 +180,7 @@ Status ChooseMover(const MoverTrial& trial, uint32_t wanted, superoffload_gpu_re
   int first_rounds = 0;
   for (MoverTiming& timing : timings) {
     int rounds = 0;
-    if (Status status = Measure(trial, &kernels, alone, &timing, &rounds); !status.ok()) return status;
+    if (Status status = Measure(trial, *bucket, &kernels, alone, &timing, &rounds); !status.ok()) return status;
     if (first_rounds == 0) first_rounds = rounds;
     report->seconds[timing.mover] = std::max(timing.lost_seconds, kMeasured);
   }

@@ -60,7 +60,8 @@ struct GpuBucket {
   }
 };
 
-// The parameters, each bucket at its gpu_offset; then the slots for gradients and the sums of squares.
+// The parameters that do not stream, each bucket at its gpu_offset; then the slots for gradients and the sums of
+// squares.
 struct GpuLayout {
   kernels::DeviceSlots slots;
   uint64_t bytes = 0;
@@ -71,7 +72,9 @@ inline GpuLayout PlanGpu(const std::vector<GpuBucket>& buckets, uint64_t slots, 
   GpuLayout layout{.slots = {.count = slots}, .bytes = 0, .most_tensors = max_tensors};
   uint64_t parameters_bytes = 0;
   for (const GpuBucket& bucket : buckets) {
-    parameters_bytes = std::max(parameters_bytes, bucket.gpu_offset + bucket.parameters_bytes());
+    if (!bucket.streams()) {
+      parameters_bytes = std::max(parameters_bytes, bucket.gpu_offset + bucket.parameters_bytes());
+    }
     layout.slots.bytes = std::max(layout.slots.bytes, WholePages(bucket.gradient_bytes()));
     layout.most_chunks = std::max(layout.most_chunks, bucket.chunks());
     layout.slots.sums_bytes = std::max(layout.slots.sums_bytes, WholePages(bucket.chunks() * sizeof(double)));

@@ -44,8 +44,12 @@ Status ReserveGpuMemory(const GpuMemoryRequest& request, std::shared_ptr<SharedG
   Status status;
   if (request.device->Has(kernels::kCudaVmmSupported)) {
     const bool exports = Shares(request) && request.device->Has(kernels::kCudaVmmDescriptorSupported);
-    status = FromCuda(SharedGpuMemory::Reserve(request.device, request.layout.bytes, SUPEROFFLOAD_MAX_DEVICE_PIECES,
-                                               exports ? Export::kAsDescriptors : Export::kNever, &made));
+    status =
+        FromCuda(SharedGpuMemory::Reserve(request.device, request.layout.bytes, SUPEROFFLOAD_MAX_DEVICE_PIECES,
+                                          exports ? Export::kAsDescriptors : Export::kNever, request.units, &made));
+  } else if (request.units.count > 0) {
+    status = Error(Code::kUnimplemented,
+                   "weights cannot stream: the driver has no virtual memory management for this GPU; let them stay");
   } else {
     status = FromCuda(SharedGpuMemory::Allocate(request.device, request.layout.bytes, &made));
   }
@@ -53,15 +57,23 @@ Status ReserveGpuMemory(const GpuMemoryRequest& request, std::shared_ptr<SharedG
   return status;
 }
 
+Status BackUnits(uint32_t slots, SharedGpuMemory* memory) {
+  kernels::UnitMemory* const units = memory->units();
+  if (units == nullptr || !units->slots().empty()) return {};
+  return FromCuda(units->Map(kernels::SlotsOf(std::vector<bool>(units->count(), false), slots)));
+}
+
 Status OpenGpuMemory(const GpuMemoryRequest& request, const DaemonPeer& daemon,
                      std::shared_ptr<SharedGpuMemory>* memory, superoffload_gpu_report* report) {
   if (*memory == nullptr) {
     if (Status status = ReserveGpuMemory(request, memory); !status.ok()) return status;
   }
-  if ((*memory)->bytes() < request.layout.bytes) {
+  const uint64_t units = (*memory)->units() == nullptr ? 0 : (*memory)->units()->count();
+  if ((*memory)->bytes() < request.layout.bytes || units != request.units.count) {
     return Error(Code::kInvalidArgument, "the GPU memory is of another optimizer; reserve it with the same options");
   }
   if (Status status = FromCuda((*memory)->Back((*memory)->bytes())); !status.ok()) return status;
+  if (Status status = BackUnits(request.stream_slots, memory->get()); !status.ok()) return status;
   if (Status status = FromCuda((*memory)->OpenToPeers()); !status.ok()) return status;
   if (!Shares(request)) return {};
   Status shared = (*memory)->exportable()

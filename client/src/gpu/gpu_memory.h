@@ -16,8 +16,10 @@ namespace superoffload::client {
 struct GpuMemoryRequest {
   std::shared_ptr<const kernels::GpuDevice> device;
   const GpuLayout& layout;
-  uint32_t mover;  // enum superoffload_mover
-  bool share;      // whoever copies
+  kernels::UnitRanges units;
+  uint32_t stream_slots;  // that units share at first
+  uint32_t mover;         // enum superoffload_mover
+  bool share;             // whoever copies
 };
 
 struct DaemonPeer {
@@ -25,8 +27,12 @@ struct DaemonPeer {
   uint64_t epoch;
 };
 
-// Addresses, and as far as the driver allows no memory yet. The device must be current.
+// Addresses, and as far as the driver allows no memory yet. The device must be current. UNIMPLEMENTED: there are units,
+// and no way to give them memory.
 Status ReserveGpuMemory(const GpuMemoryRequest& request, std::shared_ptr<kernels::SharedGpuMemory>* memory);
+
+// Units take turns at so many slots of memory, unless they have some.
+Status BackUnits(uint32_t slots, kernels::SharedGpuMemory* memory);
 
 // Backs all of `memory`, which is that of an attachment to the same optimizer which has ended, or reserved, or null to
 // reserve it; and has the daemon map it where that may be of use. Fills in `shared` and `notes` of the report. The

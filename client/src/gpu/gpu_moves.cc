@@ -45,9 +45,8 @@ Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const Mo
   if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
   std::vector<uint32_t> units;
   for (const GpuBucket& bucket : *buckets) units.push_back(bucket.unit);
-  made->weights_ = std::make_unique<kernels::WeightStream>(made->device_, kernels::UnitsOf(units, options.stream_slots),
-                                                           &made->mover());
-  if (Status status = FromCuda(made->weights_->Open()); !status.ok()) return status;
+  made->weights_ = std::make_unique<kernels::WeightStream>(made->device_, kernels::UnitsOf(units), &made->mover());
+  if (Status status = FromCuda(made->weights_->Open(memory.slots)); !status.ok()) return status;
   *moves = std::move(made);
   return {};
 }
@@ -114,8 +113,13 @@ uint16_t GpuMoves::FlagsOf(uint32_t bucket) const {
   uint16_t flags = 0;
   if (!DaemonCopiesUp(bucket)) flags |= SUPEROFFLOAD_FLAG_NO_COPY_BACK;
   if (Logs(bucket)) flags |= SUPEROFFLOAD_FLAG_LOGGED;
-  if (buckets_[bucket].streams()) flags |= SUPEROFFLOAD_FLAG_STILL_READ;
+  if (StillRead(bucket)) flags |= SUPEROFFLOAD_FLAG_STILL_READ;
   return flags;
+}
+
+bool GpuMoves::StillRead(uint32_t bucket) const {
+  const std::optional<uint32_t> unit = weights_->Find(buckets_[bucket].unit);
+  return unit && !weights_->Stays(*unit);
 }
 
 // This process does.

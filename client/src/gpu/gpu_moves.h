@@ -39,6 +39,7 @@ class GpuMoves {
   struct Memory {
     kernels::CudaPointer gpu = 0;                // what `layout` describes
     std::span<std::byte> gradients, parameters;  // the host's
+    std::vector<uint32_t> slots;                 // of units that stream (kernels::UnitMemory)
   };
   // From the queue of arrivals.
   struct Events {
@@ -106,6 +107,7 @@ class GpuMoves {
               kernels::DType dtype, kernels::CudaStream stream);
   Status SubmitPacked(superoffload_ring_entry entry, uint32_t slot);
   uint16_t FlagsOf(uint32_t bucket) const;
+  bool StillRead(uint32_t bucket) const;  // what the last step has published of it may be copied again
   Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);
   Status OnVerdict(const superoffload_ring_entry& entry);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/gpu/unit_memory.h"
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::client {
@@ -34,10 +35,10 @@ Status ParseBuckets(const ModelLayout& model, size_t parameters_bytes, size_t gr
   const auto inside = [](uint64_t offset, uint64_t bytes, size_t size) {
     return offset <= size && bytes <= size - offset;
   };
-  // Each slot has room for the largest unit, and units and what lies between them begin in pages of their own.
-  const uint64_t slots = std::min<uint64_t>(stream_slots, model.bucket_count());
+  // Behind what does not stream lie device slots, and each unit has as many addresses as the largest one needs.
+  const uint64_t most_bytes = parameters_bytes + gradients_bytes + 2 * kernels::kUnitGranule;
   const uint64_t gpu_bytes =
-      slots == 0 ? parameters_bytes : (slots + 1) * (parameters_bytes + 2 * model.bucket_count() * WholePages(1));
+      stream_slots == 0 ? parameters_bytes : (model.bucket_count() + 2 * SUPEROFFLOAD_MAX_DEVICE_SLOTS) * most_bytes;
   for (size_t i = 0; i < model.bucket_count(); ++i) {
     const superoffload_bucket& given = model.bucket(i);
     GpuBucket bucket{.elements = given.elements,

@@ -102,11 +102,31 @@ Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
   }));
 }
 
-Status GpuPlane::HasUnit(uint32_t unit, bool* has) const {
+Status GpuPlane::HasUnit(uint32_t unit, bool* has, bool* stays) const {
   uint32_t index = 0;
   if (Status status = FindUnit(unit, &index); !status.ok()) return status;
   *has = moves_->weights().Has(index);
+  *stays = moves_->weights().Stays(index);
   return {};
+}
+
+Status GpuPlane::KeepUnits(std::span<const uint32_t> units) {
+  kernels::WeightStream& weights = moves_->weights();
+  kernels::UnitMemory* const memory = memory_->units();
+  std::vector<bool> stays(memory == nullptr ? 0 : memory->count(), false);
+  for (const uint32_t unit : units) {
+    uint32_t index = 0;
+    if (Status status = FindUnit(unit, &index); !status.ok()) return status;
+    stays[index] = true;
+    if (Status status = WaitPublished(weights.buckets(index), std::nullopt); !status.ok()) return status;
+  }
+  if (memory == nullptr) return {};
+  const CurrentDevice current(*device_);
+  if (Status status = FromCuda(weights.Leave()); !status.ok()) return status;
+  const Status mapped = FromCuda(memory->Map(kernels::SlotsOf(stays, stream_slots_)));
+  if (!mapped.ok() && mapped.code != Code::kResourceExhausted) return mapped;
+  const Status entered = FromCuda(weights.Enter(memory->slots()));
+  return mapped.ok() ? entered : mapped;
 }
 
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {

@@ -73,7 +73,10 @@ class GpuPlane final : public MemoryPlane {
 
   // See superoffload_gpu_read_unit and superoffload_gpu_has_unit.
   Status ReadUnit(uint32_t unit, kernels::CudaStream stream);
-  Status HasUnit(uint32_t unit, bool* has) const;
+  Status HasUnit(uint32_t unit, bool* has, bool* stays) const;
+
+  // See superoffload_gpu_keep_units.
+  Status KeepUnits(std::span<const uint32_t> units);
 
   Status WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) override;
   double stall_seconds() const override { return stall_seconds_; }
@@ -92,12 +95,12 @@ class GpuPlane final : public MemoryPlane {
 
  private:
   GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> device, std::vector<GpuBucket> buckets,
-           const GpuLayout& layout);
+           const GpuLayout& layout, uint32_t stream_slots);
 
   Status FindUnit(uint32_t unit, uint32_t* index) const;  // INVALID_ARGUMENT: none has the number
 
   // At the attach.
-  Status Open(const ModelLayout& model, const superoffload_gpu_options& options,
+  Status Open(const ModelLayout& model, const superoffload_gpu_options& options, const kernels::UnitRanges& units,
               std::shared_ptr<kernels::SharedGpuMemory> memory);
   Status OpenMoves(const ModelLayout& model, const superoffload_gpu_options& options);
   Status Probe(uint32_t bucket);
@@ -135,6 +138,7 @@ class GpuPlane final : public MemoryPlane {
   const std::shared_ptr<const kernels::GpuDevice> device_;
   const std::vector<GpuBucket> buckets_;
   const GpuLayout layout_;
+  const uint32_t stream_slots_;
   std::shared_ptr<kernels::SharedGpuMemory> memory_;  // a later plane may take it over, and views outlive both
   DeviceSlotPool slots_;
   PackStream pack_stream_;

@@ -8,6 +8,7 @@
 #include "client/src/gpu/gpu_options.h"
 #include "client/src/gpu/gpu_plane.h"
 #include "client/src/gpu/gpu_status.h"
+#include "client/src/gpu/stream_layout.h"
 #include "kernels/base/check.h"
 
 namespace superoffload::client {
@@ -41,7 +42,7 @@ Status ChooseSlots(const kernels::GpuDevice& device, const kernels::SharedGpuMem
 // What the model, options, which were checked, and the attachment's memory say about the GPU's.
 Status Plan(const ModelLayout& model, const superoffload_gpu_options& options, const StepPlane& steps,
             const kernels::GpuDevice& device, const kernels::SharedGpuMemory* memory, std::vector<GpuBucket>* buckets,
-            GpuLayout* layout) {
+            GpuLayout* layout, kernels::UnitRanges* units) {
   if (model.bucket_count() != steps.bucket_count()) {
     return Error(Code::kInvalidArgument, "the trainer has ", model.bucket_count(), " buckets, but the attachment ",
                  steps.bucket_count());
@@ -56,9 +57,22 @@ Status Plan(const ModelLayout& model, const superoffload_gpu_options& options, c
     most_tensors = std::max(most_tensors, model.parts(bucket).size());
   }
   const auto plan = [&](uint64_t slots) { return PlanGpu(*buckets, slots, most_tensors); };
-  if (options.device_slots == 0) return ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout);
-  *layout = plan(options.device_slots);
-  return {};
+  if (options.device_slots != 0) {
+    *layout = plan(options.device_slots);
+  } else if (Status status = ChooseSlots(device, memory, plan(kFewSlots), plan(kManySlots), layout); !status.ok()) {
+    return status;
+  }
+  return FindUnits(*buckets, *layout, units);
+}
+
+GpuMemoryRequest MemoryRequest(std::shared_ptr<const kernels::GpuDevice> device, const GpuLayout& layout,
+                               const kernels::UnitRanges& units, const superoffload_gpu_options& options) {
+  return {.device = std::move(device),
+          .layout = layout,
+          .units = units,
+          .stream_slots = options.stream_slots,
+          .mover = options.mover,
+          .share = options.share != 0};
 }
 
 }  // namespace
@@ -70,10 +84,12 @@ Status GpuPlane::Reserve(const ModelLayout& model, const superoffload_gpu_option
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
   std::vector<GpuBucket> buckets;
   GpuLayout layout;
-  if (Status status = Plan(model, options, steps, *device, nullptr, &buckets, &layout); !status.ok()) return status;
+  kernels::UnitRanges units;
+  if (Status status = Plan(model, options, steps, *device, nullptr, &buckets, &layout, &units); !status.ok()) {
+    return status;
+  }
   const CurrentDevice current(*device);
-  return ReserveGpuMemory({.device = device, .layout = layout, .mover = options.mover, .share = options.share != 0},
-                          memory);
+  return ReserveGpuMemory(MemoryRequest(device, layout, units, options), memory);
 }
 
 Status GpuPlane::Create(const ModelLayout& model, const superoffload_gpu_options& options, StepPlane* steps,
@@ -86,17 +102,19 @@ Status GpuPlane::Create(const ModelLayout& model, const superoffload_gpu_options
   if (Status status = FromCuda(kernels::GpuDevice::Open(options.ordinal, &device)); !status.ok()) return status;
   std::vector<GpuBucket> buckets;
   GpuLayout layout;
-  if (Status status = Plan(model, options, *steps, *device, memory.get(), &buckets, &layout); !status.ok()) {
+  kernels::UnitRanges units;
+  if (Status status = Plan(model, options, *steps, *device, memory.get(), &buckets, &layout, &units); !status.ok()) {
     return status;
   }
-  std::unique_ptr<GpuPlane> created(new GpuPlane(steps, std::move(device), std::move(buckets), layout));
-  if (Status status = created->Open(model, options, std::move(memory)); !status.ok()) return status;
+  std::unique_ptr<GpuPlane> created(
+      new GpuPlane(steps, std::move(device), std::move(buckets), layout, options.stream_slots));
+  if (Status status = created->Open(model, options, units, std::move(memory)); !status.ok()) return status;
   *plane = std::move(created);
   return {};
 }
 
 GpuPlane::GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> device, std::vector<GpuBucket> buckets,
-                   const GpuLayout& layout)
+                   const GpuLayout& layout, uint32_t stream_slots)
     : steps_(*steps),
       rings_(steps->rings()),
       progress_(steps->progress()),
@@ -104,21 +122,25 @@ GpuPlane::GpuPlane(StepPlane* steps, std::shared_ptr<const kernels::GpuDevice> d
       device_(std::move(device)),
       buckets_(std::move(buckets)),
       layout_(layout),
+      stream_slots_(stream_slots),
       slots_(static_cast<uint32_t>(layout.slots.count)) {}
 
 Status GpuPlane::Open(const ModelLayout& model, const superoffload_gpu_options& options,
-                      std::shared_ptr<kernels::SharedGpuMemory> memory) {
+                      const kernels::UnitRanges& units, std::shared_ptr<kernels::SharedGpuMemory> memory) {
   const CurrentDevice current(*device_);
   CopyText(device_->name(), report_.gpu);
   report_.coherent = device_->Has(kernels::kCudaHostPageTables) ? 1 : 0;
   memory_ = std::move(memory);
-  if (Status status =
-          OpenGpuMemory({.device = device_, .layout = layout_, .mover = options.mover, .share = options.share != 0},
-                        {.connection = steps_.connection(), .epoch = steps_.epoch()}, &memory_, &report_);
+  if (Status status = OpenGpuMemory(MemoryRequest(device_, layout_, units, options),
+                                    {.connection = steps_.connection(), .epoch = steps_.epoch()}, &memory_, &report_);
       !status.ok()) {
     return status;
   }
   report_.gpu_bytes = memory_->bytes();
+  if (const kernels::UnitMemory* const units = memory_->units(); units != nullptr) {
+    report_.gpu_bytes += units->bytes();
+    report_.slot_bytes = units->slot_bytes();
+  }
   report_.parameters = memory_->data();
   if (Status status = OpenMoves(model, options); !status.ok()) return status;
   report_.pack_stream = reinterpret_cast<uint64_t>(pack_stream_.get());
@@ -145,7 +167,10 @@ Status GpuPlane::Open(const ModelLayout& model, const superoffload_gpu_options& 
 
 Status GpuPlane::OpenMoves(const ModelLayout& model, const superoffload_gpu_options& options) {
   const GpuMoves::Memory memory{
-      .gpu = memory_->data(), .gradients = Bytes(steps_.gradients()), .parameters = Bytes(steps_.parameters())};
+      .gpu = memory_->data(),
+      .gradients = Bytes(steps_.gradients()),
+      .parameters = Bytes(steps_.parameters()),
+      .slots = memory_->units() == nullptr ? std::vector<uint32_t>() : memory_->units()->slots()};
   GpuMoves::Events events{
       .arrived = [this](const kernels::CudaStatus& done,
                         const superoffload_ring_entry& entry) { SubmitArrived(done, entry); },
@@ -197,7 +222,7 @@ Status GpuPlane::Pull() {
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
-  moves_->weights().Empty();
+  if (Status status = FromCuda(moves_->weights().Renew()); !status.ok()) return status;
   const CudaStream stream = moves_->mover().up_stream();
   return CopyEach(stream, "copying parameters to the GPU",
                   [&](const kernels::CudaDriver& driver, const GpuBucket& bucket) {
@@ -209,7 +234,7 @@ Status GpuPlane::Push(CudaStream stream) {
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there
-  moves_->weights().Empty();
+  if (Status status = FromCuda(moves_->weights().Renew()); !status.ok()) return status;
   const CudaStream down = moves_->mover().down_stream();
   if (Status status = moves_->packer().WaitFor(stream, down); !status.ok()) return status;
   return CopyEach(down, "copying parameters from the GPU",

@@ -3,6 +3,7 @@
 
 #include "client/src/c_border.h"
 #include "client/src/gpu/collective.h"
+#include "client/src/gpu/gpu_memory.h"
 #include "client/src/gpu/gpu_plane.h"
 #include "client/src/gpu/gpu_status.h"
 #include "client/src/gpu/measure_cast.h"
@@ -103,6 +104,14 @@ int superoffload_gpu_back(superoffload_gpu_memory* memory, uint64_t bytes, uint6
   });
 }
 
+int superoffload_gpu_back_units(superoffload_gpu_memory* memory, uint32_t slots) {
+  return Guarded([&]() -> Status {
+    if (memory == nullptr || slots == 0) return Error(Code::kInvalidArgument, "NULL argument, or no slots");
+    const superoffload::kernels::CurrentDevice current(memory->impl->device());
+    return superoffload::client::BackUnits(slots, memory->impl.get());
+  });
+}
+
 int superoffload_gpu_give_back(superoffload_gpu_memory* memory, uint64_t index, uint64_t stream) {
   return Guarded([&]() -> Status {
     if (memory == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
@@ -146,10 +155,26 @@ int superoffload_gpu_read_unit(superoffload_attachment* attachment, uint32_t uni
 int superoffload_gpu_has_unit(superoffload_attachment* attachment, uint32_t unit, uint32_t* has) {
   return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {
     if (has == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
-    bool held = false;
-    Status status = gpu.HasUnit(unit, &held);
-    *has = held ? 1 : 0;
+    bool held = false, stays = false;
+    Status status = gpu.HasUnit(unit, &held, &stays);
+    *has = stays ? 2 : held ? 1 : 0;
     return status;
+  });
+}
+
+int superoffload_gpu_keep_units(superoffload_attachment* attachment, const uint32_t* units, uint32_t unit_count) {
+  return WithGpu(attachment, [&](StepPlane& impl, GpuPlane& gpu) -> Status {
+    if (units == nullptr && unit_count > 0) return Error(Code::kInvalidArgument, "NULL argument");
+    if (Status status = impl.WaitIdle(); !status.ok()) return status;
+    return gpu.KeepUnits({units, unit_count});
+  });
+}
+
+int superoffload_gpu_give_units_back(superoffload_gpu_memory* memory, uint64_t stream) {
+  return Guarded([&]() -> Status {
+    if (memory == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    const superoffload::kernels::CurrentDevice current(memory->impl->device());
+    return superoffload::client::FromCuda(memory->impl->GiveUnitsBack(Stream(stream)));
   });
 }
 

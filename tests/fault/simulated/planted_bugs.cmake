@@ -187,7 +187,7 @@ plant_bug(slot_refilled_before_it_is_read kernels/gpu/weight_stream.cc 500
 plant_bug(slot_of_another_unit kernels/gpu/weight_stream.cc 500
   "if (SlotOf(index).owner != index) {" "if (!SlotOf(index).owner) {")
 plant_bug(fetched_into_a_slot_in_use kernels/gpu/weight_stream.cc 500
-  "  taken[units_[index].slot] = true;\n" "")
+  "  if (reading) taken[slot_of_[*reading]] = true;\n" "")
 plant_bug(unit_not_waited_for kernels/gpu/weight_stream.cc 500
   "  for (const uint32_t bucket : buckets(index)) {
     if (CudaStatus status = mover_.WaitLanded(bucket, stream); !status.ok()) return status;
@@ -196,6 +196,10 @@ plant_bug(unit_of_a_slot_not_refreshed kernels/gpu/weight_stream.cc 500
   "mover_.SetCopiesUp(bucket, true);" "{ mover_.SetCopiesUp(bucket, true); static_cast<void>(mover_.Fetch(bucket)); mover_.SetCopiesUp(bucket, false); }")
 plant_bug(unit_that_nobody_has_fetched kernels/gpu/weight_stream.cc 500
   "  if (CudaStatus status = Fetch(index); !status.ok()) return status;\n  for" "  for")
+plant_bug(unit_that_stays_fetched_when_it_is_read kernels/gpu/weight_stream.cc 500
+  "    if (CudaStatus status = Fetch(index); !status.ok()) return status;\n  }\n  return {};" "  }\n  return {};")
+plant_bug(units_that_share_a_slot_stay kernels/gpu/weight_stream.cc 500
+  "return IsAlone(index);" "return true;")
 plant_bug(unit_that_left_still_copied kernels/gpu/weight_stream.cc 500
   "  for (const uint32_t bucket : buckets(*slot->owner)) mover_.SetCopiesUp(bucket, false);\n" "")
 plant_bug(step_ends_while_a_unit_is_read kernels/gpu/weight_stream.cc 500

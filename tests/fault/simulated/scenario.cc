@@ -118,6 +118,7 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   if (!scenario.spec.in_place && random.Chance(0.4)) {
     scenario.stream_slots = static_cast<uint32_t>(random.Between(1, 3));
     scenario.look = 0.3;
+    scenario.change_units = sometimes(0.6, 0.5);
     for (engine::ParameterSpec& parameter : scenario.spec.parameters) {
       parameter.unit = static_cast<uint32_t>(random.Below(6));
     }

@@ -36,6 +36,7 @@ struct Scenario {
   double residents = 0;         // on the GPU, per attachment
   double change_residents = 0;  // how many there are
   double look = 0;              // at parameters that stream, whenever it likes
+  double change_units = 0;      // which of those that stream have memory of their own
   DeathChances deaths;
 
   bool gpu() const { return mover != SUPEROFFLOAD_MOVER_AUTO; }

@@ -121,7 +121,10 @@ SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> m
   Check(client::FromCuda(kernels::MakeStream(*cuda_.device(), &pack_stream_)));
   Check(client::GpuMoves::Open(
       cuda_.device(), given.model, given.options, &memory_->buckets(), memory_->layout(),
-      {.gpu = memory_->base(), .gradients = ground_.memory.gradients, .parameters = ground_.published()},
+      {.gpu = memory_->base(),
+       .gradients = ground_.memory.gradients,
+       .parameters = ground_.published(),
+       .slots = memory_->slots()},
       pack_stream_.get(),
       {.arrived = [this](const kernels::CudaStatus&, const superoffload_ring_entry& entry) { submit_(entry); },
        .slot_free = [this](uint32_t slot) { FreeSlot(slot); }},
@@ -183,6 +186,15 @@ uint32_t SimulatedGpu::SetResident(uint32_t count) {
   Check(status);
   if (residents() != count) Fail(residents(), " buckets are resident, not ", count);
   return count;
+}
+
+void SimulatedGpu::KeepUnits(const std::vector<bool>& stays) {
+  const kernels::CurrentDevice current(*cuda_.device());
+  waits_ = true;
+  Check(client::FromCuda(moves_->weights().Leave()));
+  waits_ = false;
+  memory_->MapUnits(kernels::SlotsOf(stays, ground_.scenario.stream_slots));
+  Check(client::FromCuda(moves_->weights().Enter(memory_->slots())));
 }
 
 uint32_t SimulatedGpu::residents() const {

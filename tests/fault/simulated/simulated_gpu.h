@@ -61,6 +61,10 @@ class SimulatedGpu {
   // Whether the host's parameters stay behind.
   bool logs(uint32_t bucket) const { return resident(bucket) && ground_.layout.buckets[bucket].log_slots > 0; }
 
+  // Which units that stream have memory of their own; between steps, idle.
+  void KeepUnits(const std::vector<bool>& stays);
+  size_t units() const { return memory_->slots().size(); }
+
   bool streams(uint32_t bucket) const { return memory_->buckets()[bucket].streams(); }
   // Buckets that must be final before any of them is read: those of its unit, or itself.
   std::span<const uint32_t> ReadTogether(const uint32_t& bucket) const;

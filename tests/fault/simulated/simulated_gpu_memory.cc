@@ -1,6 +1,7 @@
 #include "tests/fault/simulated/simulated_gpu_memory.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "client/src/core/model_layout.h"
@@ -44,7 +45,47 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
   }
   ground_.scenario.stream_slots == 0 ? Place() : LayOutStreams();
   layout_ = client::PlanGpu(buckets_, ground_.random.Between(1, 3), most_parts);
-  if (memory_.Allocate(&base_, layout_.bytes) != 0) Fail("there is no GPU memory for the parameters");
+  const client::Status status = client::FindUnits(buckets_, layout_, &units_);
+  if (!status.ok()) Fail("finding units: ", status.message);
+  bytes_ = (layout_.bytes + kernels::kUnitGranule - 1) / kernels::kUnitGranule * kernels::kUnitGranule;
+  addresses_ = std::max(bytes_, units_.end());
+  if (memory_.Reserve(&base_, addresses_, 0, 0, 0) != 0) Fail("there are no addresses");
+  const kernels::CudaAllocation allocation = Create(bytes_);
+  Map(0, bytes_, allocation);
+  memory_.Release(allocation);
+  if (units_.count > 0) {
+    MapUnits(kernels::SlotsOf(std::vector<bool>(units_.count, false), ground_.scenario.stream_slots));
+  }
+}
+
+kernels::CudaAllocation SimulatedGpuMemory::Create(uint64_t bytes) {
+  const kernels::CudaAllocationProperties properties;
+  kernels::CudaAllocation allocation = 0;
+  if (memory_.Create(&allocation, bytes, &properties, 0) != 0) Fail("there is no GPU memory for the parameters");
+  return allocation;
+}
+
+void SimulatedGpuMemory::Map(uint64_t offset, uint64_t bytes, kernels::CudaAllocation allocation) {
+  const kernels::CudaAccess access;
+  if (memory_.Map(base_ + offset, bytes, 0, allocation, 0) != 0 ||
+      memory_.SetAccess(base_ + offset, bytes, &access, 1) != 0) {
+    Fail("GPU memory cannot be mapped");
+  }
+}
+
+// Nothing of what was there is left.
+void SimulatedGpuMemory::MapUnits(std::vector<uint32_t> slots) {
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    memory_.Unmap(base_ + units_.offset + unit * units_.bytes, units_.bytes);
+  }
+  slots_ = std::move(slots);
+  std::map<uint32_t, kernels::CudaAllocation> of_slot;
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const auto [slot, is_new] = of_slot.emplace(slots_[unit], 0);
+    if (is_new) slot->second = Create(units_.bytes);
+    Map(units_.offset + unit * units_.bytes, units_.bytes, slot->second);
+  }
+  for (const auto& [slot, allocation] : of_slot) memory_.Release(allocation);
 }
 
 // Buckets in any order.
@@ -66,6 +107,7 @@ void SimulatedGpuMemory::LayOutStreams() {
     given[i].elements = buckets_[i].elements;
     given[i].gpu_offset = buckets_[i].parameters_offset;
     given[i].dtype = NumberOf(buckets_[i].dtype);
+    given[i].gradient_dtype = NumberOf(buckets_[i].gradient_dtype);
     given[i].unit = buckets_[i].unit;
   }
   std::vector<uint64_t> offsets(given.size());
@@ -75,7 +117,11 @@ void SimulatedGpuMemory::LayOutStreams() {
   for (size_t i = 0; i < offsets.size(); ++i) buckets_[i].gpu_offset = offsets[i];
 }
 
-SimulatedGpuMemory::~SimulatedGpuMemory() { memory_.Free(base_); }
+SimulatedGpuMemory::~SimulatedGpuMemory() {
+  MapUnits({});
+  memory_.Unmap(base_, bytes_);
+  memory_.Unreserve(base_, addresses_);
+}
 
 std::span<std::byte> SimulatedGpuMemory::parameters(uint32_t bucket) {
   const uint64_t bytes = buckets_[bucket].parameters_bytes();

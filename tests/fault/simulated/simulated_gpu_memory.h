@@ -1,5 +1,5 @@
 // The GPU memory of one attachment: a trainer's, which a daemon may have mapped. It is laid out as the client library
-// lays it out: the parameters, and behind them the device slots with their sums.
+// lays it out: the parameters, behind them the device slots with their sums, and then the units that stream.
 //
 // It is memory of the tests' fake GPU (tests/support/fake_cuda/memory.h): whoever reaches for it other than through the
 // driver faults. Copies move real bytes, in pieces, each as late as it likes: whoever changes what is being copied
@@ -16,6 +16,7 @@
 
 #include "client/src/gpu/gpu_layout.h"
 #include "kernels/gpu/mover.h"
+#include "kernels/gpu/unit_memory.h"
 #include "tests/fault/simulated/ground.h"
 #include "tests/support/fake_cuda/process.h"
 
@@ -38,6 +39,10 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
   // What the daemon's mover is told.
   std::vector<kernels::MovedBucket> MovedBuckets() const;
 
+  // Of units that stream, by unit: which have the same memory (kernels::UnitMemory).
+  const std::vector<uint32_t>& slots() const { return slots_; }
+  void MapUnits(std::vector<uint32_t> slots);
+
   // Whether allocations may find no memory.
   void LetAllocationsFail(bool may) { finds_none_ = may; }
 
@@ -49,6 +54,8 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
  private:
   void Place();
   void LayOutStreams();
+  kernels::CudaAllocation Create(uint64_t bytes);
+  void Map(uint64_t offset, uint64_t bytes, kernels::CudaAllocation allocation);
 
   class User;
 
@@ -58,6 +65,9 @@ class SimulatedGpuMemory : public std::enable_shared_from_this<SimulatedGpuMemor
   bool finds_none_ = false;
   fake_cuda::Memory memory_;
   kernels::CudaPointer base_ = 0;
+  uint64_t bytes_ = 0, addresses_ = 0;  // mapped at first, and reserved
+  kernels::UnitRanges units_;
+  std::vector<uint32_t> slots_;
 };
 
 }  // namespace superoffload::faults

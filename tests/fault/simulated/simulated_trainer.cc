@@ -176,7 +176,7 @@ void SimulatedTrainer::NextAttempt() {
   stage_ = Stage::kEarlyGroups;
   absent_done_ = 0;
   measure_asked_ = false;
-  may_change_residents_ = true;
+  may_change_what_stays_ = true;
   host_slots_.assign(ground_.buckets(), slot_);
   written_.assign(ground_.buckets(), false);
   submitted_.assign(ground_.buckets(), false);

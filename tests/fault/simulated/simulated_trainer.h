@@ -80,7 +80,7 @@ class SimulatedTrainer {
   bool MayRead(uint32_t bucket) const;
   void Read(uint32_t bucket, std::function<void(const std::byte* parameters)> read);
   void HasRead(uint32_t bucket);
-  bool ChangeResidents();
+  bool ChangeWhatStays();
   void SetResident(uint32_t count);
 
   Ground& ground_;
@@ -129,7 +129,7 @@ class SimulatedTrainer {
   Stage stage_ = Stage::kEarlyGroups;
   size_t absent_done_ = 0;
   bool measure_asked_ = false;
-  bool may_change_residents_ = false;               // once before each attempt
+  bool may_change_what_stays_ = false;              // once before each attempt
   bool changing_residents_ = false;                 // the daemon settles what is to become resident
   std::vector<engine::Scalars> sent_groups_;        // each empty: nothing yet
   std::vector<std::vector<bool>> free_;             // by slot and bucket: what the slot held is absorbed

@@ -72,9 +72,15 @@ void SimulatedTrainer::CheckSum(const superoffload_ring_entry& entry) {
   }
 }
 
-// As many buckets as the trainer likes are kept on the GPU from now on. True: it goes on later.
-bool SimulatedTrainer::ChangeResidents() {
-  if (!over_ || !has_model_ || !gpu_->idle() || !std::exchange(may_change_residents_, false)) return false;
+// As many buckets or units as the trainer likes are kept on the GPU from now on. True: it goes on later.
+bool SimulatedTrainer::ChangeWhatStays() {
+  if (!over_ || !has_model_ || !gpu_->idle() || !std::exchange(may_change_what_stays_, false)) return false;
+  if (ground_.random.Chance(ground_.scenario.change_units)) {
+    std::vector<bool> stays(gpu_->units());
+    for (size_t unit = 0; unit < stays.size(); ++unit) stays[unit] = ground_.random.Chance(0.5);
+    ground_.log.Add("trainer", "keeps units", std::ranges::count(stays, true), stays.size());
+    gpu_->KeepUnits(stays);
+  }
   if (!ground_.random.Chance(ground_.scenario.change_residents)) return false;
   const auto count = static_cast<uint32_t>(ground_.random.Below(ground_.buckets() + 1));
   const uint32_t most = std::max(count, gpu_->residents());

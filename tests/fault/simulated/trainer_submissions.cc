@@ -27,7 +27,7 @@ bool SimulatedTrainer::Act() {
   if (!over_ && stage_ <= Stage::kBegin) return WriteSomeGradient();  // the step before has not ended
   switch (stage_) {
     case Stage::kEarlyGroups:
-      if (gpu_ != nullptr && ChangeResidents()) return false;
+      if (gpu_ != nullptr && ChangeWhatStays()) return false;
       if (SubmitGroups(attempt_.early_groups)) return true;
       stage_ = Stage::kBegin;
       [[fallthrough]];

@@ -37,3 +37,20 @@ def specified(width):
 def test_small_blocks_share_buckets():
     assert specified(2 << 10) == [1, 2, 3]
     assert specified((2 << 10) - 1) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "expected"),
+    [(0, 4, []), (1, 4, [1]), (2, 6, [1, 4]), (3, 4, [1, 2, 3]), (4, 4, [1, 2, 3, 4]), (3, 7, [1, 3, 5])],
+)
+def test_some_blocks_are_far_from_each_other(count, of, expected):
+    assert blocks.evenly(count, of) == expected
+
+
+def test_as_many_blocks_are_taken_as_are_asked_for():
+    for of in range(1, 60):
+        for count in range(of + 1):
+            taken = blocks.evenly(count, of)
+            assert len(taken) == len(set(taken)) == count
+            gaps = {after - before for before, after in zip(taken, taken[1:], strict=False)}
+            assert not gaps or max(gaps) - min(gaps) <= 1

@@ -1,4 +1,4 @@
-"""Which block of a model a parameter is of, by its name."""
+"""Blocks of a model: which one a parameter is of, by its name, and some of them."""
 
 import collections
 import re
@@ -25,6 +25,11 @@ def units(names: Sequence[str], sizes: Sequence[int]) -> list[int]:
 def count(names: Sequence[str], sizes: Sequence[int]) -> int:
     """Returns the number of blocks."""
     return len(_order(_indices(names, sizes)))
+
+
+def evenly(count: int, of: int) -> list[int]:
+    """Returns ``count`` of the numbers 1 to ``of``, as far from each other as can be."""
+    return [number for number in range(1, of + 1) if -(-number * count // of) > -(-(number - 1) * count // of)]
 
 
 def _order(indices: Sequence[int | None]) -> dict[int, int]:

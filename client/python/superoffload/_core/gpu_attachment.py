@@ -3,7 +3,7 @@
 import ctypes
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from superoffload._core import library, structures
@@ -39,6 +39,7 @@ class GpuReport:
     gradient_slots: int  # of most buckets in the host's memory
     in_place: bool  # parameters are published over the gradients that they came of
     notes: str  # why something was not done
+    weights: str = ""  # how many blocks stay where that was chosen, and why
     # While the parameters moved into the optimizer's GPU memory: how much of the GPU's was in use at most, by
     # everybody, and what the framework's allocator could not give back. 0: not known.
     attach_peak_bytes: int = 0
@@ -134,7 +135,9 @@ class GpuAttachment(Attachment):
     gpu_offsets: list[int]  # of parameters, in GPU memory
     streamed_units: list[int]  # of parameters; 0: it does not stream
     brings_parameters = False  # while they move in: what they are becomes the masters
-    emptied = 0  # counts when slots for units that stream lost what they had
+    slot_changes = 0  # counts what may have changed which units that stream are in their slots
+    staying: frozenset[int] = frozenset()  # of `streamed`: units that have a slot for themselves, and are copied once
+    slot_bytes = 0  # of GPU memory, for each of those, and for each of the slots that the others share
     resident_changes = 0  # counts what may have changed which buckets are resident, and where
     # Gives what is called when a successor's memory is there and no step goes through it yet: it holds the last step's
     # parameters.
@@ -196,7 +199,7 @@ class GpuAttachment(Attachment):
                 self.give_values_back()
             library.function("detach")(self._handles.pop())  # the GPU's memory is still the previous one's
             raise
-        self.emptied += 1
+        self.slot_changes += 1
         if previous is not None:
             library.function("detach")(self._handles.pop(0))
         self._note_residents(0)
@@ -219,6 +222,7 @@ class GpuAttachment(Attachment):
         report = structures.GpuReport()
         library.call("gpu_attach", self.trainer, self._handle, ctypes.byref(options), ctypes.byref(report))
         self._device_parameters, self._pack_stream = report.parameters, report.pack_stream
+        self.slot_bytes = report.slot_bytes
         self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
         if not pushes:
             self.pull()
@@ -255,12 +259,12 @@ class GpuAttachment(Attachment):
 
     def pull(self) -> None:
         library.call("gpu_copy", self._handle, _Direction.TO_GPU, 0)
-        self.emptied += 1
+        self.slot_changes += 1
 
     def push(self, stream: int) -> None:
         """Copies the parameters to the daemon's memory, after what ``stream`` has done."""
         library.call("gpu_copy", self._handle, _Direction.FROM_GPU, stream)
-        self.emptied += 1
+        self.slot_changes += 1
 
     def hand_over_on_gpu(self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays) -> list[int]:
         """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
@@ -291,6 +295,7 @@ class GpuAttachment(Attachment):
 
     def read_unit(self, unit: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of a unit that streams: they are there until another unit is read."""
+        self.slot_changes += 1
         while True:
             try:
                 library.call("gpu_read_unit", self._handle, unit, stream)
@@ -300,9 +305,29 @@ class GpuAttachment(Attachment):
 
     def has_unit(self, unit: int) -> bool:
         """Whether the unit's slot holds it."""
+        return self._has_unit(unit) > 0
+
+    def stays(self, unit: int) -> bool:
+        """Whether the unit has its slot for itself: also one that nobody has asked to stay."""
+        return self._has_unit(unit) > 1
+
+    def _has_unit(self, unit: int) -> int:
         has = ctypes.c_uint32()
         library.call("gpu_has_unit", self._handle, unit, ctypes.byref(has))
-        return bool(has.value)
+        return has.value
+
+    def keep_units(self, units: Iterable[int]) -> None:
+        """Which units stay from now on. No step may be open, and nobody may read any meanwhile.
+
+        RESOURCE_EXHAUSTED: there is no memory for them; all is as before.
+        """
+        chosen = frozenset(units)
+        self.slot_changes += 1
+        library.call("gpu_keep_units", self._handle, (ctypes.c_uint32 * len(chosen))(*sorted(chosen)), len(chosen))
+        self.staying = chosen
+
+    def note_weights(self, text: str) -> None:
+        self.report = dataclasses.replace(self.report, weights=text)
 
     def set_resident(self, count: int) -> None:
         """Buckets that become resident, or no longer are, must have been settled since the last step."""

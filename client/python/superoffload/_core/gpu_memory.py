@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from superoffload._core import library, structures
 
+_UNITS = -1  # a piece that stands for all memory of units that stream
+
 # Of which the last view went while the thread's stream was being captured; they keep their memories alive.
 _postponed: "collections.deque[tuple[GpuMemory, range]]" = collections.deque()
 
@@ -44,9 +46,19 @@ class GpuMemory:
         library.call("gpu_back", self.handle, end, ctypes.byref(piece_bytes), ctypes.byref(backed_bytes))
         self.piece_bytes, self.backed_bytes = piece_bytes.value, backed_bytes.value
 
+    def back_units(self, slots: int) -> None:
+        """Has memory for what streams: so many units at once."""
+        library.call("gpu_back_units", self.handle, slots)
+
     def hold(self, begin: int, end: int) -> "Hold":
         """What a view of these bytes keeps alive."""
-        pieces = range(begin // self.piece_bytes, (end - 1) // self.piece_bytes + 1)
+        return self._hold(range(begin // self.piece_bytes, (end - 1) // self.piece_bytes + 1))
+
+    def hold_units(self) -> "Hold":
+        """What a view of something that streams keeps alive."""
+        return self._hold(range(_UNITS, _UNITS + 1))
+
+    def _hold(self, pieces: range) -> "Hold":
         hold = Hold(self, pieces)
         for piece in pieces:
             self._held.setdefault(piece, set()).add(id(hold))
@@ -56,7 +68,7 @@ class GpuMemory:
         """Attachments have ended: from now on only views need it."""
         self._left = True
         self.back(0)  # the attachment has backed the rest
-        self._give_back(range(-(-self.backed_bytes // self.piece_bytes)))
+        self._give_back(range(_UNITS, -(-self.backed_bytes // self.piece_bytes)))
 
     def let_go(self, hold: "Hold") -> None:
         for piece in hold.pieces:
@@ -76,7 +88,12 @@ class GpuMemory:
     def _gave_back(self, pieces: range) -> bool:
         stream = self._current_stream()
         unused = [piece for piece in pieces if not self._held.get(piece)]
-        return all(library.function("gpu_give_back")(self.handle, piece, stream) == 0 for piece in unused)
+        return all(self._gave_piece_back(piece, stream) for piece in unused)
+
+    def _gave_piece_back(self, piece: int, stream: int) -> bool:
+        if piece == _UNITS:
+            return library.function("gpu_give_units_back")(self.handle, stream) == 0
+        return library.function("gpu_give_back")(self.handle, piece, stream) == 0
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

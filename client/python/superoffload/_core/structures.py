@@ -85,6 +85,7 @@ class GpuReport(ctypes.Structure):
         ("staged", ctypes.c_uint32),
         ("seconds", ctypes.c_double * 4),
         ("gpu_bytes", ctypes.c_uint64),
+        ("slot_bytes", ctypes.c_uint64),
         ("parameters", ctypes.c_uint64),
         ("pack_stream", ctypes.c_uint64),
         ("gpu", ctypes.c_char * 64),

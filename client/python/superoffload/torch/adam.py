@@ -87,7 +87,8 @@ class AdamW(Optimizer):
         gpu: for parameters on a GPU.
         weights: of a model on a GPU: "resident", all of them stay there; "streamed", those of its blocks (the list of
             modules that has most of the parameters) come from the daemon's memory just ahead of each use, through a few
-            slots; or which part of the blocks does. Never changes results.
+            slots; or which part of the blocks does; "auto", those blocks do that have no room on the GPU beside what
+            the loop needs. Never changes results.
         replicas: of whole parameters in several ranks: True where all ranks train the same ones, or the process group
             of those that do (DistributedDataParallel). Each rank's daemon then hosts a part of each parameter (ZeRO-1).
             False: each rank trains its own, which is the default without a name.

@@ -61,8 +61,8 @@ class Backend(Protocol):
     def weights(self) -> Mapping[str, torch.Tensor] | None:
         """Values of parameters that are on meta."""
 
-    def check(self, hosted: list[HostedParameter]) -> None:
-        """Raises Error for parameters that cannot be there."""
+    def check(self, subject: "Subject") -> None:
+        """Raises Error for parameters that cannot be there, and for what cannot be had together."""
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
@@ -146,7 +146,7 @@ def attach(
     synchronize: Callable[[], None],
 ) -> Attached:
     """Creates the optimizer where the daemon has none of its name; ``synchronize``: as for `Backend.map`."""
-    subject.backend.check(subject.hosted)
+    subject.backend.check(subject)
     casts_on_gpu = subject.backend.choose_cast(subject.hosted, bucket_bytes)
 
     def drop(found: _Found) -> None:

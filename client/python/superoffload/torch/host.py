@@ -188,7 +188,7 @@ class HostBackend:
     streams = False
     weights: Mapping[str, torch.Tensor] | None = None
 
-    def check(self, hosted: list[HostedParameter]) -> None:
+    def check(self, subject: Subject) -> None:
         pass
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:

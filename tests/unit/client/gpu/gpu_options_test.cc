@@ -73,9 +73,9 @@ TEST_F(GpuOptionsTest, WhatStreamsHasSlotsAndIsNotPublishedInPlace) {
   bucket_.unit = 3;
   EXPECT_EQ(Parse(), Code::kInvalidArgument);
   stream_slots_ = 1;
-  bucket_.gpu_offset = 4096;
-  EXPECT_EQ(Parse(), Code::kOk) << "in a page of its own";
-  bucket_.gpu_offset = 1 << 20;
+  bucket_.gpu_offset = 32 << 20;
+  EXPECT_EQ(Parse(), Code::kOk) << "behind device slots";
+  bucket_.gpu_offset = 1 << 30;
   EXPECT_EQ(Parse(), Code::kInvalidArgument);
   bucket_.gpu_offset = 0;
   in_place_ = true;

@@ -25,7 +25,7 @@ class SharedGpuMemoryTest : public ::testing::Test {
  protected:
   std::unique_ptr<SharedGpuMemory> Reserve(Export exports, uint64_t bytes = kSharedBytes) {
     std::unique_ptr<SharedGpuMemory> memory;
-    const CudaStatus status = SharedGpuMemory::Reserve(device_, bytes, /*most_pieces=*/128, exports, &memory);
+    const CudaStatus status = SharedGpuMemory::Reserve(device_, bytes, /*most_pieces=*/128, exports, {}, &memory);
     EXPECT_TRUE(status.ok()) << status.message;
     return memory;
   }

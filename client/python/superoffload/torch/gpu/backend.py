@@ -17,6 +17,7 @@ from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
 from superoffload.torch.gpu.options import GpuOptions, Weights
 from superoffload.torch.gpu.residents import Residents
+from superoffload.torch.gpu.staying import Staying
 from superoffload.torch.gpu.submitter import GpuSubmitter
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.ranks import shards
@@ -37,6 +38,7 @@ class GpuBackend:
     def __init__(self, options: GpuOptions, device: torch.device, weights: Weights) -> None:
         self._options = options
         self._where = weights
+        self._why_resident = ""  # where "auto" has no choice
         self._device = device
         self._may_be_resident = False  # as the algorithm says
         self._cast_timings: list[tuple[int, float, float]] = []  # elements, and seconds of "fused" and of "gpu_fp32"
@@ -49,13 +51,13 @@ class GpuBackend:
     def weights(self) -> Mapping[str, torch.Tensor] | None:
         return self._options.weights
 
-    def check(self, hosted: list[HostedParameter]) -> None:
+    def check(self, subject: Subject) -> None:
         """Raises Error for memory formats that a parameter would lose, and for what cannot be had together."""
-        if self.streams and self._options.gradient_slots == "in_place":
-            raise _not_with_streams("gradient_slots='in_place'", "its parameters lie where gradients land")
-        if self.streams and self._options.resident_buckets not in ("auto", 0):
-            raise _not_with_streams("resident_buckets", "the GPU has no parameters of them that it could update")
-        for parameter in hosted:
+        if self.streams and (obstacle := self._obstacle(subject)):
+            if self._where != "auto":
+                raise Error(*obstacle)
+            self._where, self._why_resident = "resident", f"no blocks stream: {obstacle[1]}"
+        for parameter in subject.hosted:
             if not parameter.local.is_contiguous():
                 raise Error(
                     grpc.StatusCode.UNIMPLEMENTED,
@@ -63,6 +65,22 @@ class GpuBackend:
                     "parameters are row-major; call model.to(memory_format=torch.contiguous_format), or "
                     ".data = .data.contiguous()",
                 )
+
+    def _obstacle(self, subject: Subject) -> tuple[grpc.StatusCode, str] | None:
+        """Why nothing can stream."""
+        if self._options.gradient_slots == "in_place":
+            return _not_with_streams("gradient_slots='in_place'", "its parameters lie where gradients land")
+        if self._options.resident_buckets not in ("auto", 0):
+            return _not_with_streams("resident_buckets", "the GPU has no parameters of them that it could update")
+        if subject.group is not None:
+            return _not_with_streams("several ranks", "of which each would gather what it has not got")
+        if streams.count(subject.hosted) == 0:
+            return (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"weights is {self._where!r}, but no blocks are found that could stream: pass "
+                "model.named_parameters(), of a model whose blocks are in a list of modules; or weights='resident'",
+            )
+        return None
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         if self._options.cast != "auto":
@@ -125,8 +143,6 @@ class GpuBackend:
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]
     ) -> tuple[Attachment, LiveParameters]:
-        if self.streams and subject.group is not None:
-            raise _not_with_streams("several ranks", "of which each would gather what it has not got")
         resides = subject.algorithm.may_be_resident and not cuda.is_integrated(self._device)
         self._may_be_resident = resides and not self.streams
         attachment = GpuAttachment(
@@ -141,12 +157,17 @@ class GpuBackend:
             streams.choose(subject.hosted, self._where, self._options.stream_slots),
         )
         self._check_blocks(attachment)
+        if self._why_resident:
+            attachment.note_weights(self._why_resident)
         for parameter, placement in zip(subject.hosted, attachment.optimizer.layout.placements, strict=True):
             parameter.buckets = parameters.buckets_of(placement)
         return attachment, GpuParameters(subject.hosted, attachment, synchronize, subject.replicas)
 
     def _check_blocks(self, attachment: GpuAttachment) -> None:
         if self.streams and not any(attachment.streamed_units):
+            if self._where == "auto":
+                self._why_resident = "no blocks stream: the optimizer was created for weights that stay on the GPU"
+                return
             attachment.end()
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -168,15 +189,18 @@ class GpuBackend:
         waits = ForwardWaits(attachment, given.hosted, streamed)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
-        return submitter, UsedGpu(attachment, waits, residents, streamed.nbytes, self._cast_timings)
+        staying = None
+        if self._where == "auto" and any(attachment.streamed_units):
+            staying = Staying(attachment, self._device, self._options.resident_share)
+        return submitter, UsedGpu(attachment, waits, residents, streamed, staying, self._cast_timings)
 
 
-def _not_with_streams(what: str, why: str) -> Error:
-    return Error(grpc.StatusCode.UNIMPLEMENTED, f"weights do not stream with {what}: {why}; leave one of the two out")
+def _not_with_streams(what: str, why: str) -> tuple[grpc.StatusCode, str]:
+    return grpc.StatusCode.UNIMPLEMENTED, f"weights do not stream with {what}: {why}; leave one of the two out"
 
 
 class UsedGpu:
-    """The GPU that an attachment uses: forward passes that wait for its parameters, and resident buckets.
+    """The GPU that an attachment uses: forward passes that wait for its parameters, and what stays there.
 
     The daemon is told how the GPU is used; ctl and metrics show that.
     """
@@ -186,11 +210,12 @@ class UsedGpu:
         attachment: GpuAttachment,
         waits: ForwardWaits,
         residents: Residents,
-        streamed_bytes: int,
+        streamed: streams.Streams,
+        staying: Staying | None,
         cast_timings: list[tuple[int, float, float]],
     ) -> None:
         self._attachment = attachment
-        self._streamed_bytes = streamed_bytes
+        self._streamed, self._staying = streamed, staying
         self._cast_timings = cast_timings
         self._reported: tuple[GpuReport, int] | None = None
         self._watched = self._was_watched = True  # the last step, and the one before
@@ -225,10 +250,14 @@ class UsedGpu:
         if self._watched or self._was_watched:  # without overlap forward waits for more
             stall_seconds = 0.0
         self.residents.after_step(stall_seconds, quiesce)
+        if self._staying is not None:
+            self._staying.after_step(self._watched, quiesce)
         self._report_use()
 
     def after_zero_grad(self, quiesce: Callable[[], None]) -> None:
         self.residents.after_zero_grad(quiesce)
+        if self._staying is not None:
+            self._staying.after_zero_grad(quiesce)
         self._report_use()
 
     def close(self) -> None:
@@ -255,10 +284,10 @@ class UsedGpu:
             ],
             resident_buckets=attachment.resident_buckets,
             gpu_bytes=report.gpu_bytes,
-            notes=report.notes,
-            streamed_units=len(set(attachment.streamed_units) - {0}),
+            notes="; ".join(filter(None, [report.notes, report.weights])),
+            streamed_units=len(set(attachment.streamed_units) - {0} - attachment.staying),
             stream_slots=attachment.streamed.slots,
-            streamed_bytes=self._streamed_bytes,
+            streamed_bytes=self._streamed.nbytes,
         )
         attachment.call("ReportGpu", optimizer_pb2.ReportGpuRequest(name=attachment.optimizer.name, use=use))
         self._reported = present

@@ -49,12 +49,18 @@ def move_in(moving: Moving, attachment: GpuAttachment) -> Moved:
     offsets = attachment.gpu_offsets
     cuda.release_cached(device)
     peak = cuda.used_bytes(device)
+    has_slots = False  # for what streams, which lies behind the rest
     for index in sorted(range(len(hosted)), key=offsets.__getitem__):
         end = offsets[index] + mover.bytes_of(index)
-        if end > memory.backed_bytes:
+        if not attachment.streamed_units[index] and end > memory.backed_bytes:
             cuda.release_cached(device)
             memory.back(end)
             peak = max(peak, cuda.used_bytes(device))
+        elif attachment.streamed_units[index] and not has_slots:
+            cuda.release_cached(device)
+            memory.back_units(attachment.streamed.slots)
+            peak = max(peak, cuda.used_bytes(device))
+            has_slots = True
         mover.move(index, offsets[index])
     for name, tensor in moving.beside:
         mover.move_whole(name, tensor)
@@ -101,11 +107,12 @@ class _Mover:
         assert memory is not None, "it is there when parameters move in"
         like = parameter.local.detach()
         padded = like.new_empty(1).expand(self.bytes_of(index) // like.element_size())
-        hold = memory.hold(offset, offset + self.bytes_of(index))
+        streams = self._attachment.streamed_units[index] != 0
+        hold = memory.hold_units() if streams else memory.hold(offset, offset + self.bytes_of(index))
         flat = cuda.view(memory.address + offset, padded, hold, self._device)
         parameter.theta = flat[: like.numel()].view(like.shape)
         value = meta.value_of(parameter, self._weights)
-        if value is not None and not self._attachment.streamed_units[index]:
+        if value is not None and not streams:
             parameter.theta.copy_(value)
         elif value is not None and self._attachment.brings_parameters:
             publish(self._attachment, index, like, value)

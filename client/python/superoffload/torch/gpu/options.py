@@ -8,8 +8,9 @@ import torch
 
 from superoffload._core.gpu_attachment import MOVERS, Mover
 
-# Of the blocks of a model: all stay on the GPU, all stream to it, or this part of them streams, up to 1.
-Weights = Literal["resident", "streamed"] | float
+# Of the blocks of a model: all stay on the GPU, all stream to it, this part of them streams, up to 1; or those stream
+# that have no room beside what the loop needs.
+Weights = Literal["auto", "resident", "streamed"] | float
 
 _CASTS = ("auto", "fused", "gpu_fp32")
 _MOST_RESIDENT_STEPS = 31  # a log has a slot more, for the step to come
@@ -49,7 +50,7 @@ class GpuOptions:
     # Of GPU memory, for blocks whose weights stream: one is read, while those that are read next are on their way to
     # the others. Never changes results.
     stream_slots: int = 3
-    # Of the GPU's memory, which may be in use where "auto" fills it.
+    # Of the GPU's memory, which may be in use where "auto" fills it: with resident buckets, or with blocks that stay.
     resident_share: float = 0.92
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
     # measured when the optimizer is created. Never changes results.
@@ -72,6 +73,8 @@ class GpuOptions:
 
 def check_weights(weights: Weights) -> None:
     """Raises ValueError for what says nothing of where weights are."""
-    if weights in ("resident", "streamed") or (isinstance(weights, (int, float)) and 0 <= weights <= 1):
+    if weights in ("auto", "resident", "streamed") or (isinstance(weights, (int, float)) and 0 <= weights <= 1):
         return
-    raise ValueError(f"weights is {weights!r} but must be 'resident', 'streamed' or the part that streams, 0 to 1")
+    raise ValueError(
+        f"weights is {weights!r} but must be 'auto', 'resident', 'streamed' or the part that streams, 0 to 1"
+    )

@@ -12,6 +12,7 @@ import torch
 
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload.torch import cuda
 from superoffload.torch.gpu.published import publish, published_of
 from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks.shards import HostedParameter
@@ -72,6 +73,10 @@ class StreamedValues:
         theta = self._hosted[index].theta
         if index in self._loaded:
             return self._taken(index).to("cpu", theta.dtype, copy=True)
+        unit = self._attachment.streamed_units[index]
+        if self._attachment.stays(unit):  # a step that is open may have published others
+            self._attachment.read_unit(unit, cuda.current_stream(theta))
+            return theta.detach().cpu()
         self._attachment.wait_over()
         return published_of(self._attachment, index, theta).clone()
 

@@ -24,8 +24,13 @@ from superoffload.torch.guards.reads import UseWatch
 from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks.shards import HostedParameter
 
-_SHARES = {"resident": 0.0, "streamed": 1.0}
+_SHARES = {"resident": 0.0, "streamed": 1.0, "auto": 1.0}  # that can stream
 _WATCHED = 3  # steps in which every operation on a parameter that streams is looked at
+
+
+def count(hosted: list[HostedParameter]) -> int:
+    """How many blocks there are."""
+    return blocks.count([parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted])
 
 
 def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Streamed:
@@ -33,15 +38,8 @@ def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Strea
     share = _SHARES[weights] if isinstance(weights, str) else weights
     if share == 0:
         return NONE_STREAMS
-    count = blocks.count([parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted])
-    if count == 0:
-        raise Error(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f"weights is {weights!r}, but no blocks are found that could stream: pass model.named_parameters(), of a "
-            "model whose blocks are in a list of modules; or weights='resident'",
-        )
-    chosen = [block for block in range(1, count + 1) if math.ceil(block * share) > math.ceil((block - 1) * share)]
-    return Streamed(frozenset(chosen), slots)
+    every = count(hosted)
+    return Streamed(frozenset(blocks.evenly(math.ceil(every * share), every)), slots)
 
 
 class Streams:
@@ -65,7 +63,7 @@ class Streams:
         # Modules with parameters of one block, in those that have several.
         self._blocks_in: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[torch.nn.Module]]
         self._blocks_in = weakref.WeakKeyDictionary()
-        self._last: tuple[int, int, int] | None = None  # unit and stream of the last read, and `emptied` then
+        self._last: tuple[int, int, int] | None = None  # unit and stream of the last read, and `slot_changes` then
         self._read: set[int] = set()  # since the last step
         self._calls: list[tuple[weakref.ref[torch.nn.Module], int]] = []  # under way: the outermost modules of a unit
         self._before_backward = {unit: weakly(self._read_unit, unit) for unit in set(self._units.values())}
@@ -75,8 +73,9 @@ class Streams:
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters that stream."""
-        return sum(parameter.local.nbytes for parameter in self._streamed)
+        """Of the parameters that stream, and do not stay."""
+        staying = self._attachment.staying
+        return sum(p.local.nbytes for p in self._streamed if self._units[id(p.tensor)] not in staying)
 
     def close(self) -> None:
         self._uses.end()
@@ -189,11 +188,11 @@ class Streams:
                 "parameters; capture what stays on the GPU, or pass weights='resident'",
             )
         stream = self._stream()
-        if self._last == (unit, stream, self._attachment.emptied):
+        if self._last == (unit, stream, self._attachment.slot_changes):
             return
         self._attachment.read_unit(unit, stream)
         self._read.add(unit)
-        self._last = unit, stream, self._attachment.emptied
+        self._last = unit, stream, self._attachment.slot_changes
 
     def _stream(self) -> int:
         return cuda.current_stream(self._like)
