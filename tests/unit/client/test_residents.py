@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from superoffload.torch import cuda
-from superoffload.torch.gpu.resident_room import ResidentRoom
-from superoffload.torch.gpu.residents import ResidentTuner
+from superoffload.torch.gpu.residents import ResidentRoom, ResidentTuner
 from superoffload.v1 import optimizer_pb2
 
 

@@ -33,7 +33,11 @@ class Released:
             (self.given_back if handle.value in self.live else self.late).append(piece)
             return 0
 
-        return {"gpu_give_back": give_back, "gpu_release": lambda handle: self.live.discard(handle.value)}[name]
+        return {
+            "gpu_give_back": give_back,
+            "gpu_give_units_back": lambda handle, stream: give_back(handle, "units", stream),
+            "gpu_release": lambda handle: self.live.discard(handle.value),
+        }[name]
 
 
 @pytest.fixture
@@ -52,13 +56,23 @@ def test_a_piece_goes_back_with_its_last_hold(released):
     memory = open_memory()
     one, other = memory.hold(0, PIECE + 1), memory.hold(PIECE, 2 * PIECE)
     memory.leave_to_views()
-    assert released.given_back == [2, 3]
+    assert released.given_back == ["units", 2, 3]
     del one
-    assert released.given_back == [2, 3, 0]
+    assert released.given_back == ["units", 2, 3, 0]
     del other
-    assert released.given_back == [2, 3, 0, 1]
+    assert released.given_back == ["units", 2, 3, 0, 1]
     del memory
     assert not released.live and not released.late
+
+
+def test_what_streams_goes_back_with_its_last_hold(released):
+    memory = open_memory()
+    one, other = memory.hold_units(), memory.hold_units()
+    del one
+    memory.leave_to_views()
+    assert released.given_back == [0, 1, 2, 3]
+    del other
+    assert released.given_back == [0, 1, 2, 3, "units"]
 
 
 def test_memory_and_holds_that_end_together_end_once(released):

@@ -1,5 +1,6 @@
 """How many of the last buckets to keep resident on the GPU."""
 
+import bisect
 import time
 from collections.abc import Callable
 
@@ -9,14 +10,39 @@ import torch
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload._core.layout import bucket_bytes
 from superoffload.torch.gpu.options import GpuOptions
-from superoffload.torch.gpu.resident_room import ResidentRoom
+from superoffload.torch.gpu.room import GpuRoom
 from superoffload.v1 import optimizer_pb2
 
 _PATIENCE = 3  # steps with a stall before more buckets become resident
 _STALL = 0.01  # of a step's time
 _FIRST = 8  # buckets; then twice as many
 _SLACK = 0.02  # of the GPU's memory: left free, so that what a loop needs more now and then is not asked for each time
+
+
+class ResidentRoom:
+    """How many of the last buckets of an attachment the GPU has room for.
+
+    ``share``: of the GPU's memory that may be in use, by everybody.
+    """
+
+    def __init__(self, attachment: GpuAttachment, device: torch.device, share: float) -> None:
+        self._attachment = attachment
+        self._room = GpuRoom(device, share)
+        self._totals = [0]  # bytes of the last so many buckets
+        layout = attachment.optimizer.layout
+        for bucket in reversed(layout.buckets):
+            self._totals.append(self._totals[-1] + bucket_bytes(layout, bucket))
+
+    def was_lacking(self) -> bool:
+        """Whether the loop has found no memory since it was last asked what fits."""
+        return self._room.was_lacking()
+
+    def fitting(self, spare: float = 0.0) -> int:
+        """How many buckets fit, with ``spare`` more of the GPU's memory left free."""
+        room = self._room.for_us(self._totals[self._attachment.resident_buckets], spare)
+        return max(0, bisect.bisect_right(self._totals, room) - 1)
 
 
 class ResidentTuner:
