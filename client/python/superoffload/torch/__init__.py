@@ -34,6 +34,7 @@ from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch.adam import Adam, Adam8bit, AdamW, AdamW8bit
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.lion import Lion, Lion8bit
+from superoffload.torch.pretrained import pretrained_weights
 
 __all__ = [
     "Adam",
@@ -47,4 +48,5 @@ __all__ = [
     "Lion8bit",
     "StepResult",
     "VerdictKind",
+    "pretrained_weights",
 ]
