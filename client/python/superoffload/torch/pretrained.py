@@ -56,7 +56,7 @@ class _Files:
             )
 
     def _find(self) -> list[str]:
-        """Those named as transformers names them, if there are some: others may hold the same weights in another form."""
+        """Those that are named as transformers names them, if there are some: others may hold the same otherwise."""
         every = sorted(map(os.path.basename, glob.glob(os.path.join(glob.escape(self._directory), "*.safetensors"))))
         return [file for file in every if file.startswith("model")] or every
 
