@@ -7,7 +7,7 @@ for all parameters; the other run does neither. Its matrix products are large, i
 import contextlib
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from tests.device import machine
@@ -22,7 +22,10 @@ LAYERS = 3 if machine.DRY_RUN else max(4, machine.parameters_that_fit(16 * WIDTH
 ROWS = 16 if machine.DRY_RUN else 8192
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
 SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
-FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED = LOOPS
+PARAMETERS = LAYERS * WIDTH**2
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND = LOOPS
+WEIGHTS = {STREAMED: "streamed", ADAPTED: "auto", BEYOND: "streamed"}
+LACKS_ROOM = STEPS - 2  # the step of ADAPTED in which blocks leave again, after some that have room
 
 
 class Model(torch.nn.Module):
@@ -34,6 +37,20 @@ class Model(torch.nn.Module):
         for layer in self.layers:
             x = x + torch.nn.functional.gelu(layer(x))
         return x
+
+
+class _Values(Mapping):
+    """Of a model on meta."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(int(name.split(".")[1]))
+        return (torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH).bfloat16()
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"layers.{layer}.weight" for layer in range(LAYERS))
+
+    def __len__(self) -> int:
+        return LAYERS
 
 
 def _input(step: int) -> torch.Tensor:
@@ -56,8 +73,12 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
     """Losses, parameters and averages, and the GPU memory that steps took. `most_gpu_bytes`: what is left to them; 0:
     everything."""
     torch.manual_seed(0)
-    with torch.device(machine.DEVICE):
+    with torch.device("meta" if way == BEYOND else machine.DEVICE):
         model = Model().bfloat16()
+    before_model = _leave(most_gpu_bytes) if way == BEYOND else None
+    gpu = GpuOptions(cast="fused", resident_share=1)
+    if way == BEYOND:
+        gpu = GpuOptions(cast="fused", device="cuda:0", weights=_Values())
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     averages = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average) if way == AVERAGES else None
     optimizer = superoffload.torch.AdamW(
@@ -66,11 +87,11 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
         max_grad_norm=1e-3,
         bucket_bytes=BUCKET_BYTES,
         overlap=not waits,
-        gpu=GpuOptions(cast="fused"),
-        weights="streamed" if way == STREAMED and not waits else "resident",
+        gpu=gpu,
+        weights="resident" if waits else WEIGHTS.get(way, "resident"),
     )
     with contextlib.closing(optimizer):
-        rest = _leave(most_gpu_bytes)
+        rest = before_model if way == BEYOND else _leave(most_gpu_bytes)
         called = _as_called(model, way)
         before = _reset_peak()
         losses = []
@@ -85,13 +106,26 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
             if averages is not None:
                 averages.update_parameters(model)
             losses.append(loss.detach().clone())
+            if way == ADAPTED and step == LACKS_ROOM:
+                _find_no_memory(PARAMETERS)
             optimizer.zero_grad()
+            if way == ADAPTED and not waits:
+                print(f"step {step}: {optimizer.gpu_report.weights or 'all blocks stream'}")
         optimizer.synchronize()
         taken = _peak() - before
         seen = [*losses, *model.state_dict().values(), *(averages.parameters() if averages is not None else ())]
         values = [tensor.detach().cpu().clone() for tensor in seen]
     del rest
     return values, taken
+
+
+def _left(way: str, taken: int) -> int:
+    """What of the GPU's memory is left to the loop, whose steps take so much; 0: everything."""
+    if way in (FULL, EXPANDABLE):
+        return taken * 5 // 4 + SPARE_BYTES
+    if way == ADAPTED:  # half of the parameters fit, and what is always left free
+        return taken + PARAMETERS + (0 if machine.DRY_RUN else torch.cuda.mem_get_info()[1] // 50)
+    return taken + SPARE_BYTES + PARAMETERS if way == BEYOND else 0  # half of their bytes
 
 
 def _leave(gpu_bytes: int) -> torch.Tensor | None:
@@ -101,6 +135,15 @@ def _leave(gpu_bytes: int) -> torch.Tensor | None:
     machine.release_cached()
     free = torch.cuda.mem_get_info()[0]
     return torch.empty(max(0, free - gpu_bytes), dtype=torch.uint8, device=machine.DEVICE)
+
+
+def _find_no_memory(gpu_bytes: int) -> None:
+    """An allocation of so much more than is free."""
+    if machine.DRY_RUN:
+        superoffload.torch.cuda.on_failed_allocation(0, 80 << 30, 0, 0)
+        return
+    with contextlib.suppress(torch.OutOfMemoryError):
+        torch.empty(torch.cuda.mem_get_info()[0] + gpu_bytes, dtype=torch.uint8, device=machine.DEVICE)
 
 
 def _reset_peak() -> int:
@@ -146,9 +189,9 @@ def check(way: str) -> dict[str, int]:
         from tests.support import fake_cuda_graphs
 
         fake_cuda_graphs.install(pytest.MonkeyPatch())
-    with machine.daemon(machine.daemon_budget(LAYERS * WIDTH**2)):
+    with machine.daemon(machine.daemon_budget(PARAMETERS)):
         expected, taken = train(way, waits=True)
         gc.collect()
-        seen, _ = train(way, False, taken * 5 // 4 + SPARE_BYTES if way in (FULL, EXPANDABLE) else 0)
+        seen, _ = train(way, False, _left(way, taken))
     compare(expected, seen)
-    return {"parameters": LAYERS * WIDTH**2, "bytes_of_steps": taken}
+    return {"parameters": PARAMETERS, "bytes_of_steps": taken}
