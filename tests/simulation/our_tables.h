@@ -38,6 +38,9 @@ std::string StatesTable();
 // What it costs that all blocks stream, as Markdown.
 std::string StreamsTable();
 
+// How many blocks must stream to one Superchip so that a sequence fits, as Markdown.
+std::string SequencesTable();
+
 // What less memory for gradients and published parameters costs, as Markdown.
 std::string RoomTable();
 

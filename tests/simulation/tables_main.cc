@@ -11,10 +11,10 @@ int main(int argc, char** argv) {
         "Prints the tables of the paper beside what is simulated of them, and those of ours, as README.md has them.\n");
     return 0;
   }
-  for (const auto& table :
-       {superoffload::simulator::PaperTables, superoffload::simulator::OurTables, superoffload::simulator::RanksTable,
-        superoffload::simulator::ResidentsTable, superoffload::simulator::StatesTable,
-        superoffload::simulator::StreamsTable, superoffload::simulator::RoomTable}) {
+  for (const auto& table : {superoffload::simulator::PaperTables, superoffload::simulator::OurTables,
+                            superoffload::simulator::RanksTable, superoffload::simulator::ResidentsTable,
+                            superoffload::simulator::StatesTable, superoffload::simulator::StreamsTable,
+                            superoffload::simulator::SequencesTable, superoffload::simulator::RoomTable}) {
     std::printf("%s\n", table().c_str());
   }
 }

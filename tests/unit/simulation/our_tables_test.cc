@@ -27,7 +27,8 @@ TEST_P(OurTablesTest, TheReadmeShowsWhatTheProgramPrints) {
 INSTANTIATE_TEST_SUITE_P(All, OurTablesTest,
                          ::testing::Values(Table{"Ours", OurTables}, Table{"Ranks", RanksTable},
                                            Table{"Residents", ResidentsTable}, Table{"States", StatesTable},
-                                           Table{"Streams", StreamsTable}, Table{"Room", RoomTable}),
+                                           Table{"Streams", StreamsTable}, Table{"Sequences", SequencesTable},
+                                           Table{"Room", RoomTable}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
