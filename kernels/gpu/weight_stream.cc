@@ -39,9 +39,9 @@ CudaStatus WeightStream::Enter(std::vector<uint32_t> slots) {
 }
 
 CudaStatus WeightStream::Leave() {
-  if (CudaStatus status = mover_.WaitAllLanded(); !status.ok()) return status;
   const std::lock_guard lock(mu_);
-  VacateAll();
+  VacateAll();  // nothing more is copied there
+  if (CudaStatus status = mover_.WaitAllLanded(); !status.ok()) return status;
   std::set<CudaStream> readers = reading_;
   for (const Slot& slot : slots_) readers.insert(slot.readers.begin(), slot.readers.end());
   const CudaDriver& driver = device_->driver();

@@ -167,6 +167,26 @@ def test_what_streams_is_described_and_counted(fake_gpu, metered_daemon):  # noq
     optimizer.close()
 
 
+# With as many slots as blocks the daemon publishes ahead of the verdict.
+@pytest.mark.parametrize("slots", [2, 8])
+def test_a_model_is_saved_at_any_time(gpu_daemon, slots):  # noqa: F811
+    model, others = build(), build()
+    optimizer, resident = optimizer_of(model, gpu_daemon, slots), optimizer_of(others, gpu_daemon)
+    for step in range(5):
+        for each in (model, others):
+            loss_of(each, step).backward()
+        resident.synchronize()
+        same(weights_of(model), weights_of(others))
+        for each in (optimizer, resident):
+            each.step()
+        resident.synchronize()
+        same(weights_of(model), weights_of(others))
+        for each in (optimizer, resident):
+            each.zero_grad()
+    optimizer.close()
+    resident.close()
+
+
 @pytest.mark.parametrize("weights", [0.2, 0.5, 1])
 def test_part_of_the_blocks_streams(gpu_daemon: Daemon, resident, weights):  # noqa: F811
     model = build()

@@ -65,6 +65,7 @@ class StreamingTrainer final : public GpuTrainer {
     absl::StatusOr<superoffload_verdict> verdict = attachment_.WaitVerdict();
     if (!verdict.ok()) return verdict;
     Compare();
+    if (absl::Status status = KeepSomeUnits(); !status.ok()) return status;  // not all are published yet
     const v1::Placement& stays = layout().placements(0);
     for (uint32_t bucket = 0; bucket < stays.bucket_count(); ++bucket) {
       if (AwaitOnGpu(attachment_, stays.first_bucket() + bucket, stream()) != 0) return LastError();
@@ -73,7 +74,6 @@ class StreamingTrainer final : public GpuTrainer {
       if (absl::Status status = Copy(i, parameters_[i].get(), stream_.get()); !status.ok()) return status;
     }
     Tensor::Require(driver().StreamSynchronize(stream_.get()));
-    if (absl::Status status = KeepSomeUnits(); !status.ok()) return status;
     return verdict;
   }
 

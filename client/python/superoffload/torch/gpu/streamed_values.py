@@ -14,6 +14,7 @@ from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.gpu.published import publish, published_of
+from superoffload.torch.guards.own_operations import ours
 from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks.shards import HostedParameter
 
@@ -76,7 +77,8 @@ class StreamedValues:
         unit = self._attachment.streamed_units[index]
         if self._attachment.stays(unit):  # a step that is open may have published others
             self._attachment.read_unit(unit, cuda.current_stream(theta))
-            return theta.detach().cpu()
+            with ours():
+                return theta.detach().to("cpu", copy=True)
         self._attachment.wait_over()
         return published_of(self._attachment, index, theta).clone()
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
+from superoffload.torch.guards.own_operations import are_ours
 from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
@@ -36,7 +37,7 @@ class _Mode(_python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         looks_at = self.looks_at
-        if looks_at is not None and not getattr(function, "is_view", False):
+        if looks_at is not None and not are_ours() and not getattr(function, "is_view", False):
             for given in tree_leaves((args, kwargs)):
                 if isinstance(given, torch.Tensor) and looks_at(given):
                     break
