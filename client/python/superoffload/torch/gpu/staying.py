@@ -18,8 +18,9 @@ _SLACK = 0.02  # of the GPU's memory: left free, so that what a loop needs more 
 class Staying:
     """At first no block stays: what the loop needs of the GPU's memory is not known before it has run.
 
-    It is measured in a step in which gradients leave during backward. Then as many blocks stay as there is room for,
-    and fewer once the loop needs more. ``share``: of the GPU's memory that may be in use, by everybody.
+    It is measured in the step after the first one in which gradients leave during backward. Then as many blocks stay
+    as there is room for, and fewer once the loop needs more. ``share``: of the GPU's memory that may be in use, by
+    everybody.
     """
 
     def __init__(self, attachment: GpuAttachment, device: torch.device, share: float) -> None:
