@@ -17,6 +17,7 @@ namespace superoffload::kernels {
 
 // Units' addresses are multiples of it; the driver's granularity divides it.
 inline constexpr uint64_t kUnitGranule = 2u << 20;
+constexpr uint64_t WholeGranules(uint64_t bytes) { return (bytes + kUnitGranule - 1) / kUnitGranule * kUnitGranule; }
 
 // Where units lie, one behind the other; in bytes, from the base of GPU memory on.
 struct UnitRanges {

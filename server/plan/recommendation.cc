@@ -1,7 +1,6 @@
 #include "server/plan/recommendation.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,28 +23,6 @@ uint64_t BytesOf(const std::vector<MemoryItem>& items, std::string_view purpose)
     if (item.purpose == purpose) return item.bytes;
   }
   return 0;
-}
-
-// A share of the blocks that means `count` of them, in few digits.
-double ShareOfBlocks(uint32_t count, uint32_t blocks) {
-  constexpr double kDigits = 1e4;
-  return std::floor(count * kDigits / blocks) / kDigits;
-}
-
-// The fewest blocks that must stream, so that the rest fits; 0: not even all suffice.
-uint32_t BlocksToStream(Question question, const engine::Layout& layout) {
-  const uint32_t blocks = question.model.architecture.layers;
-  const auto fits = [&](uint32_t count) {
-    question.gpu.streamed_weights = ShareOfBlocks(count, blocks);
-    return TotalBytes(GpuMemoryOf(question, layout)) <= question.gpu_bytes();
-  };
-  if (!fits(blocks)) return 0;
-  uint32_t too_few = 0, enough = blocks;
-  while (enough - too_few > 1) {
-    const uint32_t middle = too_few + (enough - too_few) / 2;
-    (fits(middle) ? enough : too_few) = middle;
-  }
-  return enough;
 }
 
 // Ranks that may be recommended: as many as there are of the machine to be connected.
@@ -271,10 +248,11 @@ class Recommender {
 
   // Whether that makes room.
   bool Stream(const Question& changed, const engine::Layout& layout, bool shared) {
-    const uint32_t streamed = BlocksToStream(changed, layout);
-    if (streamed == 0) return false;
+    const std::optional<uint32_t> streamed =
+        simulator::FewestStreamed(changed.model, layout, changed.pass, changed.gpu_use(), changed.gpu_bytes());
+    if (!streamed) return false;
     const uint32_t blocks = q_.model.architecture.layers;
-    const double share = ShareOfBlocks(streamed, blocks), efficiency = StreamingEfficiency(changed);
+    const double share = simulator::ShareOfBlocks(*streamed, blocks), efficiency = StreamingEfficiency(changed);
     if (!shared || efficiency >= 0.5) {
       out_.set_ranks(q_.ranks);
       out_.set_weights(v1::Recommendation::WEIGHTS_STREAMED);
@@ -285,7 +263,7 @@ class Recommender {
         "(--streamed_weights=%g, and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its "
         "time: T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of "
         "parameters that a token uses.",
-        changed.pass.batch, streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency,
+        changed.pass.batch, *streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency,
         changed.pass.tokens(), q_.machine.h2d.points.back().bytes_per_second / 1e9,
         q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
     return true;

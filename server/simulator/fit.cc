@@ -190,4 +190,26 @@ uint64_t LargestSequence(const Model& model, const engine::Layout& layout, Pass 
   return positions > 0 ? std::min(largest, positions) : largest;
 }
 
+double ShareOfBlocks(uint32_t count, uint32_t blocks) {
+  constexpr double kDigits = 1e4;
+  return std::floor(count * kDigits / blocks) / kDigits;
+}
+
+std::optional<uint32_t> FewestStreamed(const Model& model, const engine::Layout& layout, const Pass& pass, GpuUse use,
+                                       uint64_t memory_bytes) {
+  const auto blocks = static_cast<uint32_t>(model.architecture.layers);
+  const auto fits = [&](uint32_t count) {
+    use.streamed_weights = ShareOfBlocks(count, blocks);
+    return TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes;
+  };
+  if (fits(0)) return 0;
+  if (!fits(blocks)) return std::nullopt;
+  uint32_t too_few = 0, enough = blocks;
+  while (enough - too_few > 1) {
+    const uint32_t middle = too_few + (enough - too_few) / 2;
+    (fits(middle) ? enough : too_few) = middle;
+  }
+  return enough;
+}
+
 }  // namespace superoffload::simulator

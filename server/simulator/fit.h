@@ -6,6 +6,7 @@
 #define SUPEROFFLOAD_SERVER_SIMULATOR_FIT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,13 @@ uint64_t LargestBatch(const Model& model, const engine::Layout& layout, Pass pas
                       uint64_t memory_bytes);
 uint64_t LargestSequence(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
                          uint64_t memory_bytes);
+
+// A share of the blocks that means `count` of them, in few digits.
+double ShareOfBlocks(uint32_t count, uint32_t blocks);
+
+// The fewest blocks that must stream so that it fits, all else as given; nothing: not even all suffice.
+std::optional<uint32_t> FewestStreamed(const Model& model, const engine::Layout& layout, const Pass& pass, GpuUse use,
+                                       uint64_t memory_bytes);
 
 }  // namespace superoffload::simulator
 

@@ -63,6 +63,17 @@ def staying(optimizer):
     return len(optimizer._hosting.attachment.staying)
 
 
+def with_all_staying(daemon, room):
+    """A model, and its optimizer after some steps."""
+    model = build()
+    optimizer = adapting(model, daemon)
+    room.begin(2)
+    room.slots = 9
+    train(model, optimizer, steps=6)
+    assert staying(optimizer) == BLOCKS
+    return model, optimizer
+
+
 # Room for so many slots in each step.
 @pytest.mark.parametrize(
     ("slots", "rooms", "counts"),
@@ -142,12 +153,7 @@ def test_without_memory_fewer_blocks_stay_and_no_more_are_tried(gpu_daemon, room
 
 
 def test_an_allocation_that_fails_takes_blocks_away(gpu_daemon, room):  # noqa: F811
-    model = build()
-    optimizer = adapting(model, gpu_daemon)
-    room.begin(2)
-    room.slots = 9
-    train(model, optimizer, steps=6)
-    assert staying(optimizer) == BLOCKS
+    model, optimizer = with_all_staying(gpu_daemon, room)
     cuda.on_failed_allocation(0, 5 * SLOT, 0, 0)
     loss_of(model, 1).backward()
     optimizer.zero_grad()
@@ -207,12 +213,7 @@ def test_an_optimizer_that_was_created_for_weights_that_stay_keeps_them(gpu_daem
 
 def test_memory_goes_with_the_optimizer(gpu_daemon, room):  # noqa: F811
     before = driver_count("fakeCudaUsedBytes")
-    model = build()
-    optimizer = adapting(model, gpu_daemon)
-    room.begin(2)
-    room.slots = 9
-    train(model, optimizer, steps=6)
-    assert staying(optimizer) == BLOCKS
+    model, optimizer = with_all_staying(gpu_daemon, room)
     optimizer.close()
     stays = sum(p.nbytes for p in model.parameters()) // (8 << 20) + 1
     assert driver_count("fakeCudaUsedBytes") <= before + stays * (8 << 20), "only what stays is on the GPU"

@@ -1,10 +1,10 @@
 #include "tests/simulation/our_tables.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -54,6 +54,15 @@ Workload MakeStep(const Machine& machine, const Model& model, uint64_t tokens, u
   Workload workload = MakeWorkload(machine.gpu, model, pass, batch / pass.batch);
   workload.ranks = ranks;
   return workload;
+}
+
+// Of a table with a column for each number of tokens, behind others.
+std::string HeaderOf(std::initializer_list<std::string_view> columns, std::span<const uint64_t> tokens) {
+  std::string text = "|", line = "|";
+  for (const std::string_view column : columns) absl::StrAppendFormat(&text, " %s |", column);
+  for (const uint64_t count : tokens) absl::StrAppend(&text, " ", count, " tokens |");
+  for (size_t i = 0; i < columns.size() + tokens.size(); ++i) line += " --- |";
+  return absl::StrCat(text, "\n", line, "\n");
 }
 
 Machine Gh200() {
@@ -231,12 +240,7 @@ std::string ResidentsTable() {
 
 std::string StreamsTable() {
   constexpr uint64_t kTokensOfColumns[] = {4096, 8192, 16384, 32768, 65536};
-  std::string text = "| machine | model | moments |", line = "| --- | --- | --- |";
-  for (const uint64_t tokens : kTokensOfColumns) {
-    absl::StrAppend(&text, " ", tokens, " tokens |");
-    line += " --- |";
-  }
-  absl::StrAppend(&text, "\n", line, "\n");
+  std::string text = HeaderOf({"machine", "model", "moments"}, kTokensOfColumns);
   for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
     const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
     SUPEROFFLOAD_CHECK(machine.ok());
@@ -261,49 +265,24 @@ std::string StreamsTable() {
   return text;
 }
 
-namespace {
-
-// Of all blocks, the fewest that stream so that a sequence fits; nothing: it does not with all of them.
-std::optional<uint32_t> FewestThatStream(const Model& model, const engine::Layout& layout, const Pass& pass,
-                                         uint32_t blocks, uint64_t memory_bytes) {
-  for (uint32_t count = 0; count <= blocks; ++count) {
-    const GpuUse use{.streamed_weights = static_cast<double>(count) / blocks};
-    if (TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes) return count;
-  }
-  return std::nullopt;
-}
-
-uint32_t BlocksOf(const Model& model, const engine::Layout& layout) {
-  const std::vector<uint32_t> units = StreamedUnits(model.architecture, BucketUses(model, layout), 1);
-  return static_cast<uint32_t>(std::set<uint32_t>(units.begin(), units.end()).size()) - 1;  // without 0
-}
-
-}  // namespace
-
 std::string SequencesTable() {
   constexpr uint64_t kSequences[] = {16384, 32768, 65536, 131072, 262144};
   const Machine machine = Gh200();
   const auto memory_bytes = static_cast<uint64_t>(machine.gpu.memory_bytes);
-  std::string text = "| model |", line = "| --- |";
-  for (const uint64_t sequence : kSequences) {
-    absl::StrAppend(&text, " ", sequence, " tokens |");
-    line += " --- |";
-  }
-  absl::StrAppend(&text, "\n", line, "\n");
+  std::string text = HeaderOf({"model"}, kSequences);
   for (const std::string_view name :
        {"llama-8b", "phi-4", "qwen3-14b", "gpt-oss-20b", "gpt2-25b", "qwen3-30b-a3b", "seed-oss-36b"}) {
     const absl::StatusOr<Model> model = FindModel(name);
     SUPEROFFLOAD_CHECK(model.ok());
     const engine::Layout layout = LayoutOf(*model);
-    const uint32_t blocks = BlocksOf(*model, layout);
     absl::StrAppendFormat(&text, "| %s |", name);
     for (const uint64_t sequence : kSequences) {
       const Pass pass{.sequence = sequence, .loss = Loss::kChunked};
-      const std::optional<uint32_t> stream = FewestThatStream(*model, layout, pass, blocks, memory_bytes);
+      const std::optional<uint32_t> stream = FewestStreamed(*model, layout, pass, {}, memory_bytes);
       absl::StrAppendFormat(&text, " %s |",
                             !stream        ? "does not fit"
                             : *stream == 0 ? "all stay"
-                                           : absl::StrFormat("%d of %d stream", *stream, blocks));
+                                           : absl::StrFormat("%d of %d stream", *stream, model->architecture.layers));
     }
     text += "\n";
   }

@@ -9,11 +9,10 @@
 #include "superoffload/v1/descriptor_socket.h"
 
 namespace superoffload::client {
-namespace {
 
-constexpr uint64_t WholeGranules(uint64_t bytes) {
-  return (bytes + kernels::kUnitGranule - 1) / kernels::kUnitGranule * kernels::kUnitGranule;
-}
+using kernels::WholeGranules;
+
+namespace {
 
 // Buckets of one unit, or of none, that lie one behind the other.
 struct Run {

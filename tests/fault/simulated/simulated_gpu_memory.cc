@@ -47,7 +47,7 @@ SimulatedGpuMemory::SimulatedGpuMemory(Ground* ground)
   layout_ = client::PlanGpu(buckets_, ground_.random.Between(1, 3), most_parts);
   const client::Status status = client::FindUnits(buckets_, layout_, &units_);
   if (!status.ok()) Fail("finding units: ", status.message);
-  bytes_ = (layout_.bytes + kernels::kUnitGranule - 1) / kernels::kUnitGranule * kernels::kUnitGranule;
+  bytes_ = kernels::WholeGranules(layout_.bytes);
   addresses_ = std::max(bytes_, units_.end());
   if (memory_.Reserve(&base_, addresses_, 0, 0, 0) != 0) Fail("there are no addresses");
   const kernels::CudaAllocation allocation = Create(bytes_);
