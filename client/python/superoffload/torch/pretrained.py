@@ -91,9 +91,8 @@ class _Source:
 
     target: str  # the first of them
     converter: Any  # transformers'; None: the only tensor is the parameter
-    tensors: list[tuple[str, str]] = dataclasses.field(
-        default_factory=list
-    )  # in the files, with the patterns they match
+    # In the files, each with the pattern that it matches.
+    tensors: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class _Pretrained(Mapping[str, torch.Tensor]):
@@ -127,7 +126,7 @@ class _Pretrained(Mapping[str, torch.Tensor]):
         source, dtype = self._sources[found], self._dtypes[name]
         if source.converter is None:
             return self._files.read(source.tensors[0][0]).to(dtype)
-        if self._last is None or self._last[0] is not source:
+        if self._last is None or self._last[0] is not source or found not in self._last[1]:
             self._last = source, self._convert(source, dtype)
         value = self._last[1].pop(found)
         if not self._last[1]:

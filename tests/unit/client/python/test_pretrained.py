@@ -68,6 +68,23 @@ def test_a_model_without_its_head_takes_its_part(tmp_path):
     assert len(weights) == len(list(model.parameters()))
 
 
+def test_parameters_that_one_tensor_holds_are_read_in_any_order(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+    from transformers import conversion_mapping
+    from transformers.core_model_loading import Chunk, WeightConverter
+
+    names = [f"self_attn.{each}_proj.weight" for each in "qkv"]
+    split = WeightConverter("self_attn.qkv.weight", names, operations=[Chunk(dim=0)])
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda model: [split])
+    config = config_of("llama")
+    config.num_key_value_heads = config.num_attention_heads
+    values = torch.randn(96, 32).bfloat16()
+    save_file({"model.layers.0.self_attn.qkv.weight": values}, tmp_path / "model.safetensors")
+    weights = pretrained_weights(empty(config), tmp_path)
+    for each in (0, 0, 2, 1, 1, 2):
+        assert torch.equal(weights[f"model.layers.0.{names[each]}"], values[32 * each : 32 * each + 32]), each
+
+
 def test_a_model_of_ones_own_has_the_names_of_its_files(tmp_path):
     from safetensors.torch import save_file
 
