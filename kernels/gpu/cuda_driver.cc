@@ -6,7 +6,8 @@ namespace superoffload::kernels {
 namespace {
 
 // Canonical codes, as absl::StatusCode and superoffload.h number them.
-constexpr int kResourceExhausted = 8, kFailedPrecondition = 9, kInternal = 13, kUnavailable = 14, kDataLoss = 15;
+constexpr int kResourceExhausted = CudaStatus::kResourceExhausted, kFailedPrecondition = 9, kInternal = 13,
+              kUnavailable = 14, kDataLoss = 15;
 
 // A captured step would not be submitted when its graph is replayed.
 constexpr char kCapture[] =

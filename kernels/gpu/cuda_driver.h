@@ -60,6 +60,8 @@ inline constexpr int kCudaFunctionDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_
 
 // A canonical status code (0: OK) and a sentence.
 struct CudaStatus {
+  static constexpr int kResourceExhausted = 8;
+
   int code = 0;
   std::string message;
   bool ok() const { return code == 0; }

@@ -15,11 +15,6 @@
 #include "kernels/gpu/completion_thread.h"
 
 namespace superoffload::kernels {
-namespace {
-
-constexpr int kResourceExhausted = 8;  // canonical
-
-}  // namespace
 
 CudaStatus Mover::Open(std::shared_ptr<const GpuDevice> device, CudaPointer gpu, MoverMemory memory, Options options,
                        std::unique_ptr<Mover>* mover) {
@@ -28,8 +23,8 @@ CudaStatus Mover::Open(std::shared_ptr<const GpuDevice> device, CudaPointer gpu,
   try {
     status = made->Prepare();
   } catch (const std::system_error& error) {
-    status = {kResourceExhausted, std::string("no thread for copies: ") + error.what() +
-                                      "; raise the limit on threads (RLIMIT_NPROC, TasksMax=)"};
+    status = {CudaStatus::kResourceExhausted, std::string("no thread for copies: ") + error.what() +
+                                                  "; raise the limit on threads (RLIMIT_NPROC, TasksMax=)"};
   }
   if (status.ok()) *mover = std::move(made);
   return status;

@@ -38,6 +38,14 @@ CudaStatus WeightStream::Enter(std::vector<uint32_t> slots) {
   return FillThoseThatStay();
 }
 
+CudaStatus WeightStream::Keep(const std::vector<bool>& stays, uint32_t shared, UnitMemory* memory) {
+  if (CudaStatus status = Leave(); !status.ok()) return status;
+  CudaStatus mapped = memory->Map(SlotsOf(stays, shared));
+  if (!mapped.ok() && mapped.code != CudaStatus::kResourceExhausted) return mapped;
+  CudaStatus entered = Enter(memory->slots());
+  return mapped.ok() ? entered : mapped;
+}
+
 CudaStatus WeightStream::Leave() {
   const std::lock_guard lock(mu_);
   VacateAll();  // nothing more is copied there

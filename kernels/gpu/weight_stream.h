@@ -25,6 +25,7 @@
 
 #include "kernels/gpu/mover.h"
 #include "kernels/gpu/stream_order.h"
+#include "kernels/gpu/unit_memory.h"
 
 namespace superoffload::kernels {
 
@@ -71,6 +72,10 @@ class WeightStream {
 
   // What the slots hold is not worth anything any more.
   CudaStatus Renew();
+
+  // Those of `stays`, by unit, have slots for themselves from now on, and the others take turns at `shared`; waits
+  // until nobody reads or fills any. RESOURCE_EXHAUSTED: out of HBM; all is as before.
+  CudaStatus Keep(const std::vector<bool>& stays, uint32_t shared, UnitMemory* memory);
 
   // Waits until nobody reads or fills slots, and has no use for them until Enter() says which ones there are.
   CudaStatus Leave();

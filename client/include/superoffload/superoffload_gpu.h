@@ -133,6 +133,23 @@ SUPEROFFLOAD_API int superoffload_gpu_has_unit(superoffload_attachment* attachme
 SUPEROFFLOAD_API int superoffload_gpu_keep_units(superoffload_attachment* attachment, const uint32_t* units,
                                                  uint32_t unit_count);
 
+/* Weights that stream and never change, as the frozen base of a low-rank adaptation: without an attachment, from memory
+ * of the caller's. Unit i is the unit_bytes[i] of `host` from the end of unit i - 1 on, up to the next multiple of
+ * 4096, and `addresses`[i] becomes its device pointer. `host` must stay, and must not change while units are read.
+ * RESOURCE_EXHAUSTED: out of GPU memory. UNIMPLEMENTED: the driver cannot map this GPU's memory. */
+typedef struct superoffload_frozen_units superoffload_frozen_units;
+SUPEROFFLOAD_API int superoffload_frozen_open(int32_t ordinal, void* host, uint64_t host_bytes,
+                                              const uint64_t* unit_bytes, uint32_t unit_count, uint32_t slots,
+                                              superoffload_frozen_units** units, uint64_t* addresses,
+                                              uint64_t* slot_bytes);
+
+/* As superoffload_gpu_read_unit, superoffload_gpu_has_unit and superoffload_gpu_keep_units; units are counted from 0.
+ */
+SUPEROFFLOAD_API int superoffload_frozen_read(superoffload_frozen_units* units, uint32_t unit, uint64_t stream);
+SUPEROFFLOAD_API int superoffload_frozen_has(superoffload_frozen_units* units, uint32_t unit, uint32_t* has);
+SUPEROFFLOAD_API int superoffload_frozen_keep(superoffload_frozen_units* units, const uint32_t* kept, uint32_t count);
+SUPEROFFLOAD_API void superoffload_frozen_close(superoffload_frozen_units* units); /* NULL is allowed */
+
 /* The GPU memory that superoffload_gpu_attach would allocate with these options, so that a model's parameters, which
  * are in GPU memory already, need not exist twice: addresses for all of it, and memory only as far as
  * superoffload_gpu_back asks for it. Copy the parameters that lie before that, free the originals, go on, and attach

@@ -122,11 +122,7 @@ Status GpuPlane::KeepUnits(std::span<const uint32_t> units) {
   }
   if (memory == nullptr) return {};
   const CurrentDevice current(*device_);
-  if (Status status = FromCuda(weights.Leave()); !status.ok()) return status;
-  const Status mapped = FromCuda(memory->Map(kernels::SlotsOf(stays, stream_slots_)));
-  if (!mapped.ok() && mapped.code != Code::kResourceExhausted) return mapped;
-  const Status entered = FromCuda(weights.Enter(memory->slots()));
-  return mapped.ok() ? entered : mapped;
+  return FromCuda(weights.Keep(stays, stream_slots_, memory));
 }
 
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {

@@ -3,11 +3,16 @@
 
 #include "client/src/c_border.h"
 #include "client/src/gpu/collective.h"
+#include "client/src/gpu/frozen_units.h"
 #include "client/src/gpu/gpu_memory.h"
 #include "client/src/gpu/gpu_plane.h"
 #include "client/src/gpu/gpu_status.h"
 #include "client/src/gpu/measure_cast.h"
 #include "client/src/gpu/stream_layout.h"
+
+struct superoffload_frozen_units {
+  std::unique_ptr<superoffload::client::FrozenUnits> impl;
+};
 
 struct superoffload_collective {
   std::unique_ptr<superoffload::client::Collective> impl;
@@ -23,6 +28,7 @@ namespace {
 using superoffload::client::Code;
 using superoffload::client::Collective;
 using superoffload::client::Error;
+using superoffload::client::FrozenUnits;
 using superoffload::client::GpuPlane;
 using superoffload::client::Guarded;
 using superoffload::client::Status;
@@ -177,6 +183,46 @@ int superoffload_gpu_give_units_back(superoffload_gpu_memory* memory, uint64_t s
     return superoffload::client::FromCuda(memory->impl->GiveUnitsBack(Stream(stream)));
   });
 }
+
+int superoffload_frozen_open(int32_t ordinal, void* host, uint64_t host_bytes, const uint64_t* unit_bytes,
+                             uint32_t unit_count, uint32_t slots, superoffload_frozen_units** units,
+                             uint64_t* addresses, uint64_t* slot_bytes) {
+  return Guarded([&]() -> Status {
+    if (host == nullptr || unit_bytes == nullptr || units == nullptr || addresses == nullptr || slot_bytes == nullptr) {
+      return Error(Code::kInvalidArgument, "NULL argument");
+    }
+    auto opened = std::make_unique<superoffload_frozen_units>();
+    if (Status status = FrozenUnits::Open(ordinal, {static_cast<std::byte*>(host), host_bytes},
+                                          {unit_bytes, unit_count}, slots, &opened->impl);
+        !status.ok()) {
+      return status;
+    }
+    for (uint32_t unit = 0; unit < unit_count; ++unit) addresses[unit] = opened->impl->AddressOf(unit);
+    *slot_bytes = opened->impl->slot_bytes();
+    *units = opened.release();
+    return {};
+  });
+}
+
+int superoffload_frozen_read(superoffload_frozen_units* units, uint32_t unit, uint64_t stream) {
+  return WithHandle(units, [&](FrozenUnits& impl) { return impl.Read(unit, Stream(stream)); });
+}
+
+int superoffload_frozen_has(superoffload_frozen_units* units, uint32_t unit, uint32_t* has) {
+  return WithHandle(units, [&](FrozenUnits& impl) -> Status {
+    if (has == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    return impl.Has(unit, has);
+  });
+}
+
+int superoffload_frozen_keep(superoffload_frozen_units* units, const uint32_t* kept, uint32_t count) {
+  return WithHandle(units, [&](FrozenUnits& impl) -> Status {
+    if (kept == nullptr && count > 0) return Error(Code::kInvalidArgument, "NULL argument");
+    return impl.Keep({kept, count});
+  });
+}
+
+void superoffload_frozen_close(superoffload_frozen_units* units) { delete units; }
 
 int superoffload_gpu_copy(superoffload_attachment* attachment, uint32_t direction, uint64_t stream) {
   return WithGpu(attachment, [&](StepPlane&, GpuPlane& gpu) -> Status {

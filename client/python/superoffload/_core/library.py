@@ -60,6 +60,15 @@ _FUNCTIONS = {
     "gpu_read_unit": (ctypes.c_int, [_P, _U32, _U64]),
     "gpu_has_unit": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U32)]),
     "gpu_keep_units": (ctypes.c_int, [_P, ctypes.POINTER(_U32), _U32]),
+    "frozen_open": (
+        ctypes.c_int,
+        [ctypes.c_int32, _P, _U64, ctypes.POINTER(_U64), _U32, _U32, ctypes.POINTER(_P), ctypes.POINTER(_U64)]
+        + [ctypes.POINTER(_U64)],
+    ),
+    "frozen_read": (ctypes.c_int, [_P, _U32, _U64]),
+    "frozen_has": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U32)]),
+    "frozen_keep": (ctypes.c_int, [_P, ctypes.POINTER(_U32), _U32]),
+    "frozen_close": (None, [_P]),
     "gpu_end_landings": (ctypes.c_int, [_P]),
     "gpu_set_resident": (ctypes.c_int, [_P, _U32]),
     "gpu_resident_masters": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U64)]),

@@ -32,6 +32,7 @@ from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch.adam import Adam, Adam8bit, AdamW, AdamW8bit
+from superoffload.torch.gpu.frozen import FrozenBlocks, stream_frozen
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.lion import Lion, Lion8bit
 from superoffload.torch.pretrained import pretrained_weights
@@ -42,6 +43,7 @@ __all__ = [
     "AdamW",
     "AdamW8bit",
     "CheckpointSchedule",
+    "FrozenBlocks",
     "GpuOptions",
     "GpuReport",
     "Lion",
@@ -49,4 +51,5 @@ __all__ = [
     "StepResult",
     "VerdictKind",
     "pretrained_weights",
+    "stream_frozen",
 ]

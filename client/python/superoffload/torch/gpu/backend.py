@@ -185,13 +185,13 @@ class GpuBackend:
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
     ) -> tuple[Submitter, "UsedGpu"]:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
-        streamed = streams.Streams(attachment, given.hosted, forward.call_around)
+        streamed = streams.Streams(attachment, given.hosted, attachment.streamed_units, forward.call_around)
         waits = ForwardWaits(attachment, given.hosted, streamed)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
         staying = None
         if self._where == "auto" and any(attachment.streamed_units):
-            staying = Staying(attachment, self._device, self._options.resident_share)
+            staying = Staying(attachment, attachment.streamed, self._device, self._options.resident_share)
         return submitter, UsedGpu(attachment, waits, residents, streamed, staying, self._cast_timings)
 
 

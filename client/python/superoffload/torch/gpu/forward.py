@@ -34,7 +34,16 @@ _READS_WATCHED = 3  # steps
 # Of a module: buckets that its hook waits for, and modules compiled in place inside of it, which wait for their own.
 _Needs = tuple[frozenset[int], tuple[torch.nn.Module, ...]]
 
-_alive: "weakref.WeakSet[ForwardWaits]" = weakref.WeakSet()
+
+class _Hooked(Protocol):
+    """Whose hooks are called around every module."""
+
+    def before_forward(self, module: torch.nn.Module) -> None: ...
+    def after_forward(self, module: torch.nn.Module, output: Any) -> None: ...
+    def on_traced(self) -> None: ...
+
+
+_alive: "weakref.WeakSet[_Hooked]" = weakref.WeakSet()
 
 
 def _on_traced() -> None:
@@ -47,7 +56,7 @@ def _on_traced() -> None:
 _on_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
+def _before_forward(waits: _Hooked) -> Callable[..., None]:
     call = weakly(waits.before_forward, passes=1)
 
     def before_forward(module: torch.nn.Module, _: object) -> None:
@@ -59,7 +68,7 @@ def _before_forward(waits: "ForwardWaits") -> Callable[..., None]:
     return before_forward
 
 
-def _after_forward(waits: "ForwardWaits") -> Callable[..., None]:
+def _after_forward(waits: _Hooked) -> Callable[..., None]:
     call = weakly(waits.after_forward, passes=2)
 
     def after_forward(module: torch.nn.Module, _: object, output: object) -> None:
@@ -77,6 +86,20 @@ def _before_compiled(module: torch.nn.Module) -> None:
 def _after_compiled(module: torch.nn.Module, output: object) -> None:
     for waits in list(_alive):
         waits.after_forward(module, output)
+
+
+def hook(waits: _Hooked, outputs: bool) -> list[Any]:
+    """Has it called around every module, while the handles are there. ``outputs``: after the call, too."""
+    handles = [torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(waits))]
+    if outputs:
+        handles.append(torch.nn.modules.module.register_module_forward_hook(_after_forward(waits), always_call=True))
+    _alive.add(waits)
+    return handles
+
+
+def forget(waits: _Hooked) -> None:
+    """Is not called around compiled modules any more."""
+    _alive.discard(waits)
 
 
 def call_around(module: torch.nn.Module) -> None:
@@ -121,12 +144,7 @@ class ForwardWaits:
         self._reads = ReadWatch(resident, weakly(self.on_read, passes=1))
         fsdp.watch(self, (parameter.tensor for parameter in hosted))
         self._before_state_dict = weakly(self.wait_all)
-        self._handles = [torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(self))]
-        if len(resident) < len(hosted):
-            self._handles.append(
-                torch.nn.modules.module.register_module_forward_hook(_after_forward(self), always_call=True)
-            )
-        _alive.add(self)
+        self._handles = hook(self, outputs=len(resident) < len(hosted))
 
     def close(self) -> None:
         fsdp.forget(self)
@@ -134,7 +152,7 @@ class ForwardWaits:
         self._streams.close()
         for handle in self._handles:
             handle.remove()
-        _alive.discard(self)
+        forget(self)
 
     def before_step_end(self) -> None:
         """The next parameters come once what was launched to read the present ones has run, evaluation included."""

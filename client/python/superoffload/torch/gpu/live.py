@@ -15,6 +15,7 @@ from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.gpu.published import published_of
 from superoffload.torch.gpu.resident_masters import ResidentMasters
+from superoffload.torch.gpu.state_dicts import StateDicts
 from superoffload.torch.gpu.streamed_values import StreamedValues
 from superoffload.torch.guards import noted_masters
 from superoffload.torch.guards.canaries import Canaries
@@ -56,6 +57,7 @@ class GpuParameters(LiveParameters):
         self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
         self._resident_changes = attachment.resident_changes
         self._streamed = StreamedValues(hosted, attachment)
+        self._state_dicts = StateDicts(self._streamed.tensors, self._streamed)
         attachment.on_successor = weakref.WeakMethod(self._on_successor)
 
     def _on_successor(self) -> None:
@@ -213,6 +215,7 @@ class GpuParameters(LiveParameters):
         """The model's parameters stay where they are: copies of them may not fit. Those that stream are on the CPU."""
         self.attachment.on_successor = lambda: None
         del self._canaries
+        self._state_dicts.close()
         self._streamed.close()
         for parameter in self.hosted:
             del parameter.theta

@@ -1,18 +1,29 @@
 """How many of the blocks that stream stay on the GPU, each with memory of its own (``weights="auto"``)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import grpc
 import torch
 
 from superoffload._core import blocks
 from superoffload._core.error import Error
-from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload._core.gpu_attachment import Streamed
 from superoffload.torch import cuda
 from superoffload.torch.gpu.room import GpuRoom
 
 _MOST_WATCHED = 5  # steps; then what the loop needs is measured whether or not it is still watched
 _SLACK = 0.02  # of the GPU's memory: left free, so that what a loop needs more now and then is not asked for each time
+
+
+class Units(Protocol):
+    """What streams: `GpuAttachment`, `FrozenUnits`."""
+
+    staying: frozenset[int]
+    slot_bytes: int
+
+    def keep_units(self, units: Iterable[int]) -> None: ...
+    def note_weights(self, text: str) -> None: ...
 
 
 class Staying:
@@ -23,9 +34,9 @@ class Staying:
     everybody.
     """
 
-    def __init__(self, attachment: GpuAttachment, device: torch.device, share: float) -> None:
-        self._attachment, self._device, self._share = attachment, device, share
-        self._units = sorted(set(attachment.streamed_units) - {0})
+    def __init__(self, source: Units, streamed: Streamed, device: torch.device, share: float) -> None:
+        self._source, self._device, self._share = source, device, share
+        self._units, self._shared = sorted(streamed.units), streamed.slots
         self._room: GpuRoom | None = None
         self._most = len(self._units)  # there was no memory for more
         self._steps = 0
@@ -45,7 +56,7 @@ class Staying:
 
     @property
     def _count(self) -> int:
-        return len(self._attachment.staying)
+        return len(self._source.staying)
 
     def _wanted(self, room: GpuRoom) -> int:
         most = min(self._most, self._fitting(room, _SLACK))
@@ -55,7 +66,7 @@ class Staying:
 
     def _fitting(self, room: GpuRoom, spare: float = 0.0) -> int:
         """How many blocks have room, when all others share their slots."""
-        every, shared, slot_bytes = len(self._units), self._attachment.streamed.slots, self._attachment.slot_bytes
+        every, shared, slot_bytes = len(self._units), self._shared, self._source.slot_bytes
         slots = int(room.for_us((self._count + min(shared, every - self._count)) * slot_bytes, spare) // slot_bytes)
         return every if slots >= every else max(0, slots - shared)
 
@@ -71,7 +82,7 @@ class Staying:
     def _kept(self, count: int) -> bool:
         streaming = set(blocks.evenly(len(self._units) - count, len(self._units)))
         try:
-            self._attachment.keep_units(unit for place, unit in enumerate(self._units, 1) if place not in streaming)
+            self._source.keep_units(unit for place, unit in enumerate(self._units, 1) if place not in streaming)
         except Error as error:
             if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED or count <= self._count:
                 raise
@@ -79,8 +90,8 @@ class Staying:
         return True
 
     def _describe(self) -> None:
-        every, size = len(self._units), self._attachment.slot_bytes / (1 << 20)
-        self._attachment.note_weights(
+        every, size = len(self._units), self._source.slot_bytes / (1 << 20)
+        self._source.note_weights(
             f"{self._count} of {every} blocks stay on the GPU and {every - self._count} stream: beside what the loop "
             f"needs, {self._share:.0%} of its memory has room for so many of {size:.0f} MiB"
         )

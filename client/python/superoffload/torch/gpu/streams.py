@@ -3,13 +3,13 @@
 A module reads its block when it is called, and so does whatever autograd made of the block's output, before it computes
 gradients. Another order of calls than the last time has values come later, and the right ones. Who computes with a
 parameter and calls no module of its block is found by its gradient: the block was not read, or another has its slot. In
-the first steps every operation on a parameter is looked at, too.
+the first steps every operation on a parameter is looked at, too; later those out of the passes through the model.
 """
 
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import torch
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from superoffload._core import blocks
 from superoffload._core.error import Error
-from superoffload._core.gpu_attachment import NONE_STREAMS, GpuAttachment, Streamed
+from superoffload._core.gpu_attachment import NONE_STREAMS, Streamed
 from superoffload.torch import cuda
 from superoffload.torch.gpu.options import Weights
 from superoffload.torch.guards.reads import UseWatch
@@ -25,7 +25,9 @@ from superoffload.torch.hooks import weakly
 from superoffload.torch.ranks.shards import HostedParameter
 
 _SHARES = {"resident": 0.0, "streamed": 1.0, "auto": 1.0}  # that can stream
-_WATCHED = 3  # steps in which every operation on a parameter that streams is looked at
+# Steps in which every operation on a parameter that streams is looked at; later only those between a step and the next
+# forward pass, and after one without gradients.
+_WATCHED = 3
 
 
 def count(hosted: list[HostedParameter]) -> int:
@@ -42,23 +44,41 @@ def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Strea
     return Streamed(frozenset(blocks.evenly(math.ceil(every * share), every)), slots)
 
 
-class Streams:
-    """What streams of one attachment, and what reads it.
+class Units(Protocol):
+    """What takes turns at slots: `GpuAttachment`, `FrozenUnits`."""
 
-    ``call_around`` has a module that is compiled in place call `before_forward` and `after_forward`.
+    @property
+    def staying(self) -> frozenset[int]: ...
+    @property
+    def slot_changes(self) -> int:
+        """Counts what may have changed which units are in their slots."""
+        ...
+
+    def read_unit(self, unit: int, stream: int) -> None: ...
+    def has_unit(self, unit: int) -> bool: ...
+
+
+class Streams:
+    """Parameters that stream, and what reads them.
+
+    ``units``: of each of ``parameters``, from 1 on; 0: it does not stream. ``call_around`` has a module that is
+    compiled in place call `before_forward` and `after_forward`. ``otherwise``: what keeps parameters from streaming.
     """
 
     def __init__(
         self,
-        attachment: GpuAttachment,
-        hosted: list[HostedParameter],
+        source: Units,
+        parameters: Sequence[HostedParameter],
+        units: Sequence[int],
         call_around: Callable[[torch.nn.Module], None],
+        otherwise: str = "pass weights='resident'",
     ) -> None:
-        self._attachment = attachment
+        self._source = source
         self._call_around = call_around
-        self._like = hosted[0].tensor
-        self._streamed = [p for p, unit in zip(hosted, attachment.streamed_units, strict=True) if unit]
-        self._units = {id(p.tensor): unit for p, unit in zip(hosted, attachment.streamed_units, strict=True) if unit}
+        self._otherwise = otherwise
+        self._like = parameters[0].tensor
+        self._streamed = [p for p, unit in zip(parameters, units, strict=True) if unit]
+        self._units = {id(p.tensor): unit for p, unit in zip(parameters, units, strict=True) if unit}
         self._of_module: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()  # 0: none
         # Modules with parameters of one block, in those that have several.
         self._blocks_in: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[torch.nn.Module]]
@@ -69,22 +89,16 @@ class Streams:
         self._before_backward = {unit: weakly(self._read_unit, unit) for unit in set(self._units.values())}
         self._steps = 0
         self._uses = UseWatch(self._streamed, weakly(self._check_use, passes=2))
-        self._watch()
+        self._uses.begin()
 
     @property
     def nbytes(self) -> int:
         """Of the parameters that stream, and do not stay."""
-        staying = self._attachment.staying
+        staying = self._source.staying
         return sum(p.local.nbytes for p in self._streamed if self._units[id(p.tensor)] not in staying)
 
     def close(self) -> None:
         self._uses.end()
-
-    def _watch(self) -> None:
-        if self._streamed and self._steps < _WATCHED:
-            self._uses.begin()
-        else:
-            self._uses.end()
 
     def before_forward(self, module: torch.nn.Module) -> None:
         if not self._units:
@@ -103,6 +117,8 @@ class Streams:
         if not self._calls or self._calls[-1][0]() is not module:
             return
         _, unit = self._calls.pop()
+        if not (self._calls or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+            self._uses.begin()  # an evaluation may end here
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._before_backward[unit])
@@ -121,7 +137,7 @@ class Streams:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
                 "blocks that stream are compiled together, and their parameters cannot be brought one after the other; "
-                "compile each of them (block.compile()), or pass weights='resident'",
+                f"compile each of them (block.compile()), or {self._otherwise}",
             )
 
     def on_step_end(self) -> None:
@@ -129,7 +145,7 @@ class Streams:
         self._read.clear()
         self._calls.clear()
         self._steps += 1
-        self._watch()
+        self._uses.begin()
 
     def _check_use(self, tensor: torch.Tensor, indices: Sequence[int]) -> None:
         """Raises Error for an operation on a parameter that is not of the block that was read last."""
@@ -142,19 +158,19 @@ class Streams:
         raise Error(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"parameter {' or '.join(names)} streams, and is used outside of its block's forward, when its place may "
-            "have another's values. model.state_dict() has its value; or keep it on the GPU (weights='resident')",
+            f"have another's values. model.state_dict() has its value; or {self._otherwise}",
         )
 
     def check_read(self, parameter: HostedParameter) -> None:
         """Autograd has a gradient of it. Raises Error where that may have come of other values than its own."""
         unit = self._units.get(id(parameter.tensor), 0)
-        if unit == 0 or (unit in self._read and self._attachment.has_unit(unit)):
+        if unit == 0 or (unit in self._read and self._source.has_unit(unit)):
             return
         raise Error(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"parameter {parameter.name} streams, and its gradient was computed without calling a module of its block, "
             "or when another block had its place: its value may have been another's. Nothing was committed. Use it in "
-            "the forward of its block only, or keep it on the GPU (weights='resident')",
+            f"the forward of its block only, or {self._otherwise}",
         )
 
     def streams(self, parameter: torch.Tensor) -> bool:
@@ -176,8 +192,7 @@ class Streams:
                 return units.pop() if units else 0
         raise Error(
             grpc.StatusCode.UNIMPLEMENTED,
-            f"a {type(module).__name__} has parameters of several blocks that stream as its own; keep them on the GPU "
-            "(weights='resident')",
+            f"a {type(module).__name__} has parameters of several blocks that stream as its own; {self._otherwise}",
         )
 
     def _read_unit(self, unit: int) -> None:
@@ -185,14 +200,16 @@ class Streams:
             raise Error(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "a CUDA graph is being captured of a block that streams, whose replays would not bring its "
-                "parameters; capture what stays on the GPU, or pass weights='resident'",
+                f"parameters; capture what stays on the GPU, or {self._otherwise}",
             )
         stream = self._stream()
-        if self._last == (unit, stream, self._attachment.slot_changes):
+        if self._last == (unit, stream, self._source.slot_changes):
             return
-        self._attachment.read_unit(unit, stream)
+        if self._steps >= _WATCHED:
+            self._uses.end()
+        self._source.read_unit(unit, stream)
         self._read.add(unit)
-        self._last = unit, stream, self._attachment.slot_changes
+        self._last = unit, stream, self._source.slot_changes
 
     def _stream(self) -> int:
         return cuda.current_stream(self._like)
