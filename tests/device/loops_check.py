@@ -23,7 +23,7 @@ ROWS = 16 if machine.DRY_RUN else 8192
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
 SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
 PARAMETERS = LAYERS * WIDTH**2
-FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND = LOOPS
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND, FROZEN = LOOPS
 WEIGHTS = {STREAMED: "streamed", ADAPTED: "auto", BEYOND: "streamed"}
 LACKS_ROOM = STEPS - 2  # the step of ADAPTED in which blocks leave again, after some that have room
 
@@ -36,6 +36,20 @@ class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = x + torch.nn.functional.gelu(layer(x))
+        return x
+
+
+class Adapted(Model):
+    """Its layers are frozen; what is trained scales what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.scales = torch.nn.ParameterList(torch.ones(WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, scale in zip(self.layers, self.scales, strict=True):
+            x = x + torch.nn.functional.gelu(layer(x) * scale)
         return x
 
 
@@ -74,15 +88,16 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
     everything."""
     torch.manual_seed(0)
     with torch.device("meta" if way == BEYOND else machine.DEVICE):
-        model = Model().bfloat16()
+        model = (Adapted if way == FROZEN else Model)().bfloat16()
     before_model = _leave(most_gpu_bytes) if way == BEYOND else None
+    frozen = superoffload.torch.stream_frozen(model, "cuda:0") if way == FROZEN and not waits else None
     gpu = GpuOptions(cast="fused", resident_share=1)
     if way == BEYOND:
         gpu = GpuOptions(cast="fused", device="cuda:0", weights=_Values())
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     averages = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average) if way == AVERAGES else None
     optimizer = superoffload.torch.AdamW(
-        model.named_parameters(),
+        [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad],
         lr=1e-3,
         max_grad_norm=1e-3,
         bucket_bytes=BUCKET_BYTES,
@@ -109,6 +124,8 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
             if way == ADAPTED and step == LACKS_ROOM:
                 _find_no_memory(PARAMETERS)
             optimizer.zero_grad()
+            if frozen is not None:
+                print(f"step {step}: {frozen.report or 'all blocks stream'}")
             if way == ADAPTED and not waits:
                 print(f"step {step}: {optimizer.gpu_report.weights or 'all blocks stream'}")
         optimizer.synchronize()
@@ -125,7 +142,7 @@ def _left(way: str, taken: int) -> int:
         return taken * 5 // 4 + SPARE_BYTES
     if way == ADAPTED:  # half of the parameters fit, and what is always left free
         return taken + PARAMETERS + (0 if machine.DRY_RUN else torch.cuda.mem_get_info()[1] // 50)
-    return taken + SPARE_BYTES + PARAMETERS if way == BEYOND else 0  # half of their bytes
+    return taken + SPARE_BYTES + PARAMETERS if way in (BEYOND, FROZEN) else 0  # half of their bytes
 
 
 def _leave(gpu_bytes: int) -> torch.Tensor | None:
