@@ -207,6 +207,19 @@ CudaStatus SharedGpuMemory::GiveUnitsBack(CudaStream stream) {
   return status.ok() ? units_->Map({}) : status;
 }
 
+CudaStatus SharedGpuMemory::GiveAllBack(CudaStream stream) {
+  if (plain_) return {kUnimplemented, "this GPU's driver has no virtual memory management, and its memory stays"};
+  if (CudaStatus status = GiveUnitsBack(stream); !status.ok()) return status;
+  std::lock_guard lock(mu_);
+  if (CudaStatus status = WaitOutside(stream); !status.ok()) return status;
+  for (; !pieces_.empty(); pieces_.pop_back()) {
+    const uint64_t last = pieces_.size() - 1;
+    if (CudaStatus status = Unmap(last); !status.ok()) return status;
+    backed_bytes_ = last * piece_bytes_;
+  }
+  return {};
+}
+
 // Of a capture.
 CudaStatus SharedGpuMemory::WaitOutside(CudaStream stream) const {
   if (CudaStatus status = CheckNotCapturing(*device_, stream); !status.ok()) return status;

@@ -75,6 +75,9 @@ class SharedGpuMemory {
   // The same of all memory of units.
   CudaStatus GiveUnitsBack(CudaStream stream);
 
+  // The same of everything: as if it had just been reserved. UNIMPLEMENTED: it is plain memory.
+  CudaStatus GiveAllBack(CudaStream stream);
+
   // The descriptor of each piece, which become the caller's. Everything must be backed.
   CudaStatus ExportTo(std::vector<int>* descriptors) const;
 

@@ -41,7 +41,7 @@ CudaStatus WeightStream::Enter(std::vector<uint32_t> slots) {
 CudaStatus WeightStream::Keep(const std::vector<bool>& stays, uint32_t shared, UnitMemory* memory) {
   if (CudaStatus status = Leave(); !status.ok()) return status;
   CudaStatus mapped = memory->Map(SlotsOf(stays, shared));
-  if (!mapped.ok() && mapped.code != CudaStatus::kResourceExhausted) return mapped;
+  if (!mapped.ok() && (mapped.code != CudaStatus::kResourceExhausted || memory->slots().empty())) return mapped;
   CudaStatus entered = Enter(memory->slots());
   return mapped.ok() ? entered : mapped;
 }

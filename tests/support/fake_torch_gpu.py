@@ -100,6 +100,7 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setattr(cuda, "resolve", lambda device: torch.device("cpu"))
     patch.setattr(cuda, "ordinal", lambda device: 0)
     patch.setattr(cuda, "stream_of", lambda device: 0)
+    patch.setattr(cuda, "synchronize", lambda device: None)
     patch.setattr(cuda, "release_cached", lambda device: None)
     patch.setattr(cuda, "cached_bytes", lambda device: 0)
     patch.setattr(cuda, "allocated_bytes", lambda device: 0)

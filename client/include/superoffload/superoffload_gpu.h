@@ -133,6 +133,17 @@ SUPEROFFLOAD_API int superoffload_gpu_has_unit(superoffload_attachment* attachme
 SUPEROFFLOAD_API int superoffload_gpu_keep_units(superoffload_attachment* attachment, const uint32_t* units,
                                                  uint32_t unit_count);
 
+/* Gives all GPU memory of the attachment back, while the daemon keeps everything: parameters, slots, and the state of
+ * resident buckets, of which there are none afterwards. Addresses stay, and nobody may use what was there. No step may
+ * be open, and the GPU must have done what reads parameters; resident buckets were settled. Suspended twice is once.
+ * FAILED_PRECONDITION: the daemon has mapped the memory (mover DAEMON). UNIMPLEMENTED: the driver cannot map memory.
+ *
+ * After resume the parameters are those of the last step again, at the same addresses, and no unit stays.
+ * RESOURCE_EXHAUSTED: out of GPU memory; it is suspended as before. Meanwhile a gradient, a unit to read and a copy of
+ * parameters are FAILED_PRECONDITION. A later attachment that takes the memory over has it all again. */
+SUPEROFFLOAD_API int superoffload_gpu_suspend(superoffload_attachment* attachment);
+SUPEROFFLOAD_API int superoffload_gpu_resume(superoffload_attachment* attachment);
+
 /* Weights that stream and never change, as the frozen base of a low-rank adaptation: without an attachment, from memory
  * of the caller's. Unit i is the unit_bytes[i] of `host` from the end of unit i - 1 on, up to the next multiple of
  * 4096, and `addresses`[i] becomes its device pointer. `host` must stay, and must not change while units are read.

@@ -29,6 +29,7 @@ Status GpuPlane::CheckStream(CudaStream stream) const {
 
 Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
                                 kernels::DType dtype, CudaStream stream) {
+  if (Status status = CheckPresent(); !status.ok()) return status;
   const CurrentDevice current(*device_);
   if (Status status = moves_->CheckGradient(entry.index, tensors, stream); !status.ok()) return status;
   uint32_t slot = 0;
@@ -92,6 +93,7 @@ Status GpuPlane::FindUnit(uint32_t unit, uint32_t* index) const {
 Status GpuPlane::ReadUnit(uint32_t unit, CudaStream stream) {
   kernels::WeightStream& weights = moves_->weights();
   uint32_t index = 0;
+  if (Status status = CheckPresent(); !status.ok()) return status;
   if (Status status = FindUnit(unit, &index); !status.ok()) return status;
   if (Status status = CheckStream(stream); !status.ok()) return status;
   if (Status status = WaitPublished(weights.buckets(index), std::nullopt); !status.ok()) return status;
@@ -111,6 +113,7 @@ Status GpuPlane::HasUnit(uint32_t unit, bool* has, bool* stays) const {
 }
 
 Status GpuPlane::KeepUnits(std::span<const uint32_t> units) {
+  if (Status status = CheckPresent(); !status.ok()) return status;
   kernels::WeightStream& weights = moves_->weights();
   kernels::UnitMemory* const memory = memory_->units();
   std::vector<bool> stays(memory == nullptr ? 0 : memory->count(), false);
@@ -123,6 +126,43 @@ Status GpuPlane::KeepUnits(std::span<const uint32_t> units) {
   if (memory == nullptr) return {};
   const CurrentDevice current(*device_);
   return FromCuda(weights.Keep(stays, stream_slots_, memory));
+}
+
+Status GpuPlane::Suspend() {
+  if (suspended_) return {};
+  if (report_.shared != 0) {
+    return Error(Code::kFailedPrecondition,
+                 "the daemon copies from and to this GPU memory, and has it as well; let the trainer copy (mover "
+                 "\"trainer\")");
+  }
+  const CurrentDevice current(*device_);
+  if (Status status = SetResident(0, nullptr); !status.ok()) return status;
+  if (Status status = moves_->packer().Synchronize(); !status.ok()) return status;
+  if (Status status = FromCuda(moves_->weights().Leave()); !status.ok()) return status;
+  if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
+  if (Status status = FromCuda(memory_->GiveAllBack(moves_->mover().up_stream())); !status.ok()) return status;
+  suspended_ = true;
+  return {};
+}
+
+Status GpuPlane::Resume() {
+  if (!suspended_) return {};
+  const CurrentDevice current(*device_);
+  Status status = FromCuda(memory_->Back(memory_->bytes()));
+  if (kernels::UnitMemory* const units = memory_->units(); status.ok() && units != nullptr) {
+    status = FromCuda(moves_->weights().Keep(std::vector<bool>(units->count(), false), stream_slots_, units));
+  }
+  if (!status.ok()) {
+    (void)memory_->GiveAllBack(moves_->mover().up_stream());
+    return status;
+  }
+  suspended_ = false;
+  return Pull();
+}
+
+Status GpuPlane::CheckPresent() const {
+  if (!suspended_) return {};
+  return Error(Code::kFailedPrecondition, "the parameters have no GPU memory; call superoffload_gpu_resume first");
 }
 
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {
@@ -143,6 +183,7 @@ Status GpuPlane::EndLandings() {
 }
 
 Status GpuPlane::SetResident(uint32_t count, const std::byte* state) {
+  if (Status status = CheckPresent(); !status.ok()) return status;
   const CurrentDevice current(*device_);
   return moves_->SetResident(count, state);
 }

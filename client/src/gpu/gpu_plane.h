@@ -78,6 +78,11 @@ class GpuPlane final : public MemoryPlane {
   // See superoffload_gpu_keep_units.
   Status KeepUnits(std::span<const uint32_t> units);
 
+  // See superoffload_gpu_suspend and superoffload_gpu_resume.
+  Status Suspend();
+  Status Resume();
+  Status CheckPresent() const;  // FAILED_PRECONDITION: it is suspended
+
   Status WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) override;
   double stall_seconds() const override { return stall_seconds_; }
 
@@ -139,6 +144,7 @@ class GpuPlane final : public MemoryPlane {
   const std::vector<GpuBucket> buckets_;
   const GpuLayout layout_;
   const uint32_t stream_slots_;
+  bool suspended_ = false;
   std::shared_ptr<kernels::SharedGpuMemory> memory_;  // a later plane may take it over, and views outlive both
   DeviceSlotPool slots_;
   PackStream pack_stream_;

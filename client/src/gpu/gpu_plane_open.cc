@@ -219,6 +219,7 @@ void GpuPlane::End() {
 }
 
 Status GpuPlane::Pull() {
+  if (Status status = CheckPresent(); !status.ok()) return status;
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;
@@ -231,6 +232,7 @@ Status GpuPlane::Pull() {
 }
 
 Status GpuPlane::Push(CudaStream stream) {
+  if (Status status = CheckPresent(); !status.ok()) return status;
   const CurrentDevice current(*device_);
   if (Status status = FromCuda(memory_->OpenToPeers()); !status.ok()) return status;
   if (Status status = FromCuda(moves_->mover().WaitAllLanded()); !status.ok()) return status;  // they come from there

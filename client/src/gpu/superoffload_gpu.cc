@@ -176,6 +176,17 @@ int superoffload_gpu_keep_units(superoffload_attachment* attachment, const uint3
   });
 }
 
+int superoffload_gpu_suspend(superoffload_attachment* attachment) {
+  return WithGpu(attachment, [](StepPlane& impl, GpuPlane& gpu) -> Status {
+    if (Status status = impl.WaitIdle(); !status.ok()) return status;
+    return gpu.Suspend();
+  });
+}
+
+int superoffload_gpu_resume(superoffload_attachment* attachment) {
+  return WithGpu(attachment, [](StepPlane&, GpuPlane& gpu) { return gpu.Resume(); });
+}
+
 int superoffload_gpu_give_units_back(superoffload_gpu_memory* memory, uint64_t stream) {
   return Guarded([&]() -> Status {
     if (memory == nullptr) return Error(Code::kInvalidArgument, "NULL argument");

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+import grpc
+
 from superoffload._core import library, structures
 from superoffload._core.attachment import Attachment, Await, Resumed, Stays
 from superoffload._core.control import Connection
@@ -138,6 +140,7 @@ class GpuAttachment(Attachment):
     slot_changes = 0  # counts what may have changed which units that stream are in their slots
     staying: frozenset[int] = frozenset()  # of `streamed`: units that have a slot for themselves, and are copied once
     slot_bytes = 0  # of GPU memory, for each of those, and for each of the slots that the others share
+    suspended = False  # parameters have no GPU memory
     resident_changes = 0  # counts what may have changed which buckets are resident, and where
     # Gives what is called when a successor's memory is there and no step goes through it yet: it holds the last step's
     # parameters.
@@ -223,6 +226,7 @@ class GpuAttachment(Attachment):
         library.call("gpu_attach", self.trainer, self._handle, ctypes.byref(options), ctypes.byref(report))
         self._device_parameters, self._pack_stream = report.parameters, report.pack_stream
         self.slot_bytes = report.slot_bytes
+        self.suspended = False
         self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
         if not pushes:
             self.pull()
@@ -295,6 +299,11 @@ class GpuAttachment(Attachment):
 
     def read_unit(self, unit: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of a unit that streams: they are there until another unit is read."""
+        if self.suspended:
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "parameters have no GPU memory since release(); call the optimizer's resume() first",
+            )
         self.slot_changes += 1
         while True:
             try:
@@ -309,7 +318,7 @@ class GpuAttachment(Attachment):
 
     def stays(self, unit: int) -> bool:
         """Whether the unit has its slot for itself: also one that nobody has asked to stay."""
-        return self._has_unit(unit) > 1
+        return not self.suspended and self._has_unit(unit) > 1
 
     def _has_unit(self, unit: int) -> int:
         has = ctypes.c_uint32()
@@ -328,6 +337,29 @@ class GpuAttachment(Attachment):
 
     def note_weights(self, text: str) -> None:
         self.report = dataclasses.replace(self.report, weights=text)
+
+    def suspend(self) -> None:
+        """Gives the GPU's memory back, between two steps, when the GPU reads nothing there and nothing is resident.
+
+        FAILED_PRECONDITION: the daemon copies; UNIMPLEMENTED: the driver cannot map memory. All is as before then.
+        """
+        library.call("gpu_suspend", self._handle)
+        self.suspended = True
+        self.slot_changes += 1
+        weights = "" if self.staying else self.report.weights
+        self._unsuspended, self.staying = self.report, frozenset()
+        self.report = dataclasses.replace(self.report, gpu_bytes=0, weights=weights)
+
+    def resume(self) -> None:
+        """Has the parameters of the last step at their addresses again; none of what streams stays.
+
+        RESOURCE_EXHAUSTED: there is no memory; all is as before.
+        """
+        library.call("gpu_resume", self._handle)
+        self.slot_changes += 1
+        if self.suspended:  # else a successor has taken all of it
+            self.suspended = False
+            self.report = dataclasses.replace(self.report, gpu_bytes=self._unsuspended.gpu_bytes)
 
     def set_resident(self, count: int) -> None:
         """Buckets that become resident, or no longer are, must have been settled since the last step."""

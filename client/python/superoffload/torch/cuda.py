@@ -26,6 +26,11 @@ def ordinal(device: torch.device) -> int:
     return device.index
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits until the GPU has done what it was given."""
+    torch.cuda.synchronize(device)
+
+
 def release_cached(device: torch.device) -> None:
     """Has torch's allocator give back GPU memory that nothing is in."""
     with torch.cuda.device(device):

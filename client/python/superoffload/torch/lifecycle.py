@@ -241,6 +241,8 @@ class Lifecycle:
 
     def close(self) -> None:
         """Ends the attachment; an optimizer without a name is deleted."""
+        if self.gpu is not None:
+            self.gpu.before_close()
         self._release_model()
         self._finalizer()
         self.live.close()
@@ -264,7 +266,33 @@ class Lifecycle:
             owner.check_process(self._owner_pid)
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer is closed; build a new one")
         self.stepping.settle()
+        if self.gpu is not None:
+            self.gpu.check_present()
         self._follow_replaced()
+
+    def release(self) -> None:
+        """The GPU has no memory of it, until `resume`. No gradient may be there."""
+        if self._is_released():
+            return
+        self.check_attached()
+        if self.submitter.has_gradients():
+            raise Error(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "there are gradients, and the memory that they were computed in is to go; call step() or zero_grad() "
+                "before release()",
+            )
+        self.check_parameters()
+        if self.gpu is not None:
+            self.gpu.release(self.quiesce)
+
+    def resume(self) -> None:
+        if self.gpu is not None and self._is_released():
+            self.gpu.resume(self.quiesce)
+        else:
+            self.check_attached()
+
+    def _is_released(self) -> bool:
+        return self.attached and self.gpu is not None and self.gpu.is_released
 
     def check_unfrozen(self) -> None:
         """Raises Error when a parameter that the daemon does not update has a gradient."""

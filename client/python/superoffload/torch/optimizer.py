@@ -339,6 +339,22 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._checkpoints.restore_checkpoint(directories)
 
+    # Memory.
+
+    def release(self) -> None:
+        """Gives GPU memory back, for somebody else to compute with; the daemon keeps everything.
+
+        That is what parameters, slots, and state on the GPU take. ``model.state_dict()`` has the parameters meanwhile,
+        on the CPU; whoever else uses one is told to call ``resume()``. Without a GPU there is nothing to give back.
+        FAILED_PRECONDITION: there are gradients; parameters were written and not pushed; or the daemon copies
+        (``GpuOptions(mover="trainer")`` does not have that).
+        """
+        self._hosting.release()
+
+    def resume(self) -> None:
+        """After ``release()``: parameters are at their addresses again. RESOURCE_EXHAUSTED: out of GPU memory."""
+        self._hosting.resume()
+
     # The daemon.
 
     @property

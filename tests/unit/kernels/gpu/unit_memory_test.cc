@@ -98,6 +98,30 @@ TEST_F(UnitMemoryTest, ThereAreAsManySlotsAsUnitsNeed) {
   EXPECT_EQ(used(), 0u);
 }
 
+TEST_F(UnitMemoryTest, AllIsGivenBackAndComesAgain) {
+  const int before = OfFakeDriver<int()>("fakeCudaObjects")();
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(memory_->Back(memory_->bytes()).ok());
+    ASSERT_TRUE(units().Map({0, 1, 0, 1, 2}).ok());
+    EXPECT_EQ(used(), memory_->bytes() + 3 * kUnitBytes);
+    Write(4, 3 + round);
+    EXPECT_EQ(Read(4), 3 + round);
+    ASSERT_TRUE(memory_->GiveAllBack(stream_.get()).ok());
+    EXPECT_EQ(memory_->backed_bytes(), 0u);
+    EXPECT_EQ(used(), 0u);
+  }
+  ASSERT_TRUE(memory_->GiveAllBack(stream_.get()).ok()) << "nothing is left";
+  EXPECT_EQ(OfFakeDriver<int()>("fakeCudaObjects")(), before);
+}
+
+TEST_F(UnitMemoryTest, PlainMemoryStays) {
+  std::unique_ptr<SharedGpuMemory> plain;
+  ASSERT_TRUE(SharedGpuMemory::Allocate(device_, 1, &plain).ok());
+  constexpr int kUnimplemented = 12;
+  EXPECT_EQ(plain->GiveAllBack(stream_.get()).code, kUnimplemented);
+  EXPECT_GT(plain->backed_bytes(), 0u);
+}
+
 TEST_F(UnitMemoryTest, WithoutMemoryForMoreSlotsAllIsAsBefore) {
   ASSERT_TRUE(units().Map({0, 1, 0, 1, 0}).ok());
   Write(3, 6);

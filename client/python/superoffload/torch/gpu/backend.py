@@ -19,6 +19,7 @@ from superoffload.torch.gpu.options import GpuOptions, Weights
 from superoffload.torch.gpu.residents import Residents
 from superoffload.torch.gpu.staying import Staying
 from superoffload.torch.gpu.submitter import GpuSubmitter
+from superoffload.torch.gpu.suspension import Suspension
 from superoffload.torch.live import LiveParameters
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
@@ -192,7 +193,9 @@ class GpuBackend:
         staying = None
         if self._where == "auto" and any(attachment.streamed_units):
             staying = Staying(attachment, attachment.streamed, self._device, self._options.resident_share)
-        return submitter, UsedGpu(attachment, waits, residents, streamed, staying, self._cast_timings)
+        hook = functools.partial(forward.hook, outputs=False)
+        suspension = Suspension(attachment, given.hosted, self._device, hook)
+        return submitter, UsedGpu(attachment, waits, residents, streamed, staying, suspension, self._cast_timings)
 
 
 def _not_with_streams(what: str, why: str) -> tuple[grpc.StatusCode, str]:
@@ -212,10 +215,12 @@ class UsedGpu:
         residents: Residents,
         streamed: streams.Streams,
         staying: Staying | None,
+        suspension: Suspension,
         cast_timings: list[tuple[int, float, float]],
     ) -> None:
         self._attachment = attachment
         self._streamed, self._staying = streamed, staying
+        self._suspension = suspension
         self._cast_timings = cast_timings
         self._reported: tuple[GpuReport, int] | None = None
         self._watched = self._was_watched = True  # the last step, and the one before
@@ -255,10 +260,41 @@ class UsedGpu:
         self._report_use()
 
     def after_zero_grad(self, quiesce: Callable[[], None]) -> None:
+        if self.is_released:
+            return
         self.residents.after_zero_grad(quiesce)
         if self._staying is not None:
             self._staying.after_zero_grad(quiesce)
         self._report_use()
+
+    @property
+    def is_released(self) -> bool:
+        return self._suspension.is_on
+
+    def check_present(self) -> None:
+        """Raises Error while the parameters have no GPU memory."""
+        self._suspension.check()
+
+    def release(self, quiesce: Callable[[], None]) -> None:
+        """No gradient is there, and parameters are as published."""
+        quiesce()
+        if self._attachment.resident_buckets > 0:
+            self.residents.leave(quiesce)
+        try:
+            self._suspension.begin()
+        except Error:
+            self.residents.come_back(quiesce)
+            raise
+        self._report_use()
+
+    def resume(self, quiesce: Callable[[], None]) -> None:
+        self._suspension.end()
+        self.residents.come_back(quiesce)
+        self._report_use()
+
+    def before_close(self) -> None:
+        """Raises Error for want of GPU memory that shards need."""
+        self._suspension.before_close()
 
     def close(self) -> None:
         self.waits.close()

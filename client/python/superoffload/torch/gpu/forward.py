@@ -88,18 +88,26 @@ def _after_compiled(module: torch.nn.Module, output: object) -> None:
         waits.after_forward(module, output)
 
 
+class _AroundCompiled:
+    """A handle, as torch's: it is called around modules that are compiled, too."""
+
+    def __init__(self, waits: _Hooked) -> None:
+        self._waits = weakref.ref(waits)
+        _alive.add(waits)
+
+    def remove(self) -> None:
+        waits = self._waits()
+        if waits is not None:
+            _alive.discard(waits)
+
+
 def hook(waits: _Hooked, outputs: bool) -> list[Any]:
-    """Has it called around every module, while the handles are there. ``outputs``: after the call, too."""
-    handles = [torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(waits))]
+    """Has it called around every module, until the handles are removed. ``outputs``: after the call, too."""
+    handles: list[Any] = [_AroundCompiled(waits)]
+    handles.append(torch.nn.modules.module.register_module_forward_pre_hook(_before_forward(waits)))
     if outputs:
         handles.append(torch.nn.modules.module.register_module_forward_hook(_after_forward(waits), always_call=True))
-    _alive.add(waits)
     return handles
-
-
-def forget(waits: _Hooked) -> None:
-    """Is not called around compiled modules any more."""
-    _alive.discard(waits)
 
 
 def call_around(module: torch.nn.Module) -> None:
@@ -152,7 +160,6 @@ class ForwardWaits:
         self._streams.close()
         for handle in self._handles:
             handle.remove()
-        forget(self)
 
     def before_step_end(self) -> None:
         """The next parameters come once what was launched to read the present ones has run, evaluation included."""

@@ -133,7 +133,6 @@ class FrozenBlocks:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        forward.forget(self)
         self._streams.close()
         self._state_dicts.close()
         self._values.close()

@@ -95,7 +95,7 @@ class Residents:
     ) -> None:
         self._attachment = attachment
         self._tuner: ResidentTuner | None = None
-        self._count = 0
+        self._count = self._left = 0
         self._step_time = time.monotonic()
         self._room = ResidentRoom(attachment, device, options.resident_share)
         if options.resident_buckets == "auto":
@@ -132,6 +132,18 @@ class Residents:
         """Keeps ``count`` buckets resident from now on; nothing is tuned."""
         self._tuner, self._count = None, count
         self._apply(quiesce)
+
+    def leave(self, quiesce: Callable[[], None]) -> None:
+        """Has no bucket resident."""
+        self._left, self._count = self._count, 0
+        if self._tuner is not None:
+            self._tuner.count = 0  # it finds out again
+        self._apply(quiesce)
+
+    def come_back(self, quiesce: Callable[[], None]) -> None:
+        if self._tuner is None and self._left > 0:
+            self._count = self._left
+            self._apply(quiesce)
 
     def _apply(self, quiesce: Callable[[], None]) -> None:
         quiesce()
