@@ -195,6 +195,7 @@ def train(
     reloads_at: int | None = None,
     writes_state_at: int | None = None,
     keepers: tuple[int, ...] = (),
+    releases: bool = False,
     **options,
 ) -> dict:
     """Trains to `steps`, wherever it begins. ``die_at``: rank, step, and where in it the process kills itself.
@@ -213,7 +214,7 @@ def train(
     ``syncs``: gradients are reduced in each part of a step. ``zeroes``: they are zeroed after each step.
     ``writes_state_at``: a step before which rank 1 alone writes to ``optimizer.state``.
     ``reloads_at``: a step before which its state leaves and comes back by torch.distributed.checkpoint.
-    ``keepers``: processes of the ranks' daemons.
+    ``keepers``: processes of the ranks' daemons. ``releases``: the GPU's memory, after each step.
     """
     ranks = torch.distributed.get_world_size()
     torch.set_num_threads(threads)
@@ -302,6 +303,9 @@ def train(
             optimizer.step()
         if zeroes:
             optimizer.zero_grad()
+        if releases:
+            optimizer.release()
+            optimizer.resume()
         time.sleep(pause_seconds)
         if not plain and optimizer.last_result.kind.skipped:
             skips += 1
@@ -316,8 +320,12 @@ def train(
         optimizer.load_state_dict(states[rank])
         optimizer.load_state_dict(states[1 - rank])
     report = None if plain else optimizer.gpu_report
+    if releases:
+        optimizer.release()
     if not plain:
         optimizer.close()
+    if releases:
+        weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
     result = {"weights": weights, "norms": norms, "skips": skips, "begun": begun, "early": early, "refusals": refusals}
     return result if report is None else {**result, "gpu": report.gpu}
 
