@@ -6,7 +6,7 @@ import grpc
 import pytest
 import torch
 from tests.integration.test_torch_staying import SLOT
-from tests.integration.test_torch_streams import BLOCKS, WIDTH, Model, evaluate, loss_of, same, weights_of
+from tests.integration.test_torch_streams import BLOCKS, WIDTH, Model, evaluate, loss_of, same, train_unseen, weights_of
 from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon, late_gpu  # noqa: F401
 
 import superoffload.torch
@@ -104,19 +104,18 @@ def test_with_torch_optim_and_nobody_who_keeps_it(fake_gpu):  # noqa: F811
     same(runs[1][1], runs[0][1])
 
 
-def test_copies_that_are_late(late_gpu, gpu_daemon, expected):  # noqa: F811
-    _, weights = resident_run(expected, gpu_daemon)
+@pytest.fixture
+def expected_weights(gpu_daemon, expected):  # noqa: F811
+    """Of a GPU that is not late."""
+    return resident_run(expected, gpu_daemon)[1]
+
+
+def test_copies_that_are_late(gpu_daemon, expected_weights, late_gpu):  # noqa: F811
     model = build()
     stream_frozen(model, "cuda:0", stream_slots=2, resident_share=0)
     optimizer = adamw(model, gpu_daemon)
-    for step in range(5):
-        for micro_batch in range(2):
-            loss_of(model, 2 * step + micro_batch).backward()
-            with torch.no_grad():
-                loss_of(model, 100 + step)
-        optimizer.step()
-        optimizer.zero_grad()
-    same(weights_of(model), weights)
+    train_unseen(model, optimizer, steps=5)
+    same(weights_of(model), expected_weights)
     optimizer.close()
 
 

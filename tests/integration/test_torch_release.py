@@ -32,6 +32,14 @@ def optimizer_of(model, daemon, **options):
     return superoffload.torch.AdamW(model.named_parameters(), **options)
 
 
+def trained(daemon, way):
+    model = build()
+    optimizer = optimizer_of(model, daemon, **WAYS[way])
+    train(model, optimizer, steps=2)
+    optimizer.synchronize()
+    return model, optimizer, weights_of(model)
+
+
 def used():
     gc.collect()
     return driver_count("fakeCudaUsedBytes")
@@ -116,11 +124,7 @@ def test_whoever_uses_a_parameter_is_told(gpu_daemon, way):  # noqa: F811
 @pytest.mark.parametrize("way", ["resident", "streamed", "in place"])
 def test_closing_leaves_parameters_on_the_cpu(gpu_daemon, way):  # noqa: F811
     before = used()
-    model = build()
-    optimizer = optimizer_of(model, gpu_daemon, **WAYS[way])
-    train(model, optimizer, steps=2)
-    optimizer.synchronize()
-    weights = weights_of(model)
+    model, optimizer, weights = trained(gpu_daemon, way)
     optimizer.release()
     optimizer.close()
     assert used() - before < SMALL
@@ -146,11 +150,7 @@ def test_an_optimizer_that_nobody_closes(gpu_daemon):  # noqa: F811
 @pytest.mark.parametrize("way", ["resident", "streamed"])
 def test_without_memory_it_is_released_as_before(gpu_daemon, way, monkeypatch):  # noqa: F811
     before = used()
-    model = build()
-    optimizer = optimizer_of(model, gpu_daemon, **WAYS[way])
-    train(model, optimizer, steps=2)
-    optimizer.synchronize()
-    weights = weights_of(model)
+    model, optimizer, weights = trained(gpu_daemon, way)
     optimizer.release()
     for allocation in ("1", "2") if way == "streamed" else ("1",):
         monkeypatch.setenv("FAKE_CUDA_OOM", allocation)
