@@ -27,7 +27,7 @@ WAYS = {
 
 
 def optimizer_of(model, daemon, **options):
-    options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 4096, "endpoint": daemon.endpoint} | options
+    options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 16384, "endpoint": daemon.endpoint} | options
     options.setdefault("gpu", GpuOptions(mover="trainer"))
     return superoffload.torch.AdamW(model.named_parameters(), **options)
 
