@@ -136,6 +136,7 @@ def test_blocks_stay_as_there_is_room(gpu_daemon, expected, monkeypatch):  # noq
     before = evaluate(model, 7)
     assert frozen.report.startswith(f"1 of {BLOCKS} ")
     frozen.close()
+    frozen.close()
     assert evaluate(model, 7) == before
 
 

@@ -83,8 +83,9 @@ class FrozenBlocks:
         self._staying = Staying(self._source, self._source.streamed, device, resident_share)
         on_step = register_optimizer_step_post_hook(weakly(self._after_step))
         self._handles = [*forward.hook(self, outputs=True), on_step]
+        streaming = {id(parameter.tensor) for parameter in parameters}
         for module in model.modules():
-            if not {id(p.tensor) for p in parameters}.isdisjoint(map(id, module.parameters(recurse=False))):
+            if not streaming.isdisjoint(map(id, module.parameters(recurse=False))):
                 _of_module[module] = self
         # DistributedDataParallel would send each of them from one rank to the others.
         ignored = {parameter.name for parameter in parameters} | set(_ignored_by_ddp(model))
@@ -131,8 +132,10 @@ class FrozenBlocks:
         self._staying.after_step(watched=False, quiesce=_nothing_open)
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        if not self._handles:
+            return
+        while self._handles:
+            self._handles.pop().remove()
         self._streams.close()
         self._state_dicts.close()
         self._values.close()
