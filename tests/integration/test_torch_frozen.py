@@ -1,5 +1,6 @@
 """Frozen blocks stream: what trains beside them gets the same bits as when they stay."""
 
+import collections.abc
 import gc
 
 import grpc
@@ -164,9 +165,24 @@ def test_memory_goes_with_the_model(fake_gpu):  # noqa: F811
 def test_weights_of_a_model_on_meta(fake_gpu):  # noqa: F811
     whole = build()
     weights = weights_of(whole)
+    asked = collections.Counter()
+
+    class Read(collections.abc.Mapping):
+        def __getitem__(self, name):
+            asked[name] += 1
+            return weights[name]
+
+        def __iter__(self):
+            return iter(weights)
+
+        def __len__(self):
+            return len(weights)
+
     with torch.device("meta"):
         model = build()
-    frozen = stream_frozen(model, "cuda:0", weights)
+    frozen = stream_frozen(model, "cuda:0", Read())
+    assert set(asked) == {name for name, p in model.named_parameters() if not p.requires_grad and "layers" in name}
+    assert set(asked.values()) == {1}, "files are read once"
     rest = {name: weights[name] for name, tensor in model.named_parameters() if tensor.is_meta}
     assert rest.keys() == {name for name, p in model.named_parameters() if p.requires_grad} | {
         "norm.weight",

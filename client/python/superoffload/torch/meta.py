@@ -23,9 +23,10 @@ def mine(name: str, tensor: torch.Tensor, weights: Mapping[str, torch.Tensor] | 
     """What the elements of this rank are to be. ``weights``: whole tensors, or distributed as the parameters are."""
     if tensor.device.type != "meta":
         return shards.local(tensor).detach()
-    if weights is None or name not in weights:
+    given = None if weights is None else weights.get(name)  # once: it may be read from a file
+    if given is None:
         return None
-    whole = weights[name].detach()
+    whole = given.detach()
     if whole.shape != tensor.shape:
         raise _refused(f"parameter {name} is {list(tensor.shape)}, but {list(whole.shape)} in the weights")
     value = shards.part(tensor, whole)

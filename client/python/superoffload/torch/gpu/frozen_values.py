@@ -46,8 +46,9 @@ class FrozenValues:
         self._are_new = False  # slots have those before
 
     def _check(self, weights: Mapping[str, torch.Tensor] | None) -> None:
+        known = set(weights or ())  # nothing is read for that
         for parameter in self._parameters:
-            if parameter.tensor.device.type == "meta" and parameter.name not in (weights or {}):
+            if parameter.tensor.device.type == "meta" and parameter.name not in known:
                 raise Error(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"parameter {parameter.name} is on meta and has no value; pass weights= with its name",
