@@ -7,6 +7,7 @@ import grpc
 import pytest
 import torch
 from tests.conftest import Daemon
+from tests.integration import test_torch_streams
 from tests.integration.test_torch_streams import build, evaluate, loss_of, same, train, weights_of
 from tests.support.daemon_deaths import kill
 from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon  # noqa: F401
@@ -27,9 +28,8 @@ WAYS = {
 
 
 def optimizer_of(model, daemon, **options):
-    options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 16384, "endpoint": daemon.endpoint} | options
-    options.setdefault("gpu", GpuOptions(mover="trainer"))
-    return superoffload.torch.AdamW(model.named_parameters(), **options)
+    options = {"bucket_bytes": 16384, "gpu": GpuOptions(mover="trainer")} | options
+    return test_torch_streams.optimizer_of(model, daemon, **options)
 
 
 def trained(daemon, way):

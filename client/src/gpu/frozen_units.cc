@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/gpu/gpu_layout.h"
+#include "client/src/gpu/gpu_memory.h"
 #include "client/src/gpu/gpu_status.h"
 
 namespace superoffload::client {
@@ -27,10 +27,6 @@ Status FrozenUnits::Open(int ordinal, std::span<std::byte> host, std::span<const
   }
   std::shared_ptr<const kernels::GpuDevice> device;
   if (Status status = FromCuda(kernels::GpuDevice::Open(ordinal, &device)); !status.ok()) return status;
-  if (!device->Has(kernels::kCudaVmmSupported)) {
-    return Error(Code::kUnimplemented,
-                 "weights cannot stream: the driver has no virtual memory management for this GPU");
-  }
   std::unique_ptr<FrozenUnits> made(new FrozenUnits(std::move(device), bytes.size(), slots));
   const CurrentDevice current(*made->device_);
   if (Status status = made->Open(host, bytes); !status.ok()) return status;
@@ -41,13 +37,15 @@ Status FrozenUnits::Open(int ordinal, std::span<std::byte> host, std::span<const
 Status FrozenUnits::Open(std::span<std::byte> host, std::span<const uint64_t> bytes) {
   const uint64_t largest = *std::ranges::max_element(bytes);
   const kernels::UnitRanges ranges{.offset = kUnitGranule, .bytes = kernels::WholeGranules(largest), .count = count_};
-  if (Status status = FromCuda(kernels::SharedGpuMemory::Reserve(device_, kUnitGranule, /*most_pieces=*/1,
-                                                                 kernels::Export::kNever, ranges, &memory_));
-      !status.ok()) {
-    return status;
-  }
-  std::vector<uint32_t> slots = kernels::SlotsOf(std::vector<bool>(count_, false), slots_);
-  if (Status status = FromCuda(memory_->units()->Map(slots)); !status.ok()) return status;
+  const GpuLayout nothing_else{.slots = {}, .bytes = kUnitGranule};
+  const GpuMemoryRequest request{.device = device_,
+                                 .layout = nothing_else,
+                                 .units = ranges,
+                                 .stream_slots = slots_,
+                                 .mover = SUPEROFFLOAD_MOVER_TRAINER,
+                                 .share = false};
+  if (Status status = ReserveGpuMemory(request, &memory_); !status.ok()) return status;
+  if (Status status = BackUnits(slots_, memory_.get()); !status.ok()) return status;
   kernels::MoverMemory moved{.gradients = {}, .parameters = host, .buckets = {}, .slots = {}};
   std::vector<uint32_t> numbers;
   uint64_t offset = 0;
@@ -70,7 +68,7 @@ Status FrozenUnits::Open(std::span<std::byte> host, std::span<const uint64_t> by
   }
   if (mover_->staged()) return FromCuda(mover_->unregistered().front());  // copies from there wait for each other
   stream_ = std::make_unique<kernels::WeightStream>(device_, kernels::UnitsOf(numbers), mover_.get());
-  return FromCuda(stream_->Open(std::move(slots)));
+  return FromCuda(stream_->Open(memory_->units()->slots()));
 }
 
 FrozenUnits::~FrozenUnits() {

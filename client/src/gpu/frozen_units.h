@@ -46,7 +46,7 @@ class FrozenUnits {
   const std::shared_ptr<const kernels::GpuDevice> device_;
   const size_t count_;
   const uint32_t slots_;
-  std::unique_ptr<kernels::SharedGpuMemory> memory_;
+  std::shared_ptr<kernels::SharedGpuMemory> memory_;
   std::unique_ptr<kernels::Mover> mover_;
   std::unique_ptr<kernels::WeightStream> stream_;
 };

@@ -162,7 +162,8 @@ Status GpuPlane::Resume() {
 
 Status GpuPlane::CheckPresent() const {
   if (!suspended_) return {};
-  return Error(Code::kFailedPrecondition, "the parameters have no GPU memory; call superoffload_gpu_resume first");
+  return Error(Code::kFailedPrecondition,
+               "the parameters have no GPU memory; call the optimizer's resume() (superoffload_gpu_resume) first");
 }
 
 Status GpuPlane::WaitOnStream(uint32_t bucket, StreamNumber stream, const Deadline& deadline) {

@@ -6,8 +6,6 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-import grpc
-
 from superoffload._core import library, structures
 from superoffload._core.attachment import Attachment, Await, Resumed, Stays
 from superoffload._core.control import Connection
@@ -299,11 +297,6 @@ class GpuAttachment(Attachment):
 
     def read_unit(self, unit: int, stream: int) -> None:
         """Has ``stream`` wait for the parameters of a unit that streams: they are there until another unit is read."""
-        if self.suspended:
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "parameters have no GPU memory since release(); call the optimizer's resume() first",
-            )
         self.slot_changes += 1
         while True:
             try:
@@ -347,7 +340,7 @@ class GpuAttachment(Attachment):
         self.suspended = True
         self.slot_changes += 1
         weights = "" if self.staying else self.report.weights
-        self._unsuspended, self.staying = self.report, frozenset()
+        self._suspended_bytes, self.staying = self.report.gpu_bytes, frozenset()
         self.report = dataclasses.replace(self.report, gpu_bytes=0, weights=weights)
 
     def resume(self) -> None:
@@ -359,7 +352,7 @@ class GpuAttachment(Attachment):
         self.slot_changes += 1
         if self.suspended:  # else a successor has taken all of it
             self.suspended = False
-            self.report = dataclasses.replace(self.report, gpu_bytes=self._unsuspended.gpu_bytes)
+            self.report = dataclasses.replace(self.report, gpu_bytes=self._suspended_bytes)
 
     def set_resident(self, count: int) -> None:
         """Buckets that become resident, or no longer are, must have been settled since the last step."""

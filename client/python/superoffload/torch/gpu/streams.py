@@ -45,7 +45,7 @@ def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Strea
 
 
 class Units(Protocol):
-    """What takes turns at slots: `GpuAttachment`, `FrozenUnits`."""
+    """What takes turns at slots: `GpuAttachment`, `FrozenBlocks`."""
 
     @property
     def staying(self) -> frozenset[int]: ...
