@@ -148,7 +148,8 @@ void SimulatedTrainer::SubmitEnd() {
   entry.payload.end = {.gradient_scale = attempt_.scale,
                        .max_grad_norm = attempt_.max_grad_norm,
                        .total_sum_of_squares = contribution_ ? contribution_->total : 0,
-                       .attempt = contribution_ ? contribution_->attempt : 0};
+                       .attempt = contribution_ ? contribution_->attempt : 0,
+                       .streamed_bytes = 0};
   Submit(SUPEROFFLOAD_SUBMIT_END_STEP, 0, entry);
 }
 
