@@ -54,7 +54,7 @@ bool Send(int socket, const void* request, size_t bytes, std::span<const int> de
 }
 
 // Takes ownership of whatever descriptors came, expected or not.
-size_t TakeDescriptors(msghdr& message, AttachmentFiles* files) {
+size_t TakeDescriptors(msghdr& message, std::span<FileDescriptor> files) {
   size_t taken = 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -63,10 +63,16 @@ size_t TakeDescriptors(msghdr& message, AttachmentFiles* files) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
       FileDescriptor owned(fd);
-      if (files != nullptr && taken < files->fds.size()) files->fds[taken] = std::move(owned);
+      if (taken < files.size()) files[taken] = std::move(owned);
     }
   }
   return taken;
+}
+
+Status CheckSize(const FileDescriptor& fd, size_t bytes) {
+  struct stat file{};
+  if (::fstat(fd.get(), &file) == 0 && static_cast<uint64_t>(file.st_size) >= bytes) return {};
+  return Error(Code::kInternal, "a descriptor holds fewer than the ", bytes, " bytes that the daemon states");
 }
 
 }  // namespace
@@ -87,7 +93,7 @@ Status DescriptorConnection::Connect(const std::string& path, std::shared_ptr<De
   std::shared_ptr<DescriptorConnection> created(new DescriptorConnection(std::move(socket)));
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_HELLO, 0);
   superoffload_socket_reply reply;
-  if (Status status = created->Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_WELCOME, &reply, nullptr);
+  if (Status status = created->Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_WELCOME, &reply);
       !status.ok()) {
     return status;
   }
@@ -99,31 +105,40 @@ Status DescriptorConnection::Connect(const std::string& path, std::shared_ptr<De
 Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* files) {
   superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_DESCRIPTORS, attachment_epoch);
   superoffload_socket_reply reply;
-  if (Status status = Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files);
+  if (Status status = Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_DESCRIPTORS, &reply, files->fds);
       !status.ok()) {
     return status;
   }
   for (size_t i = 0; i < files->fds.size(); ++i) {
     files->bytes[i] = reply.bytes[i];
-    struct stat file{};
-    if (::fstat(files->fds[i].get(), &file) != 0 || static_cast<uint64_t>(file.st_size) < reply.bytes[i]) {
-      return Error(Code::kInternal, "descriptor ", i, " holds fewer than the ", reply.bytes[i],
-                   " bytes that the daemon states");
-    }
+    if (Status status = CheckSize(files->fds[i], reply.bytes[i]); !status.ok()) return status;
   }
   return {};
+}
+
+Status DescriptorConnection::FetchLent(uint64_t attachment_epoch, uint64_t number, FileDescriptor* file,
+                                       size_t* bytes) {
+  superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_LENT_MEMORY, attachment_epoch);
+  request.lent_number = number;
+  superoffload_socket_reply reply;
+  if (Status status = Exchange(&request, sizeof(request), {}, SUPEROFFLOAD_SOCKET_LENT_MEMORY, &reply, {file, 1});
+      !status.ok()) {
+    return status;
+  }
+  *bytes = reply.bytes[0];
+  return CheckSize(*file, *bytes);
 }
 
 Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,
                                          std::span<const int> descriptors) {
   request->header = Request(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, attachment_epoch);
   superoffload_socket_reply reply;
-  return Exchange(request, sizeof(*request), descriptors, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply, nullptr);
+  return Exchange(request, sizeof(*request), descriptors, SUPEROFFLOAD_SOCKET_DEVICE_MEMORY, &reply);
 }
 
 Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
                                       superoffload_socket_kind expected, superoffload_socket_reply* reply,
-                                      AttachmentFiles* files) {
+                                      std::span<FileDescriptor> files) {
   const std::lock_guard<std::mutex> lock(exchange_);
   const timeval timeout = expected == SUPEROFFLOAD_SOCKET_DEVICE_MEMORY ? kShareTimeout : ReplyTimeout();
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
@@ -157,7 +172,7 @@ Status DescriptorConnection::Exchange(const void* request, size_t bytes, std::sp
     return Error(static_cast<Code>(reply->code),
                  std::string(reply->message, ::strnlen(reply->message, sizeof(reply->message))));
   }
-  if (reply->kind != expected || (files != nullptr && taken != SUPEROFFLOAD_DESCRIPTOR_COUNT)) {
+  if (reply->kind != expected || taken != files.size()) {
     return Error(Code::kInternal, "unexpected answer on the descriptor socket: kind ", reply->kind, " with ", taken,
                  " descriptors");
   }

@@ -33,6 +33,9 @@ class DescriptorConnection {
   // The memory of an attachment that was made with the token. Every file is at least as large as stated.
   Status Fetch(uint64_t attachment_epoch, AttachmentFiles* files);
 
+  // Memory that LendMemory has lent to it, and its bytes.
+  Status FetchLent(uint64_t attachment_epoch, uint64_t number, FileDescriptor* file, size_t* bytes);
+
   // Has the daemon map GPU memory for such an attachment; fills in the request's header. The `descriptors` go with
   // it, at most SUPEROFFLOAD_MAX_DEVICE_PIECES, and stay the caller's. Errors are the daemon's.
   Status ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request, std::span<const int> descriptors);
@@ -45,9 +48,10 @@ class DescriptorConnection {
 
  private:
   explicit DescriptorConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
-  // Sends a request of `bytes`.
+  // Sends a request of `bytes`, whose answer comes with as many `files`.
   Status Exchange(const void* request, size_t bytes, std::span<const int> descriptors,
-                  superoffload_socket_kind expected, superoffload_socket_reply* reply, AttachmentFiles* files);
+                  superoffload_socket_kind expected, superoffload_socket_reply* reply,
+                  std::span<FileDescriptor> files = {});
 
   const FileDescriptor socket_;
   std::mutex exchange_;  // replies do not say to which request they belong

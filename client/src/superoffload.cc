@@ -98,6 +98,16 @@ int superoffload_attach(superoffload_connection* connection, uint64_t attachment
 
 void superoffload_detach(superoffload_attachment* attachment) { delete attachment; }
 
+int superoffload_lent_memory(superoffload_attachment* attachment, uint64_t number, int* descriptor, size_t* bytes) {
+  return WithHandle(attachment, [&](StepPlane& impl) -> Status {
+    if (descriptor == nullptr || bytes == nullptr) return Error(Code::kInvalidArgument, "NULL argument");
+    superoffload::FileDescriptor file;
+    if (Status status = impl.connection().FetchLent(impl.epoch(), number, &file, bytes); !status.ok()) return status;
+    *descriptor = file.Release();
+    return {};
+  });
+}
+
 int superoffload_memory(superoffload_attachment* attachment, uint32_t region, void** data, size_t* bytes) {
   return WithHandle(attachment, [&](StepPlane& impl) -> Status {
     if (data == nullptr || bytes == nullptr) return Error(Code::kInvalidArgument, "NULL argument");

@@ -134,6 +134,7 @@ absl::Status Daemon::Serve(Inheritance inheritance) {
       *std::move(descriptor_listener), directory_->PathOf(kDescriptorSocket), Access(config_),
       DescriptorConnectionLimits(),
       [this](const transport::Peer& peer, uint64_t epoch) { return table_.Descriptors(peer, epoch); },
+      [this](const transport::Peer& peer, uint64_t epoch, uint64_t number) { return table_.Lent(peer, epoch, number); },
       [this](const transport::Peer& peer, const superoffload_device_request& request,
              std::span<const int> descriptors) { return table_.MapDevice(peer, request, descriptors); },
       [this](const transport::Peer& peer) { table_.OnSessionEnd(peer); });

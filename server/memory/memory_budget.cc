@@ -62,6 +62,7 @@ absl::StatusOr<MemoryReservation> MemoryBudget::Reserve(const std::string& purpo
   used_.gradients_bytes += use.gradients_bytes;
   used_.parameters_bytes += use.parameters_bytes;
   used_.metadata_bytes += use.metadata_bytes;
+  used_.lent_bytes += use.lent_bytes;
   return MemoryReservation(this, uid, use);
 }
 
@@ -81,6 +82,7 @@ void MemoryBudget::Release(uid_t uid, const MemoryUse& use) {
   give_back(use.gradients_bytes, used_.gradients_bytes);
   give_back(use.parameters_bytes, used_.parameters_bytes);
   give_back(use.metadata_bytes, used_.metadata_bytes);
+  give_back(use.lent_bytes, used_.lent_bytes);
 }
 
 }  // namespace superoffload::memory

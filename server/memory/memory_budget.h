@@ -21,8 +21,11 @@ struct MemoryUse {
   uint64_t gradients_bytes = 0;   // all slots
   uint64_t parameters_bytes = 0;  // published parameters
   uint64_t metadata_bytes = 0;    // names, shapes, plans
+  uint64_t lent_bytes = 0;        // to trainers, for uses of their own
 
-  uint64_t total_bytes() const { return state_bytes + gradients_bytes + parameters_bytes + metadata_bytes; }
+  uint64_t total_bytes() const {
+    return state_bytes + gradients_bytes + parameters_bytes + metadata_bytes + lent_bytes;
+  }
 };
 
 class MemoryBudget;

@@ -179,6 +179,12 @@ FileDescriptor SharedMemory::Release() {
   return fd;
 }
 
+absl::StatusOr<FileDescriptor> SharedMemory::Duplicate() const {
+  FileDescriptor duplicate(::fcntl(fd(), F_DUPFD_CLOEXEC, 0));
+  if (!duplicate.valid()) return absl::ErrnoToStatus(errno, "duplicating a descriptor");
+  return duplicate;
+}
+
 absl::StatusOr<FileDescriptor> SharedMemory::OpenReadOnly() const {
   FileDescriptor read_only(::open(absl::StrCat("/proc/self/fd/", fd()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!read_only.valid()) return absl::ErrnoToStatus(errno, "opening a memfd read-only");

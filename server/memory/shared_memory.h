@@ -45,7 +45,10 @@ class SharedMemory {
   // Read-write descriptor, owned by this object.
   int fd() const { return fd_.get(); }
 
-  // A new descriptor of the same memory through which it can neither be written nor mapped writable and shared.
+  // A new descriptor of the same memory.
+  absl::StatusOr<FileDescriptor> Duplicate() const;
+
+  // The same, through which it can neither be written nor mapped writable and shared.
   absl::StatusOr<FileDescriptor> OpenReadOnly() const;
 
  private:

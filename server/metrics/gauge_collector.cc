@@ -53,7 +53,8 @@ std::vector<prometheus::MetricFamily> GaugeCollector::Collect() const {
            {{"state", static_cast<double>(now.memory.state_bytes)},
             {"gradients", static_cast<double>(now.memory.gradients_bytes)},
             {"parameters", static_cast<double>(now.memory.parameters_bytes)},
-            {"metadata", static_cast<double>(now.memory.metadata_bytes)}}),
+            {"metadata", static_cast<double>(now.memory.metadata_bytes)},
+            {"lent", static_cast<double>(now.memory.lent_bytes)}}),
       Make("superoffload_elements", "Elements of the parameters of all optimizers hosted.", "",
            {{"", static_cast<double>(now.elements)}})};
   std::map<std::string, Values> by_counter;

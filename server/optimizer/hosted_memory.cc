@@ -94,7 +94,8 @@ memory::MemoryUse HostedMemory::Use(const engine::Layout& layout, const engine::
   return {.state_bytes = layout.state_bytes + engine::Record::Bytes(layout),
           .gradients_bytes = layout.gradients_bytes,
           .parameters_bytes = ParametersBytes(layout),
-          .metadata_bytes = MetadataBytes(layout, spec)};
+          .metadata_bytes = MetadataBytes(layout, spec),
+          .lent_bytes = 0};
 }
 
 absl::StatusOr<HostedMemory> HostedMemory::Create(const engine::Layout& layout, const std::string& description,

@@ -1,9 +1,7 @@
 #include "server/optimizer/hosted_optimizer.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,12 +34,6 @@ uint64_t Draw() {
 size_t GroupEntries(const engine::OptimizerSpec& spec) {
   const size_t scalars = spec.algorithm->scalars.size();
   return spec.groups.size() * ((scalars + SUPEROFFLOAD_GROUP_SCALARS - 1) / SUPEROFFLOAD_GROUP_SCALARS);
-}
-
-absl::StatusOr<memory::FileDescriptor> Duplicate(const memory::SharedMemory& memory) {
-  memory::FileDescriptor fd(::fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) return absl::ErrnoToStatus(errno, "duplicating a descriptor");
-  return fd;
 }
 
 }  // namespace
@@ -212,6 +204,7 @@ absl::Status HostedOptimizer::AbandonPrepared(const AttachedTrainer& info, uint6
 
 absl::Status HostedOptimizer::Claim(const AttachedTrainer& info) {
   std::shared_ptr<transport::Transport> last;  // its thread is joined after the lock is released
+  auto loans = std::make_shared<Loans>();
   SUPEROFFLOAD_CHECK(info.epoch != 0, "epoch 0 is of no attachment; optimizer ", id_.name);
   absl::MutexLock lock(&mu_);
   if (expected_ && info.peer.pid == expected_->pid) expected_.reset();  // here it is
@@ -220,14 +213,17 @@ absl::Status HostedOptimizer::Claim(const AttachedTrainer& info) {
   const Process process = FindProcess(info.peer.pid);
   record_.SetTrainer({process.pid == 0 ? kUnknownPid : static_cast<uint32_t>(process.pid), process.start_time});
   early_detach_ = absl::OkStatus();
+  loans_ = std::move(loans);
   last = std::move(transport_);
   return absl::OkStatus();
 }
 
 void HostedOptimizer::Release(bool comes_back) {
+  std::shared_ptr<Loans> over;  // unmapped after the lock is released
   absl::MutexLock lock(&mu_);
   SUPEROFFLOAD_CHECK(attachment_.epoch != 0, "optimizer ", id_.name, " is released but nobody has claimed it");
   attachment_ = AttachedTrainer{};
+  over = std::move(loans_);
   if (!comes_back) record_.SetTrainer({});
 }
 
@@ -318,8 +314,8 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
   absl::StatusOr<std::shared_ptr<transport::Transport>> transport = TransportOf(epoch);
   if (!transport.ok()) return transport.status();
   const memory::SharedMemory& ring = (*transport)->ring_memory();
-  absl::StatusOr<memory::FileDescriptor> fds[] = {Duplicate(ring), Duplicate(memory_.published(layout_)),
-                                                  Duplicate(memory_.gradients), memory_.state.OpenReadOnly()};
+  absl::StatusOr<memory::FileDescriptor> fds[] = {ring.Duplicate(), memory_.published(layout_).Duplicate(),
+                                                  memory_.gradients.Duplicate(), memory_.state.OpenReadOnly()};
   transport::AttachmentDescriptors descriptors;
   for (size_t i = 0; i < descriptors.fds.size(); ++i) {
     if (!fds[i].ok()) return fds[i].status();
@@ -328,6 +324,33 @@ absl::StatusOr<transport::AttachmentDescriptors> HostedOptimizer::Descriptors(ui
   descriptors.bytes = {ring.bytes(), memory_.published(layout_).bytes(), memory_.gradients.bytes(),
                        memory_.state.bytes()};
   return descriptors;
+}
+
+absl::StatusOr<uint64_t> HostedOptimizer::Lend(uint64_t bytes, bool held, const memory::Binding& binding) {
+  if (bytes == 0) return absl::InvalidArgumentError("no bytes are asked for; ask for at least one");
+  std::shared_ptr<Loans> loans;
+  {
+    absl::MutexLock lock(&mu_);
+    loans = loans_;
+  }
+  if (loans == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("optimizer \"", id_.name, "\" has no trainer; attach first"));
+  }
+  absl::StatusOr<memory::MemoryReservation> reservation = reservation_.ReserveMore(
+      absl::StrCat("memory for the trainer of optimizer \"", id_.name, "\""),
+      {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0, .lent_bytes = bytes});
+  if (!reservation.ok()) return reservation.status();
+  return held ? loans->Count(*std::move(reservation)) : loans->Lend(*std::move(reservation), binding);
+}
+
+absl::StatusOr<transport::LentMemory> HostedOptimizer::Lent(uint64_t epoch, uint64_t number) const {
+  std::shared_ptr<Loans> loans;
+  {
+    absl::MutexLock lock(&mu_);
+    if (attachment_.epoch == epoch) loans = loans_;
+  }
+  if (loans == nullptr) return absl::NotFoundError(absl::StrCat("attachment ", epoch, " has ended; attach again"));
+  return loans->Find(number);
 }
 
 absl::Status HostedOptimizer::MapDevice(uint64_t epoch, const superoffload_device_request& request,

@@ -25,6 +25,7 @@
 #include "server/memory/shared_memory.h"
 #include "server/optimizer/gpu_use.h"
 #include "server/optimizer/hosted_memory.h"
+#include "server/optimizer/loans.h"
 #include "server/optimizer/optimizer_observer.h"
 #include "server/optimizer/process.h"
 #include "server/transport/descriptor_server.h"
@@ -144,8 +145,18 @@ class HostedOptimizer final : private engine::StepObserver {
   // RESOURCE_EXHAUSTED: it is too small.
   absl::StatusOr<memory::MemoryReservation> ReserveMetadata(const std::string& purpose, uint64_t bytes) const {
     return reservation_.ReserveMore(
-        purpose, {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = bytes});
+        purpose,
+        {.state_bytes = 0, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = bytes, .lent_bytes = 0});
   }
+
+  // Lends the trainer of the present attachment memory until that ends, of its user's share of the budget, and returns
+  // its number. `held`: the trainer has it already, from a daemon that died, and it is only counted. Takes as long as
+  // the kernel does to find the pages. FAILED_PRECONDITION: nobody is attached. INVALID_ARGUMENT: no bytes.
+  // RESOURCE_EXHAUSTED: the budget, or the kernel's memory, is too small, or there are too many loans.
+  absl::StatusOr<uint64_t> Lend(uint64_t bytes, bool held, const memory::Binding& binding);
+
+  // NOT_FOUND unless it was lent to that attachment.
+  absl::StatusOr<transport::LentMemory> Lent(uint64_t epoch, uint64_t number) const;
   absl::Time create_time() const { return create_time_; }
 
  private:
@@ -194,6 +205,7 @@ class HostedOptimizer final : private engine::StepObserver {
   // Of the present attachment, or of the last one until the next is claimed. Shared with RequestDetach, which must not
   // hold the lock while it wakes the transport.
   std::shared_ptr<transport::Transport> transport_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Loans> loans_ ABSL_GUARDED_BY(mu_);  // of the present attachment
 };
 
 }  // namespace superoffload::optimizer

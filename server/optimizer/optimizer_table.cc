@@ -161,7 +161,7 @@ void OptimizerTable::HoldDamaged(const OptimizerId& id, const absl::Status& reas
     if (::fstat(fd.get(), &file) == 0) damaged.bytes += static_cast<uint64_t>(file.st_size);
   }
   const memory::MemoryUse use{
-      .state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0};
+      .state_bytes = damaged.bytes, .gradients_bytes = 0, .parameters_bytes = 0, .metadata_bytes = 0, .lent_bytes = 0};
   absl::StatusOr<memory::MemoryReservation> reservation =
       budget_->Reserve(absl::StrCat("optimizer \"", id.name, "\""), id.uid, use);
   if (reservation.ok()) damaged.reservation = *std::move(reservation);
@@ -348,6 +348,13 @@ absl::Status OptimizerTable::MapDevice(const transport::Peer& peer, const supero
   absl::StatusOr<OptimizerPtr> optimizer = Attached(peer, epoch);
   if (!optimizer.ok()) return optimizer.status();
   return (*optimizer)->MapDevice(epoch, request, descriptors);
+}
+
+absl::StatusOr<transport::LentMemory> OptimizerTable::Lent(const transport::Peer& peer, uint64_t epoch,
+                                                           uint64_t number) const {
+  absl::StatusOr<OptimizerPtr> optimizer = Attached(peer, epoch);
+  if (!optimizer.ok()) return optimizer.status();
+  return (*optimizer)->Lent(epoch, number);
 }
 
 void OptimizerTable::OnSessionEnd(const transport::Peer& peer) {

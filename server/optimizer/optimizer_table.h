@@ -117,6 +117,12 @@ class OptimizerTable {
   // For the descriptor socket: what the session's attachment shares, and the end of a session's attachments.
   absl::StatusOr<transport::AttachmentDescriptors> Descriptors(const transport::Peer& peer, uint64_t epoch) const;
 
+  // Memory that was lent to that attachment's trainer. NOT_FOUND.
+  absl::StatusOr<transport::LentMemory> Lent(const transport::Peer& peer, uint64_t epoch, uint64_t number) const;
+
+  // Where memory of optimizers lies.
+  const memory::Binding& binding() const { return binding_; }
+
   // Maps GPU memory for that attachment; see Transport::MapDevice.
   absl::Status MapDevice(const transport::Peer& peer, const superoffload_device_request& request,
                          std::span<const int> descriptors) const;

@@ -42,7 +42,8 @@ class PagedRequest {
         {.state_bytes = 0,
          .gradients_bytes = 0,
          .parameters_bytes = 0,
-         .metadata_bytes = kCopies * page.SpaceUsedLong()});
+         .metadata_bytes = kCopies * page.SpaceUsedLong(),
+         .lent_bytes = 0});
     if (!reserved.ok()) return reserved.status();
     gives_back_.Add(reserved->use().metadata_bytes);
     reservations_.push_back(*std::move(reserved));

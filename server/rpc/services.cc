@@ -231,6 +231,16 @@ grpc::Status OptimizerServiceImpl::ReportGpu(grpc::ServerContext* context, const
   return grpc::Status::OK;
 }
 
+grpc::Status OptimizerServiceImpl::LendMemory(grpc::ServerContext* context, const v1::LendMemoryRequest* request,
+                                              v1::LendMemoryResponse* response) {
+  absl::StatusOr<optimizer::OptimizerPtr> optimizer = callers_.FindAttached(*context, request->name());
+  if (!optimizer.ok()) return ToGrpc(optimizer.status());
+  absl::StatusOr<uint64_t> number = (*optimizer)->Lend(request->bytes(), request->held(), table_->binding());
+  if (!number.ok()) return ToGrpc(number.status());
+  response->set_number(*number);
+  return grpc::Status::OK;
+}
+
 grpc::Status OptimizerServiceImpl::ReportRun(grpc::ServerContext* context, const v1::ReportRunRequest* request,
                                              v1::RunReport* response) {
   return ToGrpc(callers_.Exclusively(*context, request->name(), [response](auto& optimizer, const auto& info) {

@@ -78,6 +78,7 @@ class OptimizerServiceImpl final : public OptimizerServiceBase {
   grpc::Status SettleOptimizer(grpc::ServerContext*, const v1::SettleOptimizerRequest*, v1::Optimizer*) override;
   grpc::Status UpdatePolicies(grpc::ServerContext*, const v1::UpdatePoliciesRequest*, v1::Optimizer*) override;
   grpc::Status ReportGpu(grpc::ServerContext*, const v1::ReportGpuRequest*, v1::ReportGpuResponse*) override;
+  grpc::Status LendMemory(grpc::ServerContext*, const v1::LendMemoryRequest*, v1::LendMemoryResponse*) override;
   grpc::Status ReportRun(grpc::ServerContext*, const v1::ReportRunRequest*, v1::RunReport*) override;
   grpc::Status ResolveStep(grpc::ServerContext*, const v1::ResolveStepRequest*, v1::Optimizer*) override;
   grpc::Status CheckpointOptimizer(grpc::ServerContext*, const v1::CheckpointOptimizerRequest*,

@@ -54,21 +54,22 @@ superoffload_socket_reply ErrorReply(const absl::Status& status) {
 }
 
 // Never waits: a peer that does not read its replies is dropped.
-bool Send(int fd, const superoffload_socket_reply& reply, const AttachmentDescriptors* descriptors) {
+bool Send(int fd, const superoffload_socket_reply& reply, std::span<const memory::FileDescriptor> descriptors = {}) {
   iovec iov{const_cast<superoffload_socket_reply*>(&reply), sizeof(reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT)] = {};
   msghdr message{};
   message.msg_iov = &iov;
   message.msg_iovlen = 1;
-  if (descriptors != nullptr) {
+  if (!descriptors.empty()) {
+    SUPEROFFLOAD_CHECK_LE(descriptors.size(), SUPEROFFLOAD_DESCRIPTOR_COUNT);
     message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * descriptors.size());
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * SUPEROFFLOAD_DESCRIPTOR_COUNT);
+    header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
     int* fds = reinterpret_cast<int*>(CMSG_DATA(header));
-    for (size_t i = 0; i < SUPEROFFLOAD_DESCRIPTOR_COUNT; ++i) fds[i] = descriptors->fds[i].get();
+    for (const memory::FileDescriptor& descriptor : descriptors) *fds++ = descriptor.get();
   }
   return ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(reply));
 }
@@ -117,22 +118,24 @@ bool EqualInConstantTime(const std::string& a, const std::string& b) {
 
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Serve(
     memory::FileDescriptor listener, const std::string& path, AccessPolicy access, const ConnectionLimits& limits,
-    DescriptorSource source, DeviceMapper map_device, SessionEnd on_session_end) {
+    DescriptorSource source, LentSource lent, DeviceMapper map_device, SessionEnd on_session_end) {
   memory::FileDescriptor wake_event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_event.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(std::move(listener), path, std::move(access), limits,
-                                                                std::move(wake_event), std::move(source),
-                                                                std::move(map_device), std::move(on_session_end)));
+  return std::unique_ptr<DescriptorServer>(
+      new DescriptorServer(std::move(listener), path, std::move(access), limits, std::move(wake_event),
+                           std::move(source), std::move(lent), std::move(map_device), std::move(on_session_end)));
 }
 
 DescriptorServer::DescriptorServer(memory::FileDescriptor listener, std::string path, AccessPolicy access,
                                    const ConnectionLimits& limits, memory::FileDescriptor wake_event,
-                                   DescriptorSource source, DeviceMapper map_device, SessionEnd on_session_end)
+                                   DescriptorSource source, LentSource lent, DeviceMapper map_device,
+                                   SessionEnd on_session_end)
     : path_(std::move(path)),
       limits_(limits),
       acceptor_(std::move(listener)),
       wake_event_(std::move(wake_event)),
       source_(std::move(source)),
+      lent_(std::move(lent)),
       map_device_(std::move(map_device)),
       on_session_end_(std::move(on_session_end)),
       access_(std::move(access)),
@@ -300,41 +303,46 @@ bool DescriptorServer::Answer(const Connection& connection) {
   if (received != static_cast<ssize_t>(expected) || request.magic != SUPEROFFLOAD_SOCKET_MAGIC) {
     Send(connection.fd.get(),
          ErrorReply(absl::InvalidArgumentError(
-             absl::StrCat("not a request of the descriptor socket (", received, " bytes); use the client library"))),
-         nullptr);
+             absl::StrCat("not a request of the descriptor socket (", received, " bytes); use the client library"))));
     return false;
   }
   if (request.version != SUPEROFFLOAD_WIRE_VERSION) {
-    Send(connection.fd.get(),
-         ErrorReply(absl::FailedPreconditionError(
-             absl::StrCat("the client speaks version ", request.version, " of the wire, this daemon version ",
-                          SUPEROFFLOAD_WIRE_VERSION, "; install the same release of both"))),
-         nullptr);
+    Send(connection.fd.get(), ErrorReply(absl::FailedPreconditionError(absl::StrCat(
+                                  "the client speaks version ", request.version, " of the wire, this daemon version ",
+                                  SUPEROFFLOAD_WIRE_VERSION, "; install the same release of both"))));
     return false;
   }
   if (!connection.refusal.ok()) {
-    Send(connection.fd.get(), ErrorReply(connection.refusal), nullptr);
+    Send(connection.fd.get(), ErrorReply(connection.refusal));
     return false;
   }
   switch (request.kind) {
     case SUPEROFFLOAD_SOCKET_HELLO: {
       superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_WELCOME);
       std::memcpy(reply.token, connection.token.data(), SUPEROFFLOAD_TOKEN_CHARACTERS);
-      return Send(connection.fd.get(), reply, nullptr);
+      return Send(connection.fd.get(), reply);
     }
     case SUPEROFFLOAD_SOCKET_DESCRIPTORS: {
       absl::StatusOr<AttachmentDescriptors> answer = source_(connection.peer, request.attachment_epoch);
-      if (!answer.ok()) return Send(connection.fd.get(), ErrorReply(answer.status()), nullptr);
+      if (!answer.ok()) return Send(connection.fd.get(), ErrorReply(answer.status()));
       superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_DESCRIPTORS);
       reply.descriptors = SUPEROFFLOAD_DESCRIPTOR_COUNT;
       std::copy(answer->bytes.begin(), answer->bytes.end(), reply.bytes);
-      return Send(connection.fd.get(), reply, &*answer);
+      return Send(connection.fd.get(), reply, answer->fds);
+    }
+    case SUPEROFFLOAD_SOCKET_LENT_MEMORY: {
+      absl::StatusOr<LentMemory> lent = lent_(connection.peer, request.attachment_epoch, request.lent_number);
+      if (!lent.ok()) return Send(connection.fd.get(), ErrorReply(lent.status()));
+      superoffload_socket_reply reply = Reply(SUPEROFFLOAD_SOCKET_LENT_MEMORY);
+      reply.descriptors = 1;
+      reply.bytes[0] = lent->bytes;
+      return Send(connection.fd.get(), reply, {&lent->fd, 1});
     }
     case SUPEROFFLOAD_SOCKET_DEVICE_MEMORY:
       return ServeDevice(connection, device_request, std::move(descriptors));
     default:
       return Send(connection.fd.get(),
-                  ErrorReply(absl::UnimplementedError(absl::StrCat("unknown request kind ", request.kind))), nullptr);
+                  ErrorReply(absl::UnimplementedError(absl::StrCat("unknown request kind ", request.kind))));
   }
 }
 
@@ -347,28 +355,26 @@ bool DescriptorServer::ServeDevice(const Connection& connection, const superoffl
   });
   memory::FileDescriptor answer(::fcntl(connection.fd.get(), F_DUPFD_CLOEXEC, 0));  // the connection may end meanwhile
   if (mappings_.size() >= kMaxMappings || !answer.valid()) {
-    return Send(connection.fd.get(),
-                ErrorReply(absl::ResourceExhaustedError(
-                    absl::StrCat(mappings_.size(), " trainers' GPU memory is being mapped; try again later"))),
-                nullptr);
+    return Send(connection.fd.get(), ErrorReply(absl::ResourceExhaustedError(absl::StrCat(
+                                         mappings_.size(), " trainers' GPU memory is being mapped; try again later"))));
   }
   Mapping& mapping = mappings_.emplace_back();
   SUPEROFFLOAD_CHECK_LE(mappings_.size(), kMaxMappings);
   mapping.answer = std::move(answer);
   mapping.descriptors = std::move(descriptors);
-  absl::StatusOr<std::thread> thread = memory::StartThread("so-map-device", [this, &mapping, request,
-                                                                             peer = connection.peer] {
-    std::vector<int> numbers;
-    for (const memory::FileDescriptor& descriptor : mapping.descriptors) numbers.push_back(descriptor.get());
-    const absl::Status status = map_device_(peer, request, numbers);
-    Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status), nullptr);
-    mapping.answer = memory::FileDescriptor();
-    mapping.descriptors.clear();
-    mapping.done = true;
-  });
+  absl::StatusOr<std::thread> thread =
+      memory::StartThread("so-map-device", [this, &mapping, request, peer = connection.peer] {
+        std::vector<int> numbers;
+        for (const memory::FileDescriptor& descriptor : mapping.descriptors) numbers.push_back(descriptor.get());
+        const absl::Status status = map_device_(peer, request, numbers);
+        Send(mapping.answer.get(), status.ok() ? Reply(SUPEROFFLOAD_SOCKET_DEVICE_MEMORY) : ErrorReply(status));
+        mapping.answer = memory::FileDescriptor();
+        mapping.descriptors.clear();
+        mapping.done = true;
+      });
   if (!thread.ok()) {
     mappings_.pop_back();
-    return Send(connection.fd.get(), ErrorReply(thread.status()), nullptr);
+    return Send(connection.fd.get(), ErrorReply(thread.status()));
   }
   mapping.thread = *std::move(thread);
   return true;

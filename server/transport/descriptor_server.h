@@ -42,10 +42,17 @@ struct AttachmentDescriptors {
   std::array<uint64_t, SUPEROFFLOAD_DESCRIPTOR_COUNT> bytes{};
 };
 
+// What LENT_MEMORY answers.
+struct LentMemory {
+  memory::FileDescriptor fd;
+  uint64_t bytes = 0;
+};
+
 class DescriptorServer {
  public:
   // Called by the server's thread; must not wait for long.
   using DescriptorSource = std::function<absl::StatusOr<AttachmentDescriptors>(const Peer&, uint64_t attachment_epoch)>;
+  using LentSource = std::function<absl::StatusOr<LentMemory>(const Peer&, uint64_t attachment_epoch, uint64_t number)>;
   // Maps the GPU memory of the attachment that the request names. `descriptors` came with it. Called by a thread of
   // its own: it may take minutes.
   using DeviceMapper = std::function<absl::Status(const Peer&, const superoffload_device_request& request,
@@ -56,8 +63,8 @@ class DescriptorServer {
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Serve(memory::FileDescriptor listener,
                                                                  const std::string& path, AccessPolicy access,
                                                                  const ConnectionLimits& limits,
-                                                                 DescriptorSource source, DeviceMapper map_device,
-                                                                 SessionEnd on_session_end);
+                                                                 DescriptorSource source, LentSource lent,
+                                                                 DeviceMapper map_device, SessionEnd on_session_end);
 
   // Closes every connection, calling `on_session_end` for each.
   ~DescriptorServer();
@@ -94,7 +101,7 @@ class DescriptorServer {
 
   DescriptorServer(memory::FileDescriptor listener, std::string path, AccessPolicy access,
                    const ConnectionLimits& limits, memory::FileDescriptor wake_event, DescriptorSource source,
-                   DeviceMapper map_device, SessionEnd on_session_end);
+                   LentSource lent, DeviceMapper map_device, SessionEnd on_session_end);
   void Run();
   void Wake() const;
   void Accept();
@@ -114,6 +121,7 @@ class DescriptorServer {
   Acceptor acceptor_;
   const memory::FileDescriptor wake_event_;  // written when the thread has more to look at than its sockets
   const DescriptorSource source_;
+  const LentSource lent_;
   const DeviceMapper map_device_;
   const SessionEnd on_session_end_;
   std::atomic<bool> stopping_{false};

@@ -31,6 +31,9 @@ class Server {
         [](const transport::Peer&, uint64_t) -> absl::StatusOr<transport::AttachmentDescriptors> {
           return absl::NotFoundError("no such attachment");
         },
+        [](const transport::Peer&, uint64_t, uint64_t) -> absl::StatusOr<transport::LentMemory> {
+          return absl::NotFoundError("no such memory");
+        },
         [](const transport::Peer&, const superoffload_device_request&, std::span<const int>) {
           return absl::UnavailableError("no GPU");
         },

@@ -71,6 +71,11 @@ enum superoffload_region {
 SUPEROFFLOAD_API int superoffload_memory(superoffload_attachment* attachment, uint32_t region, void** data,
                                          size_t* bytes);
 
+/* A descriptor of the memory that the gRPC call LendMemory has lent to the attachment as `number`, to be mapped and
+ * closed by the caller; a mapping of it may outlive the attachment. NOT_FOUND: there is none. */
+SUPEROFFLOAD_API int superoffload_lent_memory(superoffload_attachment* attachment, uint64_t number, int* descriptor,
+                                              size_t* bytes);
+
 /* What all ranks of a run tell each other before they attach: RunReport of optimizer.proto. */
 typedef struct superoffload_run_terms {
   double sum_of_squares;

@@ -1,4 +1,4 @@
-/* The descriptor socket: how memfds reach a trainer, because gRPC cannot carry descriptors. Version 4 of the wire.
+/* The descriptor socket: how memfds reach a trainer, because gRPC cannot carry descriptors. Version 7 of the wire.
  *
  * A SOCK_SEQPACKET unix socket, one fixed-size request and one fixed-size reply per exchange. The daemon
  * identifies the peer by SO_PEERCRED when it accepts. The connection stays open for as long as the trainer
@@ -10,6 +10,7 @@
  *                               enum superoffload_descriptor in an SCM_RIGHTS control message
  *   DEVICE_MEMORY(epoch)     -> DEVICE_MEMORY, once the daemon can copy from and to the trainer's GPU memory; the one
  *                               request that is larger, superoffload_device_request
+ *   LENT_MEMORY(epoch, number) -> LENT_MEMORY, with the descriptor of memory that LendMemory has lent
  *   anything else            -> ERROR, with a canonical status code and a sentence; the connection goes on,
  *                               except after a request of the wrong size, magic or version, which closes it
  *
@@ -25,7 +26,7 @@
 #include "superoffload/v1/step_ring.h"
 
 #define SUPEROFFLOAD_SOCKET_MAGIC 0x46464f53u /* "SOFF" */
-#define SUPEROFFLOAD_WIRE_VERSION 6u
+#define SUPEROFFLOAD_WIRE_VERSION 7u
 #define SUPEROFFLOAD_TOKEN_CHARACTERS 64u
 #define SUPEROFFLOAD_TOKEN_METADATA_KEY "superoffload-token"
 #define SUPEROFFLOAD_MAX_MESSAGE_BYTES 262144u /* of a gRPC message to the daemon; longer requests come in pages */
@@ -35,7 +36,8 @@ enum superoffload_socket_kind {
   SUPEROFFLOAD_SOCKET_WELCOME = 2,
   SUPEROFFLOAD_SOCKET_DESCRIPTORS = 3,
   SUPEROFFLOAD_SOCKET_ERROR = 4,
-  SUPEROFFLOAD_SOCKET_DEVICE_MEMORY = 5
+  SUPEROFFLOAD_SOCKET_DEVICE_MEMORY = 5,
+  SUPEROFFLOAD_SOCKET_LENT_MEMORY = 6
 };
 
 enum superoffload_descriptor {
@@ -50,8 +52,9 @@ typedef struct superoffload_socket_request {
   uint32_t magic;
   uint16_t version;
   uint16_t kind;
-  uint64_t attachment_epoch; /* DESCRIPTORS only */
-  uint8_t reserved[48];
+  uint64_t attachment_epoch; /* not of HELLO */
+  uint64_t lent_number;      /* LENT_MEMORY only */
+  uint8_t reserved[40];
 } superoffload_socket_request;
 
 typedef struct superoffload_socket_reply {

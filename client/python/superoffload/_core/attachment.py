@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import enum
+import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,7 @@ class Attachment:
         self._handles: list[ctypes.c_void_p] = []  # the last one is in use; the mappings of the others may be, too
         self.trainer = 0  # the library's number, which calls of XLA carry
         self._at_end: structures.OpenStep | None = None  # what it knew when it was closed
+        self._lent_bytes = 0
         connection.again(lambda: self._attach(request))
 
     optimizer: optimizer_pb2.Optimizer  # as the daemon has described it last
@@ -115,6 +117,9 @@ class Attachment:
             library.call("open_trainer", ctypes.byref(options), ctypes.byref(number))
             self.trainer = number.value
         self._give_memory(request.sync, response.next_slot)
+        if self._lent_bytes:
+            with contextlib.suppress(Error):  # it is there, whether or not there is still room for it in a budget
+                self._lend(self._lent_bytes, held=True)
         return self._use(response.next_slot, resumes)
 
     def _lay_out(self, options: structures.TrainerOptions) -> None:
@@ -288,6 +293,24 @@ class Attachment:
     def state(self, offset: int, count: int) -> Any:
         """A private buffer of `count` bytes of masters and moments; consistent only after settling."""
         return self._view(_Region.STATE, offset, count)
+
+    def lend(self, size: int) -> mmap.mmap:
+        """Memory on the daemon's NUMA node, zeros, for this process's own use: as long as anybody has it mapped.
+
+        It counts as the user's until the attachment ends, also with another daemon. RESOURCE_EXHAUSTED: there is none.
+        """
+        number = self._lend(size)
+        descriptor, whole = ctypes.c_int(), ctypes.c_size_t()
+        library.call("lent_memory", self._handle, number, ctypes.byref(descriptor), ctypes.byref(whole))
+        self._lent_bytes += size
+        try:
+            return mmap.mmap(descriptor.value, size)
+        finally:
+            os.close(descriptor.value)
+
+    def _lend(self, size: int, held: bool = False) -> int:
+        request = optimizer_pb2.LendMemoryRequest(name=self.optimizer.name, bytes=size, held=held)
+        return self._connection.call("LendMemory", request).number
 
     # The open step.
 

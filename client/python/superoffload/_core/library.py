@@ -60,6 +60,7 @@ _FUNCTIONS = {
     "gpu_read_unit": (ctypes.c_int, [_P, _U32, _U64]),
     "gpu_has_unit": (ctypes.c_int, [_P, _U32, ctypes.POINTER(_U32)]),
     "gpu_keep_units": (ctypes.c_int, [_P, ctypes.POINTER(_U32), _U32]),
+    "lent_memory": (ctypes.c_int, [_P, _U64, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_size_t)]),
     "gpu_suspend": (ctypes.c_int, [_P]),
     "gpu_resume": (ctypes.c_int, [_P]),
     "frozen_open": (

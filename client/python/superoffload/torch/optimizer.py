@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -354,6 +355,13 @@ class Optimizer(torch.optim.Optimizer):
     def resume(self) -> None:
         """After ``release()``: parameters are at their addresses again. RESOURCE_EXHAUSTED: out of GPU memory."""
         self._hosting.resume()
+
+    def lend_memory(self, size: int) -> mmap.mmap:
+        """Memory of the daemon's, on its NUMA node, for uses of this process's own, as long as it is mapped.
+
+        It counts as the user's until ``close()``. RESOURCE_EXHAUSTED: the daemon, or the user's share, has no more.
+        """
+        return self._hosting.attachment.lend(size)
 
     # The daemon.
 

@@ -40,6 +40,12 @@ class DescriptorServerTest : public ::testing::Test {
           }
           return descriptors;
         },
+        [](const Peer&, uint64_t epoch, uint64_t number) -> absl::StatusOr<LentMemory> {
+          if (epoch != 5 || number != 2) return absl::NotFoundError("no such memory; LendMemory lends some");
+          absl::StatusOr<memory::SharedMemory> memory = memory::SharedMemory::Create("lent", 8192);
+          memory->data()[8191] = std::byte{7};
+          return LentMemory{memory->Release(), 8192};
+        },
         [this](const Peer&, const superoffload_device_request& request, std::span<const int> descriptors) {
           if (request.slots == kSlowSlots) mapped_.WaitForNotification();
           std::string contents(descriptors.size(), '-');
@@ -125,6 +131,22 @@ class DescriptorServerTest : public ::testing::Test {
   std::vector<uint64_t> ended_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<DescriptorServer> server_;
 };
+
+TEST_F(DescriptorServerTest, LentMemoryComesByItsNumber) {
+  const memory::FileDescriptor fd = Connect();
+  superoffload_socket_request request = Request(SUPEROFFLOAD_SOCKET_LENT_MEMORY, 5);
+  request.lent_number = 2;
+  std::vector<memory::FileDescriptor> descriptors;
+  const superoffload_socket_reply reply = Exchange(fd.get(), request, &descriptors);
+  EXPECT_EQ(reply.kind, SUPEROFFLOAD_SOCKET_LENT_MEMORY);
+  EXPECT_EQ(reply.bytes[0], 8192u);
+  ASSERT_EQ(descriptors.size(), 1u);
+  char last = 0;
+  EXPECT_EQ(::pread(descriptors[0].get(), &last, 1, 8191), 1);
+  EXPECT_EQ(last, 7);
+  request.lent_number = 3;
+  EXPECT_EQ(Exchange(fd.get(), request).code, static_cast<uint32_t>(absl::StatusCode::kNotFound));
+}
 
 TEST_F(DescriptorServerTest, APeerThatAsksAgainBeforeItHasReadItsReplyIsDropped) {
   const memory::FileDescriptor fd = Connect();
