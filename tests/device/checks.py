@@ -27,6 +27,7 @@ LOOPS = (
     "blocks that stay as there is room",
     "parameters twice as large as their memory",
     "frozen blocks that stream, twice as large as their memory",
+    "activations that leave, for half of which there is memory",
 )
 SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
 MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each

@@ -19,11 +19,11 @@ from superoffload.torch import GpuOptions
 STEPS = 8  # of which three are watched, without overlap
 WIDTH = 32 if machine.DRY_RUN else 4096
 LAYERS = 3 if machine.DRY_RUN else max(4, machine.parameters_that_fit(16 * WIDTH**2) // WIDTH**2)
-ROWS = 16 if machine.DRY_RUN else 8192
+ROWS = 1024 if machine.DRY_RUN else 8192
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
 SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
 PARAMETERS = LAYERS * WIDTH**2
-FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND, FROZEN = LOOPS
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND, FROZEN, LEAVING = LOOPS
 WEIGHTS = {STREAMED: "streamed", ADAPTED: "auto", BEYOND: "streamed"}
 LACKS_ROOM = STEPS - 2  # the step of ADAPTED in which blocks leave again, after some that have room
 
@@ -39,6 +39,13 @@ class Model(torch.nn.Module):
         return x
 
 
+class Checkpointed(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.utils.checkpoint.checkpoint(lambda x, of=layer: of(x).sin(), x, use_reentrant=False)
+        return x
+
+
 class Adapted(Model):
     """Its layers are frozen; what is trained scales what they give."""
 
@@ -51,6 +58,9 @@ class Adapted(Model):
         for layer, scale in zip(self.layers, self.scales, strict=True):
             x = x + torch.nn.functional.gelu(layer(x) * scale)
         return x
+
+
+MODELS = {FROZEN: Adapted, LEAVING: Checkpointed}
 
 
 class _Values(Mapping):
@@ -88,7 +98,7 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
     everything."""
     torch.manual_seed(0)
     with torch.device("meta" if way == BEYOND else machine.DEVICE):
-        model = (Adapted if way == FROZEN else Model)().bfloat16()
+        model = MODELS.get(way, Model)().bfloat16()
     before_model = _leave(most_gpu_bytes) if way == BEYOND else None
     frozen = superoffload.torch.stream_frozen(model, "cuda:0") if way == FROZEN and not waits else None
     gpu = GpuOptions(cast="fused", resident_share=1)
@@ -107,6 +117,9 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
     )
     with contextlib.closing(optimizer):
         rest = before_model if way == BEYOND else _leave(most_gpu_bytes)
+        offload = None
+        if way == LEAVING and not waits:
+            offload = superoffload.torch.offload_activations(model, optimizer, "cuda:0", resident_share=1)
         called = _as_called(model, way)
         before = _reset_peak()
         losses = []
@@ -126,6 +139,10 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
             optimizer.zero_grad()
             if frozen is not None:
                 print(f"step {step}: {frozen.report or 'all blocks stream'}")
+            if offload is not None:
+                print(f"step {step}: {offload.report}")
+                if step == 0 and offload.report.startswith("0.0 of"):
+                    raise AssertionError("no activation has left")
             if way == ADAPTED and not waits:
                 print(f"step {step}: {optimizer.gpu_report.weights or 'all blocks stream'}")
         optimizer.synchronize()
@@ -142,6 +159,8 @@ def _left(way: str, taken: int) -> int:
         return taken * 5 // 4 + SPARE_BYTES
     if way == ADAPTED:  # half of the parameters fit, and what is always left free
         return taken + PARAMETERS + (0 if machine.DRY_RUN else torch.cuda.mem_get_info()[1] // 50)
+    if way == LEAVING:
+        return taken + SPARE_BYTES - LAYERS * ROWS * WIDTH  # bytes: half of the layers' inputs
     return taken + SPARE_BYTES + PARAMETERS if way in (BEYOND, FROZEN) else 0  # half of their bytes
 
 

@@ -18,8 +18,12 @@ from tests.support.late_torch import DRIVER
 import superoffload.torch
 from superoffload.torch import cuda
 
-_STREAMS = {name: getattr(cuda, name) for name in ("stream_of", "current_stream", "beside", "keep_for_stream")}
+_STREAMS = {
+    name: getattr(cuda, name)
+    for name in ("stream_of", "current_stream", "beside", "keep_for_stream", "side_stream", "on", "wait", "handle")
+}
 
+registered: list[int] = []  # addresses of host memory
 _viewed: list[tuple[int, int]] = []  # begin and end of the fake GPU's memory that torch has
 
 
@@ -113,6 +117,11 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setattr(cuda, "current_stream", lambda tensor: 0)
     patch.setattr(cuda, "is_capturing", lambda: False)
     patch.setattr(cuda, "beside", lambda device: contextlib.nullcontext())
+    patch.setattr(cuda, "side_stream", lambda device: None)
+    patch.setattr(cuda, "on", lambda stream, *others: contextlib.nullcontext())
+    patch.setattr(cuda, "wait", lambda device, stream: None)
+    patch.setattr(cuda, "register_host", lambda memory: registered.append(memory.data_ptr()))
+    patch.setattr(cuda, "unregister_host", lambda memory: registered.remove(memory.data_ptr()))
     patch.setattr(cuda, "handle", lambda stream: 0)
     patch.setattr(cuda, "view", _view)
     patch.setattr(cuda, "pinned_like", torch.empty_like)

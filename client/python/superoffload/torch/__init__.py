@@ -32,12 +32,14 @@ from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.torch.adam import Adam, Adam8bit, AdamW, AdamW8bit
+from superoffload.torch.gpu.activations import ActivationOffload, offload_activations
 from superoffload.torch.gpu.frozen import FrozenBlocks, stream_frozen
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.lion import Lion, Lion8bit
 from superoffload.torch.pretrained import pretrained_weights
 
 __all__ = [
+    "ActivationOffload",
     "Adam",
     "Adam8bit",
     "AdamW",
@@ -50,6 +52,7 @@ __all__ = [
     "Lion8bit",
     "StepResult",
     "VerdictKind",
+    "offload_activations",
     "pretrained_weights",
     "stream_frozen",
 ]

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -164,6 +164,34 @@ def beside(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+def side_stream(device: torch.device) -> Any:
+    """Makes a stream."""
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def on(stream: Any, *others: Any) -> Iterator[None]:
+    """Inside, this thread works on the stream, after what the others, and the present one, were given."""
+    for other in (torch.cuda.current_stream(getattr(stream, "device", None)), *others):
+        stream.wait_stream(other)
+    with torch.cuda.stream(stream):
+        yield
+
+
+def wait(device: torch.device, stream: Any) -> None:
+    """Has the present stream wait for what the other one was given."""
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def register_host(memory: torch.Tensor) -> None:
+    """Copies from and to it need no thread to wait for them, until `unregister_host`."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def unregister_host(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def keep_for_stream(tensor: torch.Tensor, stream: int) -> None:
