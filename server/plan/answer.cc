@@ -89,6 +89,11 @@ std::vector<std::string> Assumptions(const Question& question) {
         "Blocks that stream are copied from the host's memory for each forward and each backward pass, but for those "
         "still in a slot, and updated after the verdict; the copies do not slow down kernels.");
   }
+  if (question.pass.offloaded_activations > 0) {
+    sentences.push_back(
+        "Inputs of checkpointed blocks that wait on the host are copied beside the kernels, which that does not slow "
+        "down; two of them are on the GPU at any time.");
+  }
   const kernels::Algorithm& algorithm = *question.spec.algorithm;
   if (const kernels::Algorithm& first = *kernels::Algorithms().front(); &algorithm != &first) {
     const simulator::PassCosts costs = question.machine.passes, own = simulator::CostsOf(costs, algorithm);

@@ -21,7 +21,8 @@ constexpr uint64_t kMostShards = 1 << 23;
 
 }  // namespace
 
-std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout) {
+std::vector<MemoryItem> HostMemory(const Question& question, const engine::OptimizerSpec& spec,
+                                   const engine::Layout& layout) {
   const memory::MemoryUse use = optimizer::HostedMemory::Use(layout, spec);
   const uint64_t undo_bytes = engine::Record::UndoBytes(layout);
   const uint64_t record_bytes = engine::Record::Bytes(layout);
@@ -55,6 +56,11 @@ std::vector<MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engi
       {"undo slots", undo_bytes, absl::StrCat("one for each of at most ", engine::kMaxWorkers, " workers")});
   items.push_back(
       {"metadata", use.metadata_bytes + (layout.state_bytes - arrays_bytes), "names, shapes, plan, alignment"});
+  const simulator::Architecture& architecture = question.model.architecture;
+  if (const uint64_t gone = simulator::OffloadedBlocks(architecture, question.pass); gone > 0) {
+    items.push_back({"activations", static_cast<uint64_t>(simulator::ActivationsOf(architecture, question.pass).host),
+                     absl::StrCat("inputs of ", gone, " checkpointed blocks; the daemon lends their memory")});
+  }
   return items;
 }
 
@@ -78,7 +84,7 @@ uint64_t Question::gpu_bytes() const {
   const engine::OptimizerSpec share = simulator::ShardOf(spec, 0, ranks);
   const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
   if (!layout.ok()) return 0;  // whoever plans says why
-  return bytes - std::min(bytes, TotalBytes(HostMemory(share, *layout)));
+  return bytes - std::min(bytes, TotalBytes(HostMemory(*this, share, *layout)));
 }
 
 std::vector<MemoryItem> GpuMemoryOf(const Question& question, const engine::Layout& layout) {
@@ -101,7 +107,7 @@ absl::StatusOr<MemoryPlan> PlanMemoryAsAsked(const Question& question) {
     if (!layout.ok()) return layout.status();
     RankMemory& memory = plan.ranks.emplace_back();
     memory.gpu = simulator::GpuMemory(question.model, *layout, question.pass, question.gpu_use(), gpu_bytes);
-    memory.host = HostMemory(spec, *layout);
+    memory.host = HostMemory(question, spec, *layout);
     plan.gpu_fits = plan.gpu_fits && TotalBytes(memory.gpu) <= gpu_bytes;
     plan.host_fits = plan.host_fits && TotalBytes(memory.host) <= HostBudgetBytes(question.machine);
   }

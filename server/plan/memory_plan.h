@@ -16,8 +16,10 @@
 
 namespace superoffload::plan {
 
-// By purpose; the sum is what the optimizer is charged in the daemon's budget.
-std::vector<simulator::MemoryItem> HostMemory(const engine::OptimizerSpec& spec, const engine::Layout& layout);
+// By purpose; the sum is what a rank with this share is charged in the daemon's budget: for its optimizer, and for what
+// the daemon lends it.
+std::vector<simulator::MemoryItem> HostMemory(const Question& question, const engine::OptimizerSpec& share,
+                                              const engine::Layout& layout);
 
 // The budget of a daemon that is not configured otherwise.
 uint64_t HostBudgetBytes(const simulator::Machine& machine);

@@ -57,7 +57,7 @@ std::optional<std::string> NarrowerStateThatFits(const Question& question) {
     const engine::OptimizerSpec share = simulator::ShardOf(changed.spec, 0, changed.ranks);
     const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
     if (!layout.ok()) continue;
-    const uint64_t bytes = simulator::TotalBytes(HostMemory(share, *layout));
+    const uint64_t bytes = simulator::TotalBytes(HostMemory(changed, share, *layout));
     if (bytes > HostBudgetBytes(changed.machine)) continue;
     return absl::StrFormat("With %s it takes %.1f GiB, which fits. %s", Words(*algorithm),
                            static_cast<double>(bytes) / (1 << 30), kTheyChange);

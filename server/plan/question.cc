@@ -41,6 +41,7 @@ absl::Status CheckRanges(const v1::PlanRequest& request) {
                           {"ranks", double(request.ranks()), 0, 1024},
                           {"device_slots", double(request.device_slots()), 0, 16},
                           {"streamed_weights", request.streamed_weights(), 0, 1},
+                          {"offloaded_activations", request.offloaded_activations(), 0, 1},
                           {"stream_slots", double(request.stream_slots()), 0, 64},
                           {"resident_steps", double(request.resident_steps()), 0, engine::kMaxLogSlots - 1},
                           {"gradient_slots", double(request.gradient_slots()), 0, 2},
@@ -100,6 +101,12 @@ absl::Status SetPass(const v1::PlanRequest& request, simulator::Pass& pass) {
       break;
     default:
       return absl::InvalidArgumentError("loss has an unknown value; see plan.proto");
+  }
+  pass.offloaded_activations = request.offloaded_activations();
+  if (pass.offloaded_activations > 0 && pass.checkpointing != simulator::Checkpointing::kFull) {
+    return absl::InvalidArgumentError(absl::StrCat("offloaded_activations is ", pass.offloaded_activations,
+                                                   ", but only inputs of checkpointed blocks leave; leave "
+                                                   "checkpointing out, or offloaded_activations"));
   }
   return absl::OkStatus();
 }
@@ -166,6 +173,11 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   if (!machine.ok()) return machine.status();
   question.machine = std::move(machine->machine);
   question.known_machine = std::move(machine->known);
+  if (question.pass.offloaded_activations > 0 && question.machine.one_memory) {
+    return absl::InvalidArgumentError(absl::StrCat("offloaded_activations is ", question.pass.offloaded_activations,
+                                                   ", but GPU and host of ", question.machine.name,
+                                                   " have one memory; leave it out"));
+  }
   if (absl::Status status = SetWorkers(request.worker_threads(), question.machine); !status.ok()) return status;
   v1::Policies policies;
   policies.set_speculation(request.speculation());

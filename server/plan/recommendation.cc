@@ -38,7 +38,7 @@ absl::StatusOr<bool> ShareFits(Question question, bool gpu) {
   const engine::OptimizerSpec share = simulator::ShardOf(question.spec, 0, question.ranks);
   const absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
   if (!layout.ok()) return layout.status();
-  if (TotalBytes(HostMemory(share, *layout)) > HostBudgetBytes(question.machine)) return false;
+  if (TotalBytes(HostMemory(question, share, *layout)) > HostBudgetBytes(question.machine)) return false;
   return !gpu || TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes();
 }
 
@@ -180,16 +180,49 @@ class Recommender {
       Say("Checkpoint the activations of every block.");
       if (FitsWith(pass, gpu, *layout)) return absl::OkStatus();
     }
+    const bool leave = LetActivationsLeave(pass, gpu, *layout);
     const uint64_t batch = pass.batch;
     simulator::GpuUse use = q_.gpu_use();
     use.resident_buckets = gpu.resident_buckets;
     pass.batch = std::max<uint64_t>(1, simulator::LargestBatch(q_.model, *layout, pass, use, q_.gpu_bytes()));
     if (FitsWith(pass, gpu, *layout)) {
-      Say(absl::StrCat("Use a batch of ", pass.batch, " instead of ", batch,
+      Say(absl::StrCat(leave ? "Or use" : "Use", " a batch of ", pass.batch, " instead of ", batch,
                        "; where passes are accumulated, all gradients stay in HBM."));
       return absl::OkStatus();
     }
-    return ShareOrStream(pass, gpu, *layout);
+    return leave ? absl::OkStatus() : ShareOrStream(pass, gpu, *layout);
+  }
+
+  // Whether that makes room, on the host as well. It comes before weights that stream: in either pass it uses the link
+  // in the direction in which little else moves then, and no update waits for it.
+  bool LetActivationsLeave(const simulator::Pass& pass, const simulator::GpuUse& gpu, const engine::Layout& layout) {
+    Question changed = q_;
+    changed.pass = pass;
+    changed.gpu = gpu;
+    const std::optional<uint32_t> leaving =
+        simulator::FewestOffloaded(changed.model, layout, pass, changed.gpu_use(), changed.gpu_bytes());
+    if (!leaving) return false;
+    changed.pass.offloaded_activations = simulator::ShareOfBlocks(*leaving, Blocks());
+    if (q_.machine.one_memory || !HostHolds(changed, layout)) return false;
+    SayThatActivationsLeave(changed.pass);
+    return true;
+  }
+
+  uint32_t Blocks() const { return static_cast<uint32_t>(q_.model.architecture.layers); }
+
+  bool HostHolds(const Question& changed, const engine::Layout& layout) const {
+    const engine::OptimizerSpec share = simulator::ShardOf(changed.spec, 0, changed.ranks);
+    return TotalBytes(HostMemory(changed, share, layout)) <= HostBudgetBytes(changed.machine);
+  }
+
+  void SayThatActivationsLeave(const simulator::Pass& pass) {
+    out_.set_offloaded_activations(pass.offloaded_activations);
+    const simulator::Architecture& a = q_.model.architecture;
+    Say(absl::StrFormat(
+        "With a batch of %d, inputs of %d of %d checkpointed blocks wait in the host's memory for their backward pass: "
+        "%s of it (--offloaded_activations=%g, and superoffload.torch.offload_activations(model, optimizer)).",
+        pass.batch, simulator::OffloadedBlocks(a, pass), a.layers, GiB(simulator::ActivationsOf(a, pass).host),
+        pass.offloaded_activations));
   }
 
   // Where that takes less. It comes first: it costs no memory elsewhere and next to no time.
@@ -226,17 +259,14 @@ class Recommender {
         shared = *ranks > q_.ranks;
         if (shared) Share(*ranks, batch);
       }
-      if (!streamed && q_.ranks == 1) streamed = Stream(changed, layout, shared);
+      if (!streamed) {
+        streamed = LetActivationsLeave(changed.pass, gpu, layout) || (q_.ranks == 1 && Stream(changed, layout, shared));
+      }
     }
     if (shared || streamed) return absl::OkStatus();
-    out_.set_offload_activations(true);
-    Say(absl::StrCat(MostRanks(q_.machine) > 1
-                         ? "Neither more ranks nor weights that stream make room"
-                         : absl::StrCat(q_.machine.name, " comes alone, and weights that stream do not make room"),
-                     ": activations alone take too much. Offload them, or use a shorter sequence."));
-    out_.add_not_supported(
-        "Activations do not leave for the host's memory by themselves: torch.autograd.graph.save_on_cpu takes them "
-        "there, which a plan does not count.");
+    Say(absl::StrCat(MostRanks(q_.machine) > 1 ? "Neither more ranks" : absl::StrCat(q_.machine.name, " comes alone"),
+                     MostRanks(q_.machine) > 1 ? " nor" : ", and neither",
+                     " weights that stream nor activations that leave make room: use a shorter sequence."));
     return absl::OkStatus();
   }
 
@@ -247,11 +277,18 @@ class Recommender {
   }
 
   // Whether that makes room.
-  bool Stream(const Question& changed, const engine::Layout& layout, bool shared) {
-    const std::optional<uint32_t> streamed =
-        simulator::FewestStreamed(changed.model, layout, changed.pass, changed.gpu_use(), changed.gpu_bytes());
+  bool Stream(Question changed, const engine::Layout& layout, bool shared) {
+    const auto fewest = [&] {
+      return simulator::FewestStreamed(changed.model, layout, changed.pass, changed.gpu_use(), changed.gpu_bytes());
+    };
+    std::optional<uint32_t> streamed = fewest();
+    if (!streamed && !q_.machine.one_memory) {
+      changed.pass.offloaded_activations = 1;
+      if (HostHolds(changed, layout)) streamed = fewest();
+      if (streamed) SayThatActivationsLeave(changed.pass);
+    }
     if (!streamed) return false;
-    const uint32_t blocks = q_.model.architecture.layers;
+    const uint32_t blocks = Blocks();
     const double share = simulator::ShareOfBlocks(*streamed, blocks), efficiency = StreamingEfficiency(changed);
     if (!shared || efficiency >= 0.5) {
       out_.set_ranks(q_.ranks);

@@ -80,7 +80,6 @@ std::string Report(const v1::PlanResponse& response, bool assumptions) {
   AppendLargest(response.largest(), text);
   AppendPerformance(response, text);
   AppendSentences("recommendation", response.recommendation().sentences(), text);
-  AppendSentences("not supported yet", response.recommendation().not_supported(), text);
   if (assumptions) {
     AppendSentences("what this rests on", response.assumptions(), text);
     text.pop_back();

@@ -31,7 +31,7 @@ std::optional<engine::Layout> LayoutThatFits(const Question& question) {
   absl::StatusOr<engine::Layout> layout = engine::PlanLayout(share);
   const bool fits = layout.ok() && question.gpu.resident_buckets <= layout->buckets.size() &&
                     simulator::TotalBytes(GpuMemoryOf(question, *layout)) <= question.gpu_bytes() &&
-                    simulator::TotalBytes(HostMemory(share, *layout)) <= HostBudgetBytes(question.machine);
+                    simulator::TotalBytes(HostMemory(question, share, *layout)) <= HostBudgetBytes(question.machine);
   return fits ? std::optional(*std::move(layout)) : std::nullopt;
 }
 
@@ -144,7 +144,7 @@ std::string PriceOfLessRoom(const Question& question, const simulator::Workload&
   more.spec.in_place = false;
   const auto host_bytes = [](const Question& of) {
     const engine::OptimizerSpec share = simulator::ShardOf(of.spec, 0, of.ranks);
-    return simulator::TotalBytes(HostMemory(share, *engine::PlanLayout(share)));
+    return simulator::TotalBytes(HostMemory(of, share, *engine::PlanLayout(share)));
   };
   return absl::StrFormat(
       "Each bucket has one gradient slot%s, as trainers on a GPU take where the daemon has no memory for more. Two "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 namespace superoffload::simulator {
 namespace {
@@ -27,6 +28,12 @@ double Routes(const Architecture& a) { return a.experts > 0 ? Real(a.experts_per
 double Copies(const Architecture& a) { return Routes(a) + Real(a.shared_experts); }
 
 }  // namespace
+
+uint64_t OffloadedBlocks(const Architecture& a, const Pass& pass) {
+  return static_cast<uint64_t>(std::ceil(Real(a.layers) * pass.offloaded_activations));
+}
+
+double BlockInputBytes(const Architecture& a, const Pass& pass) { return pass.tokens() * kElement * Real(a.hidden); }
 
 double BlockBytesPerToken(const Architecture& a) {
   const double norms = 2 * kElement * Real(a.hidden);
@@ -66,7 +73,9 @@ ActivationBytes ActivationsOf(const Architecture& a, const Pass& pass) {
   if (pass.checkpointing == Checkpointing::kFull) working += BlockBytesPerToken(a);
   if (pass.checkpointing != Checkpointing::kNone) working += scores;
   const double kept = pass.checkpointing == Checkpointing::kFull ? input : stored;
-  return {.blocks = pass.tokens() * (Real(a.layers) * kept + input),  // and the last norm's input
+  const uint64_t gone = OffloadedBlocks(a, pass), under_way = std::min(gone, kInputsUnderWay);
+  return {.blocks = pass.tokens() * (Real(a.layers - gone + under_way) * kept + input),  // and the last norm's input
+          .host = Real(gone) * BlockInputBytes(a, pass),
           .working = pass.tokens() * working,
           .head = HeadBytes(a, pass)};
 }

@@ -35,19 +35,30 @@ struct Pass {
   Checkpointing checkpointing = Checkpointing::kFull;
   Attention attention = Attention::kFlash;
   Loss loss = Loss::kWhole;
+  // The share of the blocks whose inputs wait on the host for their backward pass, the first of them; of kFull.
+  double offloaded_activations = 0;
 
   double tokens() const { return static_cast<double>(batch) * static_cast<double>(sequence); }
 };
 
+// Of blocks whose inputs wait on the host: one leaves and one comes back beside what is computed.
+inline constexpr uint64_t kInputsUnderWay = 2;
+
 // Bytes. Doubles, because a search tries sizes that no memory has.
 struct ActivationBytes {
-  double blocks = 0;   // what all blocks store between forward and backward
+  double blocks = 0;   // what all blocks store between forward and backward, on the GPU
+  double host = 0;     // and on the host
   double working = 0;  // what the block that is in backward takes beside it: what it computes again, and gradients
   double head = 0;     // logits, their softmax and their gradient; of a chunked loss, see below
 
   // The head's pass is over before the first block's backward begins.
   double peak() const { return blocks + (working > head ? working : head); }
 };
+
+// How many blocks' inputs wait on the host.
+uint64_t OffloadedBlocks(const Architecture& architecture, const Pass& pass);
+
+double BlockInputBytes(const Architecture& architecture, const Pass& pass);
 
 // Stored by one block per token, but the attention's scores.
 double BlockBytesPerToken(const Architecture& architecture);

@@ -83,6 +83,19 @@ Streamed StreamedOf(const Model& model, const engine::Layout& layout, const GpuU
   return streamed;
 }
 
+// How many of so many blocks it takes at least; nothing: not even all suffice.
+template <typename Fits>
+std::optional<uint32_t> Fewest(uint32_t blocks, Fits fits) {
+  if (fits(0)) return 0;
+  if (!fits(blocks)) return std::nullopt;
+  uint32_t too_few = 0, enough = blocks;
+  while (enough - too_few > 1) {
+    const uint32_t middle = too_few + (enough - too_few) / 2;
+    (fits(middle) ? enough : too_few) = middle;
+  }
+  return enough;
+}
+
 // Of what a double holds; more than any memory has stays more.
 uint64_t Bytes(double bytes) { return static_cast<uint64_t>(std::min(bytes, 1e18)); }
 
@@ -111,7 +124,9 @@ std::string LogitFormula(const Architecture& a, const Pass& pass) {
 std::string ActivationFormula(const Architecture& a, const Pass& pass) {
   const std::string tokens = absl::StrCat(pass.batch, " x ", pass.sequence, " tokens x ");
   if (pass.checkpointing == Checkpointing::kFull) {
-    return absl::StrCat(tokens, a.layers + 1, " inputs of blocks and of the last norm x 2 x ", a.hidden, " bytes");
+    const uint64_t gone = OffloadedBlocks(a, pass), on_gpu = a.layers - gone + std::min(gone, kInputsUnderWay);
+    return absl::StrCat(tokens, on_gpu + 1, " inputs of blocks and of the last norm x 2 x ", a.hidden, " bytes",
+                        gone > 0 ? absl::StrCat("; those of the first ", gone, " wait on the host") : "");
   }
   const double scores = pass.checkpointing == Checkpointing::kNone && pass.attention == Attention::kEager
                             ? ScoreBytesPerToken(a, pass.sequence)
@@ -195,21 +210,22 @@ double ShareOfBlocks(uint32_t count, uint32_t blocks) {
   return std::floor(count * kDigits / blocks) / kDigits;
 }
 
+std::optional<uint32_t> FewestOffloaded(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                                        uint64_t memory_bytes) {
+  const auto blocks = static_cast<uint32_t>(model.architecture.layers);
+  return Fewest(blocks, [&](uint32_t count) {
+    pass.offloaded_activations = ShareOfBlocks(count, blocks);
+    return TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes;
+  });
+}
+
 std::optional<uint32_t> FewestStreamed(const Model& model, const engine::Layout& layout, const Pass& pass, GpuUse use,
                                        uint64_t memory_bytes) {
   const auto blocks = static_cast<uint32_t>(model.architecture.layers);
-  const auto fits = [&](uint32_t count) {
+  return Fewest(blocks, [&](uint32_t count) {
     use.streamed_weights = ShareOfBlocks(count, blocks);
     return TotalBytes(GpuMemory(model, layout, pass, use, memory_bytes)) <= memory_bytes;
-  };
-  if (fits(0)) return 0;
-  if (!fits(blocks)) return std::nullopt;
-  uint32_t too_few = 0, enough = blocks;
-  while (enough - too_few > 1) {
-    const uint32_t middle = too_few + (enough - too_few) / 2;
-    (fits(middle) ? enough : too_few) = middle;
-  }
-  return enough;
+  });
 }
 
 }  // namespace superoffload::simulator

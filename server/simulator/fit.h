@@ -53,6 +53,11 @@ uint64_t LargestSequence(const Model& model, const engine::Layout& layout, Pass 
 // A share of the blocks that means `count` of them, in few digits.
 double ShareOfBlocks(uint32_t count, uint32_t blocks);
 
+// The fewest blocks whose inputs must wait on the host so that it fits, all else as given; nothing: not even all
+// suffice.
+std::optional<uint32_t> FewestOffloaded(const Model& model, const engine::Layout& layout, Pass pass, const GpuUse& use,
+                                        uint64_t memory_bytes);
+
 // The fewest blocks that must stream so that it fits, all else as given; nothing: not even all suffice.
 std::optional<uint32_t> FewestStreamed(const Model& model, const engine::Layout& layout, const Pass& pass, GpuUse use,
                                        uint64_t memory_bytes);

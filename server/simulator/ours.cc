@@ -56,8 +56,9 @@ std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& ste
     from = to;
   };
   if (stall.buckets == nullptr) {
-    until(kDeviceSlots, std::min(stall.lacked, stall.read));
-    if (stall.read < stall.end) until("parameters that stream", stall.end);
+    until(kDeviceSlots, std::min({stall.lacked, stall.read, stall.returning}));
+    if (stall.read < stall.end) until("parameters that stream", stall.returning);
+    if (stall.returning < stall.end) until("activations' way back", stall.end);
     until("reducing gradients over ranks", stall.gathering);
   } else if (stall.step > 0) {
     const StepTimes& before = steps[stall.step - 1];

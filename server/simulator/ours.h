@@ -5,7 +5,8 @@
 // machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the
 // verdict the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own
 // buckets. A block whose parameters stream (kernels/gpu/weight_stream.h) waits for them in each pass, and they are
-// published after the verdict.
+// published after the verdict. Of activations that wait on the host (Pass), a block's leaves while the block computes,
+// and the one before it comes back while the block is in backward.
 //
 // Of several ranks one is simulated: its shards are hosted, units are gathered and reduced as sharded_units.h says, and
 // each step is prepared and agreed on (server/engine/README.md).

@@ -53,8 +53,11 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
           [this](std::function<void()> event) { time_.After(0, std::move(event)); }),
       compute_(&time_, &timeline_),
       pack_(&time_, nullptr),
+      leaving_(&time_, nullptr),
+      returning_(&time_, nullptr),
       pool_(&host_memory_, machine, CostsOf(machine.passes, *settings.algorithm)),
       record_(engine::Record::Bytes(layout_) / sizeof(kernels::UndoSlot) + 1),
+      offloaded_blocks_(OffloadedBlocks(workload.model.architecture, workload.pass)),
       buckets_(layout_.buckets.size()),
       buckets_of_unit_(BucketsOfUnits(uses_, workload.units.size())),
       copied_(settings.device_slots) {
@@ -198,7 +201,38 @@ void SimulatedTraining::LaunchMicroBatch(bool first, bool last) {
 void SimulatedTraining::Forward(size_t unit, const std::vector<uint32_t>* needed) {
   if (sharded_ != nullptr) sharded_->Gather(unit);
   Read(unit);
+  SendInput(unit);
   Compute(unit, workload_.units[unit].forward, absl::StrCat("forward ", unit), needed);
+}
+
+// These three are client/python/superoffload/torch/gpu/activations.py.
+void SimulatedTraining::SendInput(size_t unit) {
+  if (!InputLeaves(unit)) return;
+  for (GpuStream* const stream : {&compute_, &returning_}) {
+    GpuEvent given;
+    stream->Record(&given);
+    leaving_.Wait(given);
+  }
+  leaving_.Copy(&d2h_, BlockInputBytes(workload_.model.architecture, workload_.pass), absl::StrCat("input ", unit));
+}
+
+void SimulatedTraining::BringInput(size_t unit) {
+  if (!InputLeaves(unit)) return;
+  if (!returned_.contains(unit)) FetchInput(unit);
+  compute_.HostCall([this] { returning_at_ = time_.now(); });
+  compute_.Wait(returned_.at(unit));
+  returned_.erase(unit);
+  if (InputLeaves(unit - 1)) FetchInput(unit - 1);
+}
+
+void SimulatedTraining::FetchInput(size_t unit) {
+  for (GpuStream* const stream : {&compute_, &leaving_}) {
+    GpuEvent given;
+    stream->Record(&given);
+    returning_.Wait(given);
+  }
+  returning_.Copy(&h2d_, BlockInputBytes(workload_.model.architecture, workload_.pass), absl::StrCat("input ", unit));
+  returning_.Record(&returned_[unit]);
 }
 
 void SimulatedTraining::Read(size_t unit) {
@@ -212,6 +246,7 @@ void SimulatedTraining::Read(size_t unit) {
 
 void SimulatedTraining::LaunchBackward(size_t unit, bool last) {
   Read(unit);
+  BringInput(unit);
   const double seconds = workload_.units[unit].backward;
   const std::string name = absl::StrCat("backward ", unit);
   double launched = 0;  // part of the unit's pass
@@ -227,6 +262,7 @@ void SimulatedTraining::LaunchBackward(size_t unit, bool last) {
 }
 
 void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
+  BringInput(unit);
   Compute(unit, workload_.units[unit].backward, absl::StrCat("backward ", unit));
   if (unit > 0) sharded_->Gather(unit - 1);
   sharded_->Reduce(unit, [this] { steps_.back().reduced = time_.now(); });
@@ -262,12 +298,14 @@ void SimulatedTraining::Compute(size_t unit, double seconds, std::string name, c
     if (now == idle_since_) return;
     const double lacked = sharded_ == nullptr ? now : sharded_->lacked(unit);
     const double gathering = sharded_ == nullptr ? now : sharded_->gathering(unit);
-    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, read_at_.value_or(now), now});
+    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, read_at_.value_or(now),
+                       returning_at_.value_or(now), now});
   });
   compute_.Kernel(seconds, std::move(name));
   compute_.HostCall([this] {
     idle_since_ = time_.now();
     read_at_.reset();
+    returning_at_.reset();
   });
 }
 

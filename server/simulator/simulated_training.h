@@ -49,6 +49,7 @@ struct Stall {
   double begin = 0;
   double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
   double read = 0;                   // from here on what streams was waited for
+  double returning = 0;              // from here on a block's input, which had left
   double end = 0;
 };
 
@@ -99,6 +100,10 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void UpdateResidents();
   void Forward(size_t unit, const std::vector<uint32_t>* needed);  // null: not the step's first pass
   void Read(size_t unit);                                          // where it streams
+  bool InputLeaves(size_t unit) const { return unit > 0 && unit <= offloaded_blocks_; }
+  void SendInput(size_t unit);   // ahead of its forward pass
+  void BringInput(size_t unit);  // ahead of its backward pass
+  void FetchInput(size_t unit);
   void Compute(size_t unit, double seconds, std::string name, const std::vector<uint32_t>* needed = nullptr);
   std::optional<double> SumOf(uint32_t bucket) const;
 
@@ -115,7 +120,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   SharedBandwidth host_memory_;
   CopyEngine h2d_, d2h_;
   SimulatedCuda cuda_;
-  GpuStream compute_, pack_;
+  GpuStream compute_, pack_, leaving_, returning_;
   std::unique_ptr<ShardedUnits> sharded_;  // of several ranks
   SimulatedWorkerPool pool_;
   std::vector<kernels::UndoSlot> record_;  // aligned as a record is
@@ -126,6 +131,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   std::map<uint64_t, uint32_t> bucket_at_;    // by the offset of its parameters
   std::map<uint64_t, uint32_t> gradient_at_;  // by that of its first slot
 
+  const uint64_t offloaded_blocks_;
+  std::map<size_t, GpuEvent> returned_;  // inputs that are on their way back, by unit
   std::vector<Bucket> buckets_;
   std::vector<std::vector<uint32_t>> buckets_of_unit_;  // in the order in which backward completes them
   std::vector<GpuEvent> copied_;                        // by order of submission within the step, modulo the slots
@@ -136,7 +143,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   bool open_ = false;              // a step of the machine's
   bool launched_ = false;          // the step's kernels, all of them
   double idle_since_ = 0;          // of the compute stream
-  std::optional<double> read_at_;  // since when what streams of the unit about to be computed is waited for
+  // Since when what streams of the unit about to be computed is waited for, and its input.
+  std::optional<double> read_at_, returning_at_;
 
   std::vector<StepTimes> steps_;
   std::vector<Stall> stalls_;

@@ -265,24 +265,33 @@ std::string StreamsTable() {
   return text;
 }
 
+// What makes it fit: inputs of so many blocks leave, or so many blocks stream; else both.
+std::string RoomFor(const Model& model, const engine::Layout& layout, Pass pass, uint64_t memory_bytes) {
+  const std::optional<uint32_t> leave = FewestOffloaded(model, layout, pass, {}, memory_bytes);
+  const std::optional<uint32_t> stream = FewestStreamed(model, layout, pass, {}, memory_bytes);
+  if (leave == 0) return "all stay";
+  if (leave && stream) return absl::StrFormat("%d leave, or %d stream", *leave, *stream);
+  if (leave) return absl::StrFormat("%d leave", *leave);
+  if (stream) return absl::StrFormat("%d stream", *stream);
+  pass.offloaded_activations = 1;
+  const std::optional<uint32_t> both = FewestStreamed(model, layout, pass, {}, memory_bytes);
+  return both ? absl::StrFormat("all leave, %d stream", *both) : "does not fit";
+}
+
 std::string SequencesTable() {
   constexpr uint64_t kSequences[] = {16384, 32768, 65536, 131072, 262144};
   const Machine machine = Gh200();
   const auto memory_bytes = static_cast<uint64_t>(machine.gpu.memory_bytes);
-  std::string text = HeaderOf({"model"}, kSequences);
+  std::string text = HeaderOf({"model", "blocks"}, kSequences);
   for (const std::string_view name :
        {"llama-8b", "phi-4", "qwen3-14b", "gpt-oss-20b", "gpt2-25b", "qwen3-30b-a3b", "seed-oss-36b"}) {
     const absl::StatusOr<Model> model = FindModel(name);
     SUPEROFFLOAD_CHECK(model.ok());
     const engine::Layout layout = LayoutOf(*model);
-    absl::StrAppendFormat(&text, "| %s |", name);
+    absl::StrAppendFormat(&text, "| %s | %d |", name, model->architecture.layers);
     for (const uint64_t sequence : kSequences) {
       const Pass pass{.sequence = sequence, .loss = Loss::kChunked};
-      const std::optional<uint32_t> stream = FewestStreamed(*model, layout, pass, {}, memory_bytes);
-      absl::StrAppendFormat(&text, " %s |",
-                            !stream        ? "does not fit"
-                            : *stream == 0 ? "all stay"
-                                           : absl::StrFormat("%d of %d stream", *stream, model->architecture.layers));
+      absl::StrAppendFormat(&text, " %s |", RoomFor(*model, layout, pass, memory_bytes));
     }
     text += "\n";
   }

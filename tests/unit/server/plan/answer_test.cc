@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 
+#include <cmath>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -33,6 +34,19 @@ v1::PlanRequest Request(const std::string& model, uint32_t batch = 4, uint32_t s
   request.set_sequence(sequence);
   request.set_quick(true);
   request.set_resident_buckets(0);
+  return request;
+}
+
+// On a machine whose host has memory for everything, and that comes alone.
+v1::PlanRequest OfASmallGpu(const std::string& model, uint32_t sequence) {
+  v1::PlanRequest request = Request(model, 1, sequence);
+  request.set_loss(v1::LOSS_CHUNKED);
+  request.clear_machine_name();
+  v1::MachineDescription& machine = *request.mutable_machine();
+  machine.set_like("gh200-96-480");
+  machine.mutable_gpu()->set_memory_bytes(60e9);
+  machine.mutable_host()->set_memory_bytes(2e12);
+  machine.mutable_network()->set_most_ranks(1);
   return request;
 }
 
@@ -143,7 +157,6 @@ TEST(AnswerTest, RanksShareTheParameters) {
   uint64_t sum = 0;
   for (const v1::RankMemory& rank : response->memory()) sum += rank.host().total_bytes();
   EXPECT_NEAR(static_cast<double>(sum), static_cast<double>(alone), 0.001 * static_cast<double>(alone));
-  EXPECT_THAT(response->recommendation().not_supported(), IsEmpty());
   ASSERT_TRUE(response->has_performance());
   EXPECT_NEAR(response->performance().tokens_per_second() * response->performance().step_seconds(), 4 * 2048, 1e-6);
 }
@@ -171,7 +184,6 @@ TEST(RecommendationTest, WhatFitsStaysAsItIs) {
   const v1::Recommendation recommendation = Answer(Request("llama-8b"))->recommendation();
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
   EXPECT_EQ(recommendation.ranks(), 1u);
-  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
 }
 
 TEST(RecommendationTest, ABudgetThatIsTooSmallByALittleIsRaised) {
@@ -256,7 +268,6 @@ TEST(RecommendationTest, AHostThatIsTooSmallNeedsRanks) {
   EXPECT_EQ(recommendation.ranks(), 3u);
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);  // on each of them
   EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("--ranks=3")));
-  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
 }
 
 TEST(RecommendationTest, WeightsThatDoNotFitAreSharedByRanks) {
@@ -276,13 +287,10 @@ TEST(RecommendationTest, WeightsThatDoNotFitAreSharedByRanks) {
 }
 
 TEST(RecommendationTest, AsFewBlocksStreamAsMemoryDemands) {
-  v1::PlanRequest request = Request("seed-oss-36b", 1, 32768);
-  request.set_algorithm("adamw_8bit");
-  request.set_loss(v1::LOSS_CHUNKED);
+  v1::PlanRequest request = OfASmallGpu("seed-oss-36b", 32768);
   const v1::Recommendation recommendation = Answer(request)->recommendation();
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_STREAMED);
   EXPECT_EQ(recommendation.ranks(), 1u);
-  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
   const double share = recommendation.streamed_fraction();
   EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr(absl::StrFormat("--streamed_weights=%g", share))));
   request.set_streamed_weights(share);
@@ -291,6 +299,60 @@ TEST(RecommendationTest, AsFewBlocksStreamAsMemoryDemands) {
   EXPECT_GT(followed.performance().step_seconds(), 0);
   request.set_streamed_weights(share - 1.0 / 64);  // one block less
   EXPECT_FALSE(Answer(request)->memory(0).gpu().fits());
+}
+
+TEST(RecommendationTest, AsManyActivationsLeaveAsMemoryDemands) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  request.set_loss(v1::LOSS_CHUNKED);
+  const v1::PlanResponse asked = *Answer(request);
+  const double share = asked.recommendation().offloaded_activations();
+  EXPECT_EQ(asked.recommendation().weights(), v1::Recommendation::WEIGHTS_RESIDENT);
+  EXPECT_THAT(asked.recommendation().sentences(),
+              Contains(AllOf(HasSubstr(absl::StrFormat("--offloaded_activations=%g", share)),
+                             HasSubstr("superoffload.torch.offload_activations(model, optimizer)"))));
+  request.set_offloaded_activations(share);
+  const v1::PlanResponse followed = *Answer(request);
+  EXPECT_TRUE(followed.memory(0).gpu().fits());
+  EXPECT_GT(followed.performance().step_seconds(), 0);
+  EXPECT_THAT(followed.assumptions(), Contains(HasSubstr("wait on the host")));
+  const uint64_t lent = followed.memory(0).host().total_bytes() - asked.memory(0).host().total_bytes();
+  EXPECT_EQ(lent, std::ceil(32 * share) * 64 * 4096 * 2 * 4096);
+  request.set_offloaded_activations(share - 1.0 / 32);
+  EXPECT_FALSE(Answer(request)->memory(0).gpu().fits());
+}
+
+TEST(RecommendationTest, ActivationsThatTheHostCannotHoldDoNotLeave) {
+  v1::PlanRequest request = Request("llama-8b", 64, 4096);
+  request.clear_machine_name();
+  request.mutable_machine()->set_like("gh200-96-480");
+  request.mutable_machine()->mutable_host()->set_memory_bytes(200e9);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
+  EXPECT_EQ(recommendation.offloaded_activations(), 0);
+  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("Use a batch of ")));
+}
+
+TEST(RecommendationTest, WeightsStreamAndActivationsLeaveWhereNeitherSuffices) {
+  v1::PlanRequest request = OfASmallGpu("seed-oss-36b", 65536);
+  const v1::Recommendation recommendation = Answer(request)->recommendation();
+  EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_STREAMED);
+  EXPECT_EQ(recommendation.offloaded_activations(), 1);
+  request.set_streamed_weights(recommendation.streamed_fraction());
+  EXPECT_FALSE(Answer(request)->memory(0).gpu().fits());
+  request.set_offloaded_activations(1);
+  EXPECT_TRUE(Answer(request)->memory(0).gpu().fits());
+}
+
+TEST(AnswerTest, WhatActivationsDoNotLeaveWithIsRefused) {
+  v1::PlanRequest request = Request("llama-8b");
+  request.set_offloaded_activations(-1);
+  EXPECT_THAT(Refusal(request), HasSubstr("offloaded_activations is -1 but must be 0 to 1"));
+  request.set_offloaded_activations(1);
+  EXPECT_EQ(Refusal(request), "");
+  request.set_checkpointing(v1::ACTIVATION_CHECKPOINTING_NONE);
+  EXPECT_THAT(Refusal(request), HasSubstr("only inputs of checkpointed blocks leave"));
+  request.clear_checkpointing();
+  request.set_machine_name("dgx-spark");
+  EXPECT_THAT(Refusal(request), HasSubstr("GPU and host of dgx-spark have one memory"));
 }
 
 TEST(AnswerTest, WhatWeightsDoNotStreamWithIsRefused) {
@@ -321,10 +383,10 @@ TEST(AnswerTest, WhatWeightsDoNotStreamWithIsRefused) {
 TEST(RecommendationTest, WhatNoNumberOfRanksHoldsIsSaid) {
   v1::PlanRequest request = Request("llama-8b", 1, 4'000'000);
   const v1::Recommendation recommendation = Answer(request)->recommendation();
-  EXPECT_TRUE(recommendation.offload_activations());
+  EXPECT_EQ(recommendation.offloaded_activations(), 0);
   EXPECT_EQ(recommendation.ranks(), 1u);
-  EXPECT_THAT(recommendation.sentences(), Contains(HasSubstr("Neither more ranks nor weights that stream")));
-  EXPECT_THAT(recommendation.not_supported(), ElementsAre(HasSubstr("Activations do not leave")));
+  EXPECT_THAT(recommendation.sentences(),
+              Contains(HasSubstr("Neither more ranks nor weights that stream nor activations that leave make room")));
 }
 
 TEST(RecommendationTest, ASmallerBatchOrCheckpointsMakeRoom) {
@@ -345,7 +407,6 @@ TEST(RecommendationTest, AChunkedLossComesBeforeRanksAndStreaming) {
   EXPECT_EQ(recommendation.loss(), v1::LOSS_CHUNKED);
   EXPECT_EQ(recommendation.ranks(), 1u);
   EXPECT_EQ(recommendation.weights(), v1::Recommendation::WEIGHTS_RESIDENT);
-  EXPECT_THAT(recommendation.not_supported(), IsEmpty());
   EXPECT_THAT(
       recommendation.sentences(),
       ElementsAre(HasSubstr("HBM lacks"), AllOf(HasSubstr("--loss=chunked"), HasSubstr("saves 53.6 GiB"),

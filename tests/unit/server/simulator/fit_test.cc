@@ -33,6 +33,19 @@ TEST(ActivationsTest, CheckpointsKeepTheInputsOfBlocks) {
   EXPECT_GT(ActivationsOf(a, none).blocks, 10 * ActivationsOf(a, full).blocks);
 }
 
+TEST(ActivationsTest, InputsThatWaitOnTheHostLeaveTwoOfThem) {
+  const Architecture a = FindModel("llama-8b")->architecture;
+  const double input = 4096 * 2.0 * 4096;
+  const double gpu[] = {33, 33, 33, 33 - 14, 3};
+  const uint32_t gone[] = {0, 1, 2, 16, 32};
+  for (size_t i = 0; i < std::size(gone); ++i) {
+    const ActivationBytes bytes =
+        ActivationsOf(a, {.sequence = 4096, .offloaded_activations = ShareOfBlocks(gone[i], 32)});
+    EXPECT_DOUBLE_EQ(bytes.blocks, gpu[i] * input);
+    EXPECT_DOUBLE_EQ(bytes.host, gone[i] * input);
+  }
+}
+
 TEST(ActivationsTest, OnlyStoredScoresMakeSelectiveCheckpointingWorthwhile) {
   const Architecture a = FindModel("llama-8b")->architecture;
   Pass pass{.sequence = 4096, .checkpointing = Checkpointing::kNone};

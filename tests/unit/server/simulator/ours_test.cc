@@ -169,6 +169,50 @@ TEST(OursTest, ASlowLinkIsWaitedForInEachPass) {
   EXPECT_EQ(SecondsOf("parameters that stream", Train(workload, {}, {}, machine)), 0);
 }
 
+Workload Offloading(Workload workload, double share) {
+  workload.pass.offloaded_activations = share;
+  return workload;
+}
+
+TEST(OursTest, ActivationsThatLeaveCostNextToNothing) {
+  for (const uint64_t batch : {1, 32}) {
+    const Workload workload = Gpt2(batch);
+    EXPECT_LT(Train(Offloading(workload, 1)).step_seconds, 1.02 * Train(workload).step_seconds);
+  }
+}
+
+TEST(OursTest, OverASlowLinkEachActivationIsWaitedFor) {
+  Machine machine = Superchip();
+  machine.h2d = {{{1, 1e8}}};
+  const Workload workload = Gpt2(16, /*accumulation=*/2);
+  const double input = BlockInputBytes(workload.model.architecture, workload.pass) / 1e8;
+  const Outcome stays = Train(workload, {}, {}, machine);
+  EXPECT_EQ(SecondsOf("activations' way back", stays), 0);
+  for (const double share : {0.25, 1.0}) {
+    const Outcome leaves = Train(Offloading(workload, share), {}, {}, machine);
+    const auto blocks =
+        static_cast<double>(OffloadedBlocks(workload.model.architecture, Offloading(workload, share).pass));
+    const double waited = SecondsOf("activations' way back", leaves);
+    EXPECT_LE(waited, 2 * blocks * input);
+    EXPECT_GT(waited, 2 * blocks * (input - workload.backward_seconds() / 24)) << "each but for one block's backward";
+    EXPECT_NEAR(SumOf(leaves.exposed), leaves.exposed_seconds, 1e-9);
+  }
+}
+
+TEST(OursTest, OfRanksTooActivationsLeave) {
+  const Machine machine = Superchip();
+  Workload workload = Gpt2(4);
+  workload.ranks = 2;
+  const auto copies = [&](double share) {
+    const Workload leaving = Offloading(workload, share);
+    SimulatedTraining training(machine, leaving, {}, {Verdict::kCommit});
+    training.Run();
+    return std::ranges::count_if(training.spans(), [](const Span& span) { return span.name.starts_with("input "); });
+  };
+  EXPECT_EQ(copies(0), 0);
+  EXPECT_EQ(copies(1), 2 * static_cast<int64_t>(workload.model.architecture.layers));
+}
+
 // Until it is full a log takes gradients that nobody has time to absorb.
 TEST(OursTest, StepsWithLogsLastAsLongAsAbsorbingThem) {
   Machine machine = Superchip();
