@@ -20,7 +20,7 @@
 //   superoffload_kernel_seconds_total{pass}                            these seconds it is the kernels' bandwidth
 //   superoffload_kernel_bytes_per_second{pass}                         of the last pass of a kind
 //   superoffload_optimizers, superoffload_attachments                  hosted, attached
-//   superoffload_memory_bytes{use}, superoffload_memory_budget_bytes   state, gradients, parameters, metadata, lent; limit
+//   superoffload_memory_bytes{use}, superoffload_memory_budget_bytes  state, gradients, parameters, metadata, lent; max
 //   superoffload_elements                                              of the parameters hosted
 //   superoffload_memory_node_bytes{node}                               where optimizers' memory lies (NUMA)
 //   superoffload_partition_llc_occupancy_bytes{group}                  last-level cache held: trainer, optimizer
