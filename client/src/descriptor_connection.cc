@@ -69,10 +69,10 @@ size_t TakeDescriptors(msghdr& message, std::span<FileDescriptor> files) {
   return taken;
 }
 
-Status CheckSize(const FileDescriptor& fd, size_t bytes) {
+Status CheckSize(size_t index, const FileDescriptor& fd, size_t bytes) {
   struct stat file{};
   if (::fstat(fd.get(), &file) == 0 && static_cast<uint64_t>(file.st_size) >= bytes) return {};
-  return Error(Code::kInternal, "a descriptor holds fewer than the ", bytes, " bytes that the daemon states");
+  return Error(Code::kInternal, "descriptor ", index, " holds fewer than the ", bytes, " bytes that the daemon states");
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ Status DescriptorConnection::Fetch(uint64_t attachment_epoch, AttachmentFiles* f
   }
   for (size_t i = 0; i < files->fds.size(); ++i) {
     files->bytes[i] = reply.bytes[i];
-    if (Status status = CheckSize(files->fds[i], reply.bytes[i]); !status.ok()) return status;
+    if (Status status = CheckSize(i, files->fds[i], reply.bytes[i]); !status.ok()) return status;
   }
   return {};
 }
@@ -126,7 +126,7 @@ Status DescriptorConnection::FetchLent(uint64_t attachment_epoch, uint64_t numbe
     return status;
   }
   *bytes = reply.bytes[0];
-  return CheckSize(*file, *bytes);
+  return CheckSize(0, *file, *bytes);
 }
 
 Status DescriptorConnection::ShareDevice(uint64_t attachment_epoch, superoffload_device_request* request,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -20,14 +21,33 @@ SharedBandwidth::SharedBandwidth(VirtualTime* time, double capacity) : time_(tim
   SUPEROFFLOAD_CHECK(std::isfinite(capacity) && capacity > 0);
 }
 
-void SharedBandwidth::Start(double bytes, double limit, double weight, std::function<void()> done) {
+SharedBandwidth::Begun SharedBandwidth::Start(double bytes, double limit, double weight, std::function<void()> done) {
   SUPEROFFLOAD_CHECK(std::isfinite(bytes) && bytes >= 0);
   SUPEROFFLOAD_CHECK(std::isfinite(limit) && limit > 0 && std::isfinite(weight) && weight > 0);
   Advance();
-  Class& of_kind = classes_[Key(limit / weight, limit)];
-  of_kind.ends.emplace(of_kind.moved + bytes, Flow{bytes, std::move(done)});
+  Class& of_kind = ClassOf({limit / weight, limit});
+  const double end = of_kind.moved + bytes;
+  auto behind = of_kind.flows.end();
+  while (behind != of_kind.flows.begin() && std::prev(behind)->end > end) --behind;
+  last_ = &*of_kind.flows.insert(behind, Flows{end, bytes, std::move(done)});
+  last_class_ = &of_kind;
+  ++of_kind.count;
   ++flows_;
   ScheduleUpdate();
+  return ++begun_;
+}
+
+SharedBandwidth::Class& SharedBandwidth::ClassOf(const Key& key) {
+  const auto at = std::ranges::lower_bound(classes_, key, {}, &Class::key);
+  return at != classes_.end() && at->key == key ? *at : *classes_.insert(at, Class{.key = key});
+}
+
+bool SharedBandwidth::StartAnother(Begun like) {
+  if (like != begun_ || last_ == nullptr || time_->now() != advanced_to_) return false;
+  ++last_->count;
+  ++last_class_->count;
+  ++flows_;
+  return true;
 }
 
 // All flows that begin and end at one time change the rates once.
@@ -52,31 +72,36 @@ void SharedBandwidth::Advance() {
   const double passed = time_->now() - advanced_to_;
   advanced_to_ = time_->now();
   if (passed == 0) return;
-  for (auto& [key, of_kind] : classes_) of_kind.moved += of_kind.rate * passed;
+  for (Class& of_kind : classes_) of_kind.moved += of_kind.rate * passed;
 }
 
 void SharedBandwidth::FinishFlows() {
-  std::vector<std::function<void()>> done;
+  std::vector<Flows> done;
+  last_ = nullptr;
   const double tolerance = ToleranceSeconds(time_->now());
-  for (auto kind = classes_.begin(); kind != classes_.end();) {
-    Class& of_kind = kind->second;
-    while (!of_kind.ends.empty() && of_kind.ends.begin()->first <= of_kind.moved + of_kind.rate * tolerance) {
-      bytes_moved_ += of_kind.ends.begin()->second.bytes;
-      done.push_back(std::move(of_kind.ends.begin()->second.done));
-      of_kind.ends.erase(of_kind.ends.begin());
-      --flows_;
+  for (Class& of_kind : classes_) {
+    while (!of_kind.flows.empty() && of_kind.flows.front().end <= of_kind.moved + of_kind.rate * tolerance) {
+      done.push_back(std::move(of_kind.flows.front()));
+      of_kind.flows.pop_front();
+      of_kind.count -= done.back().count;
+      flows_ -= done.back().count;
     }
-    kind = of_kind.ends.empty() ? classes_.erase(kind) : std::next(kind);
   }
-  for (const std::function<void()>& call : done) call();
+  std::erase_if(classes_, [](const Class& of_kind) { return of_kind.flows.empty(); });
+  for (const Flows& flows : done) {
+    bytes_moved_ += flows.bytes * static_cast<double>(flows.count);
+    for (size_t i = 0; i < flows.count; ++i) flows.done();
+  }
 }
 
 void SharedBandwidth::ShareCapacity() {
   double left = capacity_, weights = 0;
-  for (const auto& [key, of_kind] : classes_) weights += key.second / key.first * of_kind.ends.size();
-  for (auto& [key, of_kind] : classes_) {
-    const auto& [limit_level, limit] = key;
-    const double weight = limit / limit_level, count = of_kind.ends.size();
+  for (const Class& of_kind : classes_) {
+    weights += of_kind.key.second / of_kind.key.first * static_cast<double>(of_kind.count);
+  }
+  for (Class& of_kind : classes_) {
+    const auto& [limit_level, limit] = of_kind.key;
+    const double weight = limit / limit_level, count = static_cast<double>(of_kind.count);
     const double level = std::max(left, 0.0) / weights;
     of_kind.rate = std::min(limit, level * weight);
     left -= of_kind.rate * count;
@@ -86,8 +111,8 @@ void SharedBandwidth::ShareCapacity() {
 
 std::optional<double> SharedBandwidth::NextEnd() const {
   std::optional<double> next;
-  for (const auto& [key, of_kind] : classes_) {
-    const double seconds = std::max(of_kind.ends.begin()->first - of_kind.moved, 0.0) / of_kind.rate;
+  for (const Class& of_kind : classes_) {
+    const double seconds = std::max(of_kind.flows.front().end - of_kind.moved, 0.0) / of_kind.rate;
     next = next ? std::min(*next, seconds) : seconds;
   }
   return next;

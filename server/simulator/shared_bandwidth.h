@@ -8,15 +8,18 @@
 //     capacity 10: flows of weight 1 and limit 2, 10, 10      ->  rates 2, 4, 4
 //
 // Flows of one weight and limit always have the same rate. They are one class with one count of bytes, so a change
-// costs the number of classes, not of flows.
+// costs the number of classes, not of flows. Those that also begin together with as many bytes end together: what all
+// workers do of one pass costs next to nothing for each of them.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_SHARED_BANDWIDTH_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_SHARED_BANDWIDTH_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
-#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "server/simulator/virtual_time.h"
 
@@ -24,6 +27,9 @@ namespace superoffload::simulator {
 
 class SharedBandwidth {
  public:
+  // Names flows that begin together.
+  using Begun = uint64_t;
+
   // `time` must outlive this. `capacity` in bytes per second, above zero.
   SharedBandwidth(VirtualTime* time, double capacity);
 
@@ -32,27 +38,38 @@ class SharedBandwidth {
 
   // A flow of `bytes` begins; `done` is called when its last byte has moved, never from inside of Start. It moves at
   // most `limit` bytes per second. All three are above zero, except that a flow may have no bytes.
-  void Start(double bytes, double limit, double weight, std::function<void()> done);
+  Begun Start(double bytes, double limit, double weight, std::function<void()> done);
 
   // The weight in proportion to the limit: flows that the capacity does not suffice for slow down by the same factor.
-  void Start(double bytes, double limit, std::function<void()> done) { Start(bytes, limit, limit, std::move(done)); }
+  Begun Start(double bytes, double limit, std::function<void()> done) {
+    return Start(bytes, limit, limit, std::move(done));
+  }
+
+  // Begins another flow like that one, with the same `done`, unless others have begun since, or time has passed;
+  // whether it did.
+  bool StartAnother(Begun like);
 
   double capacity() const { return capacity_; }
   size_t flows() const { return flows_; }
   double bytes_moved() const { return bytes_moved_; }  // by flows that are done
 
  private:
-  struct Flow {
-    double bytes = 0;
+  struct Flows {
+    double end = 0;    // the class's `moved` at which they are done
+    double bytes = 0;  // of each
     std::function<void()> done;
-  };
-  struct Class {
-    double rate = 0;                   // of each flow
-    double moved = 0;                  // by a flow that has been there since the class began
-    std::multimap<double, Flow> ends;  // the value of `moved` at which the flow is done
+    size_t count = 1;
   };
   using Key = std::pair<double, double>;  // limit / weight, limit: classes that reach their limit first come first
+  struct Class {
+    Key key;
+    double rate = 0;          // of each flow
+    double moved = 0;         // by a flow that has been there since the class began
+    std::deque<Flows> flows;  // by their ends, and as they began; never empty but while one begins
+    size_t count = 0;         // of flows
+  };
 
+  Class& ClassOf(const Key& key);
   void ScheduleUpdate();
   void Update();
   void Advance();
@@ -62,8 +79,11 @@ class SharedBandwidth {
 
   VirtualTime* const time_;
   const double capacity_;
-  std::map<Key, Class> classes_;
+  std::vector<Class> classes_;  // by key
   size_t flows_ = 0;
+  Begun begun_ = 0;              // named last
+  Class* last_class_ = nullptr;  // of what began last; null: time has passed since
+  Flows* last_ = nullptr;
   double bytes_moved_ = 0;
   double advanced_to_ = 0;
   std::optional<VirtualTime::Event> update_;  // the next change of rates

@@ -47,7 +47,8 @@ void SimulatedWorkerPool::StartChunksOf(std::list<Job>::iterator job) {
   while (job->to_start > 0 && idle_ > 0) {
     --job->to_start;
     --idle_;
-    host_memory_->Start(job->chunk_bytes, job->limit, [this, job] { ChunkDone(job); });
+    if (host_memory_->StartAnother(job->begun)) continue;
+    job->begun = host_memory_->Start(job->chunk_bytes, job->limit, [this, job] { ChunkDone(job); });
   }
 }
 

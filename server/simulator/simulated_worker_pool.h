@@ -33,7 +33,8 @@ class SimulatedWorkerPool final : public engine::WorkerPool {
     size_t to_start;
     size_t to_finish;
     double chunk_bytes, chunk_absorbed;
-    double limit;  // bytes per second of a chunk alone
+    double limit;                      // bytes per second of a chunk alone
+    SharedBandwidth::Begun begun = 0;  // chunks, last
   };
 
   void StartChunks();

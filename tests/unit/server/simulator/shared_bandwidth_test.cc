@@ -59,6 +59,28 @@ TEST(SharedBandwidthTest, ALaterFlowSlowsAnEarlierOneDown) {
   EXPECT_NEAR(memory.ends[0], 2.5, 1e-9);  // 10 + 5 + 5
 }
 
+TEST(SharedBandwidthTest, FlowsThatBeginTogetherAreAsManyAsIfEachHadBegunByItself) {
+  VirtualTime time;
+  SharedBandwidth memory(&time, 10);
+  std::vector<double> ends;
+  const auto ended = [&] { ends.push_back(time.now()); };
+  const SharedBandwidth::Begun begun = memory.Start(5, 10, ended);
+  EXPECT_TRUE(memory.StartAnother(begun));
+  EXPECT_EQ(memory.flows(), 2u);
+  const SharedBandwidth::Begun others = memory.Start(10, 10, ended);
+  EXPECT_FALSE(memory.StartAnother(begun)) << "others have begun since";
+  EXPECT_TRUE(memory.StartAnother(others));
+  time.After(1, [&] { EXPECT_FALSE(memory.StartAnother(others)) << "time has passed"; });
+  time.Run();
+  EXPECT_FALSE(memory.StartAnother(others)) << "they have ended";
+  ASSERT_EQ(ends.size(), 4u);
+  EXPECT_NEAR(ends[0], 2, 1e-9);  // four of 2.5 a second
+  EXPECT_NEAR(ends[1], 2, 1e-9);
+  EXPECT_NEAR(ends[2], 3, 1e-9);  // then two of 5
+  EXPECT_NEAR(ends[3], 3, 1e-9);
+  EXPECT_DOUBLE_EQ(memory.bytes_moved(), 30);
+}
+
 TEST(SharedBandwidthTest, AFlowWithoutBytesEndsAtOnceButNotInsideOfStart) {
   Memory memory;
   memory.Start(0, 1, 1);
