@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/gpu/unit_memory.h"
 #include "server/engine/spec.h"
 #include "server/simulator/model_layout.h"
 
@@ -78,7 +79,7 @@ Streamed StreamedOf(const Model& model, const engine::Layout& layout, const GpuU
   Streamed streamed{.units = bytes.size()};
   for (const auto& [unit, of_unit] : bytes) {
     streamed.bytes += of_unit;
-    streamed.slot_bytes = std::max(streamed.slot_bytes, RoundUp(of_unit) + kRegion);
+    streamed.slot_bytes = std::max(streamed.slot_bytes, kernels::WholeGranules(RoundUp(of_unit) + kRegion));
   }
   return streamed;
 }
