@@ -111,6 +111,9 @@ constexpr Entry kEntries[] = {
     {"gpt2-20b", Gpt2(8192, 25)},
     {"gpt2-25b", Gpt2(8192, 30)},
     {"gpt2-50b", Gpt2(8192, 60)},
+    {"gpt2-80b", Gpt2(8192, 100)},
+    {"gpt2-150b", Gpt2(16384, 45)},
+    {"gpt2-200b", Gpt2(16384, 60)},
 };
 
 }  // namespace

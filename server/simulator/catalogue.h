@@ -1,7 +1,7 @@
 // The models that the planner knows by name.
 //
 // Those of users have the names and shapes that transformers gives their published configurations; a test holds them to
-// it. gpt2-1b to gpt2-50b are the shapes of the SuperOffload paper's artifact, GPT-2 style with 32 heads; vocabulary
+// it. gpt2-1b to gpt2-200b are the shapes of the SuperOffload paper's artifact, GPT-2 style with 32 heads; vocabulary
 // (50257) and learned positions (2048) are not stated there and are GPT-2's and the paper's sequence.
 #ifndef SUPEROFFLOAD_SERVER_SIMULATOR_CATALOGUE_H_
 #define SUPEROFFLOAD_SERVER_SIMULATOR_CATALOGUE_H_

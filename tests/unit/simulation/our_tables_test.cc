@@ -7,6 +7,8 @@
 #include <sstream>
 #include <string>
 
+#include "tests/simulation/choices.h"
+
 namespace superoffload::simulator {
 namespace {
 
@@ -28,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(All, OurTablesTest,
                          ::testing::Values(Table{"Ours", OurTables}, Table{"Ranks", RanksTable},
                                            Table{"Residents", ResidentsTable}, Table{"States", StatesTable},
                                            Table{"Streams", StreamsTable}, Table{"Sequences", SequencesTable},
-                                           Table{"Room", RoomTable}),
+                                           Table{"Room", RoomTable}, Table{"Choices", plan::ChoicesTable}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

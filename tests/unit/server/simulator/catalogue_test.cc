@@ -38,7 +38,10 @@ TEST(CatalogueTest, ThePapersShapesHaveTheirNominalSize) {
                                        {"gpt2-15b", 15.0},
                                        {"gpt2-20b", 20.0},
                                        {"gpt2-25b", 25.0},
-                                       {"gpt2-50b", 50.0}}) {
+                                       {"gpt2-50b", 50.0},
+                                       {"gpt2-80b", 80.0},
+                                       {"gpt2-150b", 150.0},
+                                       {"gpt2-200b", 200.0}}) {
     const absl::StatusOr<Model> model = FindModel(name);
     ASSERT_TRUE(model.ok()) << model.status();
     EXPECT_THAT(static_cast<double>(ParameterCount(*model)) / 1e9, DoubleNear(billions, 0.15 * billions)) << name;
