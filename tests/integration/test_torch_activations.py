@@ -73,6 +73,23 @@ def test_the_same_bits(gpu_daemon, on_the_gpu, reentrant, slots):  # noqa: F811
     assert registered == []
 
 
+def test_memory_is_given_back_once_nothing_is_copied(gpu_daemon, monkeypatch):  # noqa: F811
+    done = []
+    monkeypatch.setattr(cuda, "synchronize", lambda device: done.append("waited"))
+    monkeypatch.setattr(cuda, "unregister_host", lambda memory: done.append("unregistered"))
+    model = build(True)
+    optimizer = optimizer_of(model, gpu_daemon)
+    offload = offload_activations(model, optimizer, resident_share=0)
+    train(model, optimizer, steps=1)
+    offload.close()
+    optimizer.close()
+    done.clear()
+    del offload
+    gc.collect()
+    assert done == ["waited", "unregistered"]
+    registered.clear()
+
+
 @pytest.fixture
 def weights_that_were_not_late(on_the_gpu):
     return on_the_gpu(False)[1]

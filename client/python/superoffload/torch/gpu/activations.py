@@ -97,7 +97,7 @@ class ActivationOffload:
 
     def __init__(self, model: torch.nn.Module, optimizer: Lender, device: torch.device, resident_share: float) -> None:
         self._device, self._share = device, resident_share
-        self._memory = LentMemory(optimizer.lend_memory)
+        self._memory = LentMemory(optimizer.lend_memory, device)
         self._down, self._up = cuda.side_stream(device), cuda.side_stream(device)
         self._contexts: list[Any] = []  # of calls of the model that are under way
         self._left: weakref.WeakValueDictionary[int, _Left] = weakref.WeakValueDictionary()

@@ -22,10 +22,10 @@ class Piece(NamedTuple):
 
 
 class LentMemory:
-    """``lend`` gives more of it, or raises Error. Pieces may be given back in any thread."""
+    """``lend`` gives more of it, or raises Error. Pieces may be given back in any thread. Copies are the device's."""
 
-    def __init__(self, lend: Callable[[int], mmap.mmap]) -> None:
-        self._lend = lend
+    def __init__(self, lend: Callable[[int], mmap.mmap], device: torch.device) -> None:
+        self._lend, self._device = lend, device
         self._chunks: list[torch.Tensor] = []
         self._end = 0  # of what of the last chunk was ever taken
         self._free: dict[int, list[Piece]] = collections.defaultdict(list)  # by size
@@ -62,5 +62,7 @@ class LentMemory:
         return self._chunks[piece.chunk][piece.begin : piece.begin + size].view(like.dtype).view(like.shape)
 
     def __del__(self) -> None:
+        if self._chunks:
+            cuda.synchronize(self._device)  # a copy may still be under way
         while self._chunks:
             cuda.unregister_host(self._chunks.pop())
