@@ -22,7 +22,7 @@ def model():
         vocab_size=1024,
         hidden_size=512,
         intermediate_size=2048,
-        num_hidden_layers=6,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=8,
     )
@@ -34,7 +34,7 @@ def planned(model, share, residents):
     request = plan_pb2.PlanRequest(
         machine_name="gh200-96-480",
         batch=1,
-        sequence=128,
+        sequence=16,
         quick=True,
         model=plan.describe(model, model.config),
         streamed_weights=share,
@@ -53,9 +53,9 @@ def test_the_driver_has_given_what_was_planned(gpu_daemon, model, share, residen
         model.named_parameters(),
         endpoint=gpu_daemon.endpoint,
         weights=share if share else "resident",
-        gpu=GpuOptions(stream_slots=SLOTS, resident_buckets=residents, gradient_slots=2, device_slots=8),
+        gpu=GpuOptions(stream_slots=SLOTS, resident_buckets=residents, gradient_slots=2, device_slots=8, cast="fused"),
     )
-    tokens = torch.arange(128).view(1, -1)
+    tokens = torch.arange(16).view(1, -1)
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()
     taken = driver_count("fakeCudaUsedBytes") - before

@@ -3,6 +3,7 @@
 import gc
 import re
 import urllib.request
+import weakref
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.integration.test_torch_streams import (
 )
 from tests.support.daemon_deaths import kill
 from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon, late_gpu, registered  # noqa: F401
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from superoffload.torch import cuda, offload_activations
 from superoffload.torch.gpu import activations
@@ -135,6 +137,7 @@ def test_only_what_does_not_fit_leaves(gpu_daemon, on_the_gpu, monkeypatch):  # 
     assert seen == losses
     optimizer.synchronize()
     same(weights_of(model), weights)
+    offload.close()
     optimizer.close()
 
 
@@ -152,13 +155,14 @@ def test_a_second_backward_pass(gpu_daemon):  # noqa: F811
             expected = gradients
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
     assert offload._gone == BLOCKS * INPUT
+    offload.close()
     optimizer.close()
 
 
 def test_what_stays_and_is_written_is_refused_as_by_torch(gpu_daemon):  # noqa: F811
     model = build(False)
     optimizer = optimizer_of(model, gpu_daemon)
-    offload_activations(model, optimizer, resident_share=0)
+    offload = offload_activations(model, optimizer, resident_share=0)
     hidden = []
     model.norm.register_forward_pre_hook(lambda module, given: hidden.append(given[0]))
     loss = loss_of(model, 0)
@@ -166,7 +170,28 @@ def test_what_stays_and_is_written_is_refused_as_by_torch(gpu_daemon):  # noqa: 
         hidden[0].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+    assert offload._gone > 0
+    offload.close()
     optimizer.close()
+
+
+def test_the_model_keeps_it_and_not_the_optimizer(gpu_daemon):  # noqa: F811
+    model = build(True)
+    optimizer = optimizer_of(model, gpu_daemon)
+    offload = weakref.ref(offload_activations(model, optimizer, resident_share=0))
+    train(model, optimizer, steps=1)
+    assert offload()._gone > 0
+    hooks = len(_global_optimizer_pre_hooks)
+    optimizer.close()
+    kept = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert kept() is None
+    del model
+    gc.collect()
+    assert offload() is None
+    assert len(_global_optimizer_pre_hooks) == hooks - 1
+    assert registered == []
 
 
 def test_without_memory_of_the_daemons_they_stay(fake_gpu, on_the_gpu):  # noqa: F811
@@ -179,6 +204,7 @@ def test_without_memory_of_the_daemons_they_stay(fake_gpu, on_the_gpu):  # noqa:
         with pytest.warns(match="activations stay on the GPU for which.*memory_budget_bytes"):
             assert train(model, optimizer) == losses
         assert left_and_all(offload)[0] == 0
+        offload.close()
         optimizer.close()
     finally:
         small.stop()
@@ -207,6 +233,7 @@ def test_memory_is_the_users_until_the_optimizer_ends(fake_gpu, on_the_gpu):  # 
         assert lent_bytes(kept) == lent
         assert offload._gone == BLOCKS * INPUT
         same(weights_of(model), weights)
+        offload.close()
         optimizer.close()
         assert lent_bytes(kept) == 0
     finally:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 _Result = TypeVar("_Result")
 
@@ -12,6 +13,12 @@ _Result = TypeVar("_Result")
 # would break a compiled step in a dozen places and be compiled piece by piece. torch's own optimizers have the first
 # of the two, which imports torch._dynamo (half a second) when it is called, not before.
 eager = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+
+
+def gone_with(owner: object, handle: RemovableHandle) -> RemovableHandle:
+    """The handle of a hook of all optimizers, say, which is removed with the owner if nobody does that before."""
+    weakref.finalize(owner, handle.remove).atexit = False
+    return handle
 
 
 def weakly(method: Callable[..., _Result], *given: Any, passes: int = 0) -> Callable[..., _Result | None]:

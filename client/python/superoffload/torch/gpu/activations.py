@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import grpc
 import torch
 import torch.utils.checkpoint
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -25,7 +26,7 @@ from superoffload._core.error import Error
 from superoffload.torch import cuda
 from superoffload.torch.gpu.lent_memory import LentMemory, Piece
 from superoffload.torch.gpu.room import GpuRoom
-from superoffload.torch.hooks import weakly
+from superoffload.torch.hooks import gone_with, weakly
 
 _LEAST_BYTES = 64 << 10  # of a tensor that leaves
 _SLACK = 0.02  # of the GPU's memory, left free
@@ -51,7 +52,7 @@ def offload_activations(
         device: the GPU.
         resident_share: of the GPU's memory that may be in use, by everybody, with what stays; 0: everything leaves.
 
-    Until ``close()`` of what is returned, or as long as that lives.
+    Until ``close()`` of what is returned, or as long as the model lives.
     """
     return ActivationOffload(model, optimizer, cuda.resolve(device), resident_share)
 
@@ -97,7 +98,8 @@ class ActivationOffload:
 
     def __init__(self, model: torch.nn.Module, optimizer: Lender, device: torch.device, resident_share: float) -> None:
         self._device, self._share = device, resident_share
-        self._memory = LentMemory(optimizer.lend_memory, device)
+        self._lender = weakref.ref(optimizer)  # the model keeps this
+        self._memory = LentMemory(self._lend, device)
         self._down, self._up = cuda.side_stream(device), cuda.side_stream(device)
         self._contexts: list[Any] = []  # of calls of the model that are under way
         self._left: weakref.WeakValueDictionary[int, _Left] = weakref.WeakValueDictionary()
@@ -112,9 +114,9 @@ class ActivationOffload:
         self._blocking: list[tuple[torch.nn.Module, Any]] = []
         self._checkpointing = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         self._handles = [
-            model.register_forward_pre_hook(weakly(self._enter)),
-            model.register_forward_hook(weakly(self._exit), always_call=True),
-            register_optimizer_step_pre_hook(weakly(self._before_step)),
+            model.register_forward_pre_hook(lambda *_: self._enter()),
+            model.register_forward_hook(lambda *_: self._exit(), always_call=True),
+            gone_with(self, register_optimizer_step_pre_hook(weakly(self._before_step))),
         ]
 
     @property
@@ -167,6 +169,12 @@ class ActivationOffload:
                 self._blocking.append((module, function))
                 plain = functools.partial(torch.utils.checkpoint.checkpoint, **function.keywords)
                 module._gradient_checkpointing_func = plain
+
+    def _lend(self, size: int) -> mmap.mmap:
+        lender = self._lender()
+        if lender is None:
+            raise Error(grpc.StatusCode.FAILED_PRECONDITION, "the optimizer whose daemon lends memory is gone")
+        return lender.lend_memory(size)
 
     # What autograd saves.
 

@@ -20,7 +20,7 @@ from superoffload.torch.gpu.frozen_values import FrozenValues
 from superoffload.torch.gpu.state_dicts import StateDicts
 from superoffload.torch.gpu.staying import Staying
 from superoffload.torch.gpu.streams import Streams
-from superoffload.torch.hooks import weakly
+from superoffload.torch.hooks import gone_with, weakly
 from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
 
@@ -81,7 +81,7 @@ class FrozenBlocks:
             self, parameters, units, forward.call_around, otherwise="close() what stream_frozen() has returned"
         )
         self._staying = Staying(self._source, self._source.streamed, device, resident_share)
-        on_step = register_optimizer_step_post_hook(weakly(self._after_step))
+        on_step = gone_with(self, register_optimizer_step_post_hook(weakly(self._after_step)))
         self._handles = [*forward.hook(self, outputs=True), on_step]
         streaming = {id(parameter.tensor) for parameter in parameters}
         for module in model.modules():

@@ -2,6 +2,7 @@
 
 import collections
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -62,6 +63,8 @@ class LentMemory:
         return self._chunks[piece.chunk][piece.begin : piece.begin + size].view(like.dtype).view(like.shape)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         if self._chunks:
             cuda.synchronize(self._device)  # a copy may still be under way
         while self._chunks:
