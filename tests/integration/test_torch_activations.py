@@ -20,11 +20,20 @@ from tests.integration.test_torch_streams import (
     weights_of,
 )
 from tests.support.daemon_deaths import kill
-from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon, late_gpu, registered  # noqa: F401
+from tests.support.fake_torch_gpu import (  # noqa: F401
+    driver_count,
+    fake_gpu,
+    gpu_daemon,
+    late_gpu,
+    nothing_stays,
+    registered,
+)
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from superoffload.torch import cuda, offload_activations
 from superoffload.torch.gpu import activations
+
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 INPUT = 4 * 8 * 32 * 2  # bytes of a block's
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 from tests.integration.test_torch_staying import SLOT
 from tests.integration.test_torch_streams import BLOCKS, WIDTH, Model, evaluate, loss_of, same, train_unseen, weights_of
-from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon, late_gpu  # noqa: F401
+from tests.support.fake_torch_gpu import driver_count, fake_gpu, gpu_daemon, late_gpu, nothing_stays  # noqa: F401
 
 import superoffload.torch
 from superoffload.torch import cuda, stream_frozen
+
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 
 class Adapter(torch.nn.Module):

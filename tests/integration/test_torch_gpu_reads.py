@@ -1,9 +1,11 @@
 """Code that reads parameters on a GPU between step() and the next forward pass sees the host's bits."""
 
 import copy
+import gc
 
 import pytest
 import torch
+from tests.integration import test_torch_streams
 from tests.integration.test_torch_gpu_graphs import STEPS, build, data, late_copies, loss_of, optimizer_of  # noqa: F401
 from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon  # noqa: F401
 from tests.support.loops import recorded, told
@@ -218,3 +220,20 @@ def test_an_evaluation_in_inference_mode_leaves_nothing(gpu_daemon):
         optimizer.zero_grad()  # asks torch's profiler, which would find a mode that is not there
     optimizer.close()
     assert _python_dispatch._get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_looks_at_operations_goes_with_its_optimizer(gpu_daemon, first):  # noqa: F811
+    """Whichever of two that nobody closes goes first: torch ends such modes in the reverse order of their beginning."""
+    before = _python_dispatch._get_current_dispatch_mode_stack()
+    kept = []
+    for _ in range(2):
+        model = test_torch_streams.build()
+        kept.append((model, test_torch_streams.optimizer_of(model, gpu_daemon, 2)))
+        test_torch_streams.train(*kept[-1], steps=1)
+    assert len(_python_dispatch._get_current_dispatch_mode_stack()) > len(before)
+    del model
+    for index in (first, 0):  # then the one that is left
+        del kept[index]
+        gc.collect()
+    assert _python_dispatch._get_current_dispatch_mode_stack() == before

@@ -7,6 +7,7 @@ too. Everything but superoffload.torch.cuda, whose functions ask torch's CUDA su
 
 import contextlib
 import ctypes
+import gc
 from collections.abc import Callable
 
 import grpc
@@ -134,6 +135,13 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def fake_gpu(monkeypatch):
     """Returns a list of the tensors that the adapter has asked to be kept for the pack stream."""
     return install(monkeypatch)
+
+
+@pytest.fixture
+def nothing_stays(fake_gpu):
+    """What a test's model keeps, and hooks of all optimizers with it, is gone before the next test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

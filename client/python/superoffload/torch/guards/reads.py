@@ -30,6 +30,7 @@ class _Mode(_python_dispatch.TorchDispatchMode):
         self.looks_at: Callable[[torch.Tensor], bool | None] | None = looks_at
         self.thread = threading.get_ident()  # autograd's threads have it on their stacks as well
         self.inference = torch.is_inference_mode_enabled()  # whose end restores what of the stack torch keeps elsewhere
+        self.orphaned = False  # its watch has gone while another mode was above it
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -50,12 +51,18 @@ def _pop(mode: _Mode) -> bool:
     Under another mode it cannot, nor inside of an inference mode that began later. It does nothing until it can.
     """
     mode.looks_at = None
-    if torch.is_inference_mode_enabled() != mode.inference:
-        return False
-    if _python_dispatch._get_current_dispatch_mode() is not mode or mode.thread != threading.get_ident():
-        return False
-    mode.__exit__(None, None, None)
-    return True
+    popped = _python_dispatch._get_current_dispatch_mode() is mode and _may_pop(mode)
+    if popped:
+        mode.__exit__(None, None, None)
+    while isinstance(below := _python_dispatch._get_current_dispatch_mode(), _Mode) and below.orphaned:
+        if not _may_pop(below):
+            break
+        below.__exit__(None, None, None)
+    return popped
+
+
+def _may_pop(mode: _Mode) -> bool:
+    return torch.is_inference_mode_enabled() == mode.inference and mode.thread == threading.get_ident()
 
 
 class _Watch(abc.ABC):
@@ -83,6 +90,8 @@ class _Watch(abc.ABC):
 
     def __del__(self) -> None:
         self.end()
+        if self._mode is not None:
+            self._mode.orphaned = True
 
     def _look_at(self, tensor: torch.Tensor) -> bool:
         """Whether nothing more of the operation is of interest."""
