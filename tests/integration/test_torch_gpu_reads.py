@@ -237,3 +237,16 @@ def test_what_looks_at_operations_goes_with_its_optimizer(gpu_daemon, first):  #
         del kept[index]
         gc.collect()
     assert _python_dispatch._get_current_dispatch_mode_stack() == before
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_modes_do_not_add_up(gpu_daemon, reentrant):  # noqa: F811
+    """A backward pass restores the stack that it began with, also what was taken away inside of it."""
+    before = _python_dispatch._get_current_dispatch_mode_stack()
+    model = test_torch_streams.build(reentrant)
+    optimizer = test_torch_streams.optimizer_of(model, gpu_daemon, 2)
+    for _ in range(3):
+        test_torch_streams.train(model, optimizer, steps=4)
+        assert len(_python_dispatch._get_current_dispatch_mode_stack()) <= len(before) + 2
+    optimizer.close()
+    assert _python_dispatch._get_current_dispatch_mode_stack() == before

@@ -18,6 +18,7 @@ from tests.support.late_torch import DRIVER
 
 import superoffload.torch
 from superoffload.torch import cuda
+from superoffload.torch.guards.reads import drop_orphans
 
 _STREAMS = {
     name: getattr(cuda, name)
@@ -139,9 +140,10 @@ def fake_gpu(monkeypatch):
 
 @pytest.fixture
 def nothing_stays(fake_gpu):
-    """What a test's model keeps, and hooks of all optimizers with it, is gone before the next test."""
+    """What a test's model keeps, and hooks and modes of all optimizers with it, is gone before the next test."""
     yield
     gc.collect()
+    drop_orphans()
 
 
 @pytest.fixture

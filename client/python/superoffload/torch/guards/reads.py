@@ -48,21 +48,32 @@ class _Mode(_python_dispatch.TorchDispatchMode):
 def _pop(mode: _Mode) -> bool:
     """Whether it could be taken away from this thread.
 
-    Under another mode it cannot, nor inside of an inference mode that began later. It does nothing until it can.
+    Under another mode it cannot, nor inside of an inference mode that began later or of a backward pass, whose ends
+    restore the stack. It does nothing until it can.
     """
     mode.looks_at = None
     popped = _python_dispatch._get_current_dispatch_mode() is mode and _may_pop(mode)
     if popped:
         mode.__exit__(None, None, None)
-    while isinstance(below := _python_dispatch._get_current_dispatch_mode(), _Mode) and below.orphaned:
-        if not _may_pop(below):
-            break
-        below.__exit__(None, None, None)
+    drop_orphans()
     return popped
 
 
+def drop_orphans() -> None:
+    """Ends modes whose watch has gone, as far as none is above them."""
+    while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), _Mode) and mode.orphaned:
+        if not _may_pop(mode):
+            break
+        mode.__exit__(None, None, None)
+
+
 def _may_pop(mode: _Mode) -> bool:
-    return torch.is_inference_mode_enabled() == mode.inference and mode.thread == threading.get_ident()
+    here = mode.thread == threading.get_ident() and not _in_backward()
+    return here and torch.is_inference_mode_enabled() == mode.inference
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 class _Watch(abc.ABC):
@@ -80,7 +91,7 @@ class _Watch(abc.ABC):
         self.end()
         if not self._ranges or self._mode is not None:
             return
-        if isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None):
+        if isinstance(_python_dispatch._get_current_dispatch_mode(), _Mode | None) and not _in_backward():
             self._mode = _Mode(weakly(self._look_at, passes=1))
             self._mode.__enter__()
 
