@@ -30,8 +30,9 @@ struct PackTable {
   uint32_t count;                // of tensors; 0: nothing is read
 };
 
-// Packs the tensors of a bucket into a slot, casting on the way; gaps become zeros. Any number of blocks gives the same
-// bits. dtypes are the kernel's.
+// Packs the tensors of a bucket into a slot, casting on the way; gaps are filled. Or adds them to what the slot
+// holds, in fp32, rounded to the slot's dtype as torch's in-place addition rounds; then gaps stay as they are. Any
+// number of blocks gives the same bits. dtypes are the kernel's.
 struct PackArguments {
   PackTable table;
   DType dtype;           // of the tensors
@@ -39,6 +40,8 @@ struct PackArguments {
   uint64_t elements;     // of the bucket
   double* chunk_sums;    // per chunk: SumOfSquares of elements.h of the slot, the same bits; not finite when a gradient
                          // is not
+  bool adds = false;     // else the slot is written only
+  float gap = 0;         // what gaps become then; -0, to which anything can be added
 };
 
 // name, dtype of the tensors, dtype of the slot; by the numbers of DType.

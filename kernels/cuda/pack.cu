@@ -75,6 +75,15 @@ __device__ Vector<kTo> Cast(const Vector<kFrom>& from) {
   }
 }
 
+// The sum in fp32, rounded.
+template <DType kTo, DType kFrom>
+__device__ Vector<kTo> Plus(const Vector<kTo>& held, const Vector<kFrom>& more) {
+  Vector<kTo> sum;
+  SUPEROFFLOAD_UNROLL
+  for (unsigned i = 0; i < kVector; ++i) sum.Set(i, held.Get(i) + more.Get(i));
+  return sum;
+}
+
 // What the slot holds of a gradient: what is summed.
 template <DType kTo>
 __device__ float Stored(float value) {
@@ -113,7 +122,11 @@ __device__ void PackElements(const PackArguments& a, const BlockTensors& tensors
     PackedTensor tensor{};
     if (found < tensors.count) tensor = tensors.At(found);
     const bool gap = found == tensors.count || i < tensor.first;
-    const float value = gap ? 0 : LoadElement({tensor.data, kFrom}, i - tensor.first);
+    float value = gap ? a.gap : LoadElement({tensor.data, kFrom}, i - tensor.first);
+    if (a.adds) {
+      const float held = LoadElement({a.slot.data, kTo}, i);
+      value = gap ? held : held + value;
+    }
     StoreElement({a.slot.data, kTo}, i, value);
     StoreElement({tile, kKept<kTo>}, j, Stored<kTo>(value));
   }
@@ -209,7 +222,7 @@ __device__ void PackChunks(const PackArguments& a, uint64_t first_chunk, uint64_
       SUPEROFFLOAD_UNROLL
       for (unsigned v = 0; v < kVectorsPerThread; ++v) {
         const unsigned place = v * kRowThreads + threadIdx.x % kRowThreads;
-        const Vector<kTo> stored = Cast<kTo>(vectors[v]);
+        const Vector<kTo> stored = a.adds ? Plus(to[place], vectors[v]) : Cast<kTo>(vectors[v]);
         to[place] = stored;
         reinterpret_cast<Vector<kHeld>*>(tile)[place] = Cast<kHeld>(stored);
       }

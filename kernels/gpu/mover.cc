@@ -146,6 +146,14 @@ CudaStatus Mover::IssueDown(uint32_t bucket, uint32_t slot, uint32_t host_slot, 
                         "copying sums from the GPU");
 }
 
+CudaStatus Mover::CopyToSlot(uint32_t bucket, uint32_t host_slot, uint32_t slot, CudaStream stream) {
+  const MovedBucket& moved = memory_.buckets[bucket];
+  return driver_.Status(
+      driver_.MemcpyHtoDAsync(gpu_ + memory_.slots.slot_offset(slot),
+                              memory_.gradients.data() + moved.GradientOffset(host_slot), moved.gradient_bytes, stream),
+      "copying a gradient to the GPU");
+}
+
 double Mover::SumOf(uint32_t bucket, uint32_t slot) const {
   return SumOfChunks({SumsOf(slot), memory_.buckets[bucket].chunks});
 }

@@ -110,6 +110,9 @@ class Mover {
   // done what it was given before. An error: it will not run. One thread at a time; the device must be current.
   CudaStatus CopyDown(uint32_t bucket, uint32_t slot, uint32_t host_slot, What what, Arrived arrived);
 
+  // Host gradients -> device slot, on `stream`: what more is to be added to. The device must be current.
+  CudaStatus CopyToSlot(uint32_t bucket, uint32_t host_slot, uint32_t slot, CudaStream stream);
+
   // At once, without telling anybody: for measuring. The device must be current.
   CudaStatus CopyDownAndWait(uint32_t bucket, uint32_t slot, uint32_t host_slot, What what = What::kGradientAndSums);
   CudaStatus CopyUpAndWait(uint32_t bucket);

@@ -53,14 +53,16 @@ using ResidentCode = void (*)(ResidentArguments);
 void PackAlone(const PackArguments& a) {
   const size_t width = kernels::DTypeBytes(a.slot.dtype);
   auto* const slot = static_cast<std::byte*>(a.slot.data);
-  std::memset(slot, 0, a.elements * width);
+  for (uint64_t i = 0; !a.adds && i < a.elements; ++i) kernels::StoreElement(a.slot, i, a.gap);
   for (const PackedTensor& tensor : std::span(a.table.tensors, a.table.count)) {
-    if (a.dtype == a.slot.dtype) {
+    if (a.dtype == a.slot.dtype && !a.adds) {
       std::memcpy(slot + tensor.first * width, tensor.data, tensor.elements * width);
       continue;
     }
     for (uint64_t i = 0; i < tensor.elements; ++i) {
-      kernels::StoreElement(a.slot, tensor.first + i, kernels::LoadElement({tensor.data, a.dtype}, i));
+      const float value = kernels::LoadElement({tensor.data, a.dtype}, i);
+      const uint64_t place = tensor.first + i;
+      kernels::StoreElement(a.slot, place, a.adds ? kernels::LoadElement({slot, a.slot.dtype}, place) + value : value);
     }
   }
   for (uint64_t first = 0; first < a.elements; first += kernels::kChunkElements) {

@@ -49,14 +49,23 @@ class PackedBucket {
     const std::byte* const begin = data_.back().data() + shift;
     tensors_.push_back({begin, first, n});
     for (uint64_t i = 0; i < n; ++i) {
-      StoreElement({&expected[first + i], kernel_.to}, 0, LoadElement({begin, kernel_.from}, i));
+      const float value = LoadElement({begin, kernel_.from}, i);
+      const float held = held_.empty() ? 0 : LoadElement({held_.data(), kernel_.to}, first + i);
+      StoreElement({&expected[first + i], kernel_.to}, 0, held_.empty() ? value : held + value);
       expected[first + i] = LoadElement({&expected[first + i], kernel_.to}, 0);
     }
+  }
+
+  // What comes is added to that from now on.
+  void Hold(std::mt19937& random) {
+    held_ = test::RandomElements(elements_, kernel_.to, kLowest, random);
+    for (uint64_t i = 0; i < elements_; ++i) expected[i] = LoadElement({held_.data(), kernel_.to}, i);
   }
 
   void ExpectPacked(unsigned blocks = 1) {
     const size_t chunks = (elements_ + kChunkElements - 1) / kChunkElements;
     std::vector<std::byte> slot(elements_ * DTypeBytes(kernel_.to), std::byte{0xff});
+    if (!held_.empty()) slot = held_;
     std::vector<double> sums(chunks, -1);
     std::vector<uint32_t> begins(chunks + 1);
     IndexChunks(tensors_, elements_, begins.data());
@@ -65,7 +74,8 @@ class PackedBucket {
                              kernel_.from,
                              {slot.data(), kernel_.to},
                              elements_,
-                             sums.data()});
+                             sums.data(),
+                             !held_.empty()});
     for (uint64_t i = 0; i < elements_; ++i) {
       const float actual = LoadElement({slot.data(), kernel_.to}, i);
       ASSERT_EQ(std::memcmp(&actual, &expected[i], sizeof(float)), 0) << "element " << i;
@@ -81,6 +91,7 @@ class PackedBucket {
   const PackKernel kernel_;
   const uint64_t elements_;
   std::vector<std::vector<std::byte>> data_;
+  std::vector<std::byte> held_;
   std::vector<PackedTensor> tensors_;
 
  public:
@@ -109,6 +120,17 @@ TEST(CudaPackTest, TensorsThatAreNotAlignedAreCopiedElementByElement) {
     bucket.Add(8, 30000, random);  // where it begins no tile does
     bucket.Add(30016, 30001, random, DTypeBytes(kernel.from));
     bucket.ExpectPacked();
+  }
+}
+
+TEST(CudaPackTest, AddsToWhatTheSlotHolds) {
+  std::mt19937 random(11);
+  for (const PackKernel& kernel : kPack) {
+    PackedBucket bucket(kernel, 2 * kChunkElements + 12345);
+    bucket.Hold(random);
+    bucket.Add(0, kChunkElements + 4096, random);
+    bucket.Add(kChunkElements + 4160, 999, random, DTypeBytes(kernel.from));  // between gaps
+    bucket.ExpectPacked(2);
   }
 }
 
