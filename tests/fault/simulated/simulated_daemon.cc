@@ -94,15 +94,16 @@ void SimulatedDaemon::TryAttach(const Wish& wish) {
   }
   ground_.log.Add("daemon", wish.push ? "pushes" : "pulls", wish.rings->epoch());
   const auto filled = [this, wish] { After([this, wish] { Admit(wish); }); };
-  if (wish.push) return Push(*wish.push, filled);
+  if (wish.push) return Push(wish, filled);
   if (absl::Status status = machine_->Pull(filled); !status.ok()) Fail("pulling: ", status.message());
 }
 
-// A trainer fills the memory once it is attached, which settles.
-void SimulatedDaemon::Push(const std::vector<std::byte>& parameters, std::function<void()> done) {
-  const auto fill = [this, parameters, done = std::move(done)] {
-    After([this, parameters, done] {
-      ground_.published() = parameters;
+// A trainer fills the memory once it is attached, which settles; unless it has died before.
+void SimulatedDaemon::Push(const Wish& wish, std::function<void()> done) {
+  const auto fill = [this, wish, done = std::move(done)] {
+    After([this, wish, done] {
+      if (wanted_ != wish.rings) return;
+      ground_.published() = *wish.push;
       if (absl::Status status = machine_->Push(done); !status.ok()) Fail("pushing: ", status.message());
     });
   };

@@ -87,7 +87,7 @@ class SimulatedDaemon final : public engine::StepObserver {
   void TryAttach(const Wish& wish);
   void Agree(const Wish& wish);
   void Load(const Wish& wish, uint32_t bucket);
-  void Push(const std::vector<std::byte>& parameters, std::function<void()> done);
+  void Push(const Wish& wish, std::function<void()> done);
   void Admit(const Wish& wish);
   void TakeSubmission(const std::shared_ptr<SimulatedRings>& rings);
   void TrySettle(std::function<void()> settled);
