@@ -49,6 +49,7 @@ struct GpuCase {
   uint32_t logged = 1000;  // buckets
   bool in_place = false;
   uint32_t stream_slots = 0;
+  bool in_passes = false;
 };
 
 // Grows, stays, takes in everything and goes back to nothing.
@@ -199,6 +200,31 @@ const GpuCase kCases[] = {
      .dtypes = kBFloat16,
      .machine = "gh200",
      .stream_slots = 8},
+    {.name = "TrainerPasses",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kFloat32Gradients,
+     .in_passes = true},
+    {.name = "TrainerPassesSlowDownOneSlot",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .slow = "DtoH=1000",
+     .gradient_slots = 1,
+     .in_passes = true},
+    {.name = "TrainerPassesResidentLog",
+     .mover = SUPEROFFLOAD_MOVER_TRAINER,
+     .speculation = v1::SPECULATION_ALWAYS,
+     .dtypes = kBFloat16,
+     .residents = ChangingResidents,
+     .log_slots = 3,
+     .in_passes = true},
+    {.name = "DirectCoherentPasses",
+     .mover = SUPEROFFLOAD_MOVER_DIRECT,
+     .speculation = v1::SPECULATION_ADAPTIVE,
+     .dtypes = kFloat16,
+     .machine = "gh200",
+     .in_passes = true},
 };
 
 void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
@@ -234,8 +260,9 @@ TEST_P(GpuExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   }
   {
     const std::unique_ptr<GpuTrainer> trainer =
-        c.stream_slots > 0 ? std::make_unique<StreamingTrainer>(client_.get(), attachment_.get(), seed)
-                           : std::make_unique<GpuTrainer>(client_.get(), attachment_.get(), c.residents);
+        c.in_passes          ? std::make_unique<PassesTrainer>(client_.get(), attachment_.get(), c.residents, seed)
+        : c.stream_slots > 0 ? std::make_unique<StreamingTrainer>(client_.get(), attachment_.get(), seed)
+                             : std::make_unique<GpuTrainer>(client_.get(), attachment_.get(), c.residents);
     test::ExactTraining(trainer.get(), SpecOf(c.dtypes, c.stream_slots), c.dtypes, seed).Train(kSteps);
   }
   attachment_.reset();

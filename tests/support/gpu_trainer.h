@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/gpu/cuda_device.h"
@@ -134,17 +137,17 @@ class GpuTrainer : public test::ExactTrainer {
     return attachment_.BeginStep(gradient_scale);
   }
 
+  absl::Status GradientReady(size_t parameter) override { return HandOver(parameter, *gradients_[parameter], {}); }
+
   // Backward: the gradient appears some time later, every other one on a stream that has more to do before.
-  absl::Status GradientReady(size_t parameter) override {
+  absl::Status HandOver(size_t parameter, Tensor& gradient, superoffload_gradients source) {
     const bool busy = parameter % 2 == 1;
     const kernels::CudaStream stream = (busy ? busy_stream_ : stream_).get();
     for (int i = 0; i < (busy ? 4 : 0); ++i) {
       Tensor::Require(driver().MemcpyDtoHAsync(work_->host(), work_->device(), work_->bytes(), stream));
     }
-    Tensor& gradient = *gradients_[parameter];
     Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
     const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
-    superoffload_gradients source{};
     source.on_gpu = 1;
     source.stream = reinterpret_cast<uint64_t>(stream);
     source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
@@ -197,6 +200,79 @@ class GpuTrainer : public test::ExactTrainer {
 };
 
 inline uint32_t NoResidents(int) { return 0; }
+
+// Whose gradients come in several passes: each element in one of them, which others leave as it is.
+class PassesTrainer : public GpuTrainer {
+ public:
+  PassesTrainer(Client* client, Attachment* attachment, std::function<uint32_t(int)> residents, uint64_t seed)
+      : GpuTrainer(client, attachment, std::move(residents)), random_(seed) {
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      for (auto& pass : passes_) pass.push_back(std::make_unique<Tensor>(device_, gradients_[i]->bytes()));
+    }
+  }
+
+  absl::Status GradientReady(size_t parameter) override {
+    ready_.push_back(parameter);
+    return absl::OkStatus();
+  }
+
+  absl::Status EndStep(double gradient_scale, double max_grad_norm) override {
+    const std::vector<size_t> ready = std::exchange(ready_, {});
+    std::vector<std::vector<bool>> comes(ready.size(), std::vector<bool>(kPasses));
+    for (size_t i = 0; i < ready.size(); ++i) {
+      for (size_t pass = 0; pass < kPasses; ++pass) comes[i][pass] = random_() % 4 > 0;
+      comes[i][random_() % kPasses] = true;
+      Divide(ready[i], comes[i]);
+    }
+    for (size_t pass = 0; pass < kPasses; ++pass) {
+      for (size_t i = 0; i < ready.size(); ++i) {
+        if (absl::Status status = Bring(ready[i], pass, comes[i][pass]); !status.ok()) return status;
+      }
+    }
+    return GpuTrainer::EndStep(gradient_scale, max_grad_norm);
+  }
+
+ private:
+  static constexpr size_t kPasses = 3;
+
+  void Divide(size_t parameter, const std::vector<bool>& comes) {
+    Tensor& whole = *gradients_[parameter];
+    const size_t width = whole.bytes() / elements_[parameter];
+    for (size_t pass = 0; pass < kPasses; ++pass) {
+      std::byte* const part = passes_[pass][parameter]->host();
+      std::fill_n(part, whole.bytes(), std::byte{});
+      for (size_t i = 0; i < elements_[parameter]; ++i) part[(i + 1) * width - 1] = std::byte{0x80};  // -0
+    }
+    for (size_t i = 0; i < elements_[parameter]; ++i) {
+      size_t pass = random_() % kPasses;
+      while (!comes[pass]) pass = (pass + 1) % kPasses;
+      std::memcpy(passes_[pass][parameter]->host() + i * width, whole.host() + i * width, width);
+    }
+  }
+
+  absl::Status Bring(size_t parameter, size_t pass, bool comes) {
+    const bool last = pass + 1 == kPasses;
+    superoffload_gradients source{};
+    source.more_follow = last ? 0 : 1;
+    if (comes) return HandOver(parameter, *passes_[pass][parameter], source);
+    return last ? BringNothing(parameter) : absl::OkStatus();
+  }
+
+  absl::Status BringNothing(size_t parameter) {
+    superoffload_gradients source{};
+    source.on_gpu = 1;
+    source.stream = stream();
+    source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
+    const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
+    const superoffload_piece nothing{0, 0, elements_[parameter], static_cast<uint32_t>(parameter),
+                                     static_cast<uint32_t>(of.gradient_dtype())};
+    return attachment_.HandOver({&nothing, 1}, source);
+  }
+
+  std::mt19937 random_;
+  std::array<std::vector<std::unique_ptr<Tensor>>, kPasses> passes_;
+  std::vector<size_t> ready_;
+};
 
 class GpuTest : public ::testing::Test {
  protected:

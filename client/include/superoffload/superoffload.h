@@ -220,7 +220,11 @@ typedef struct superoffload_gradients {
   /* Filled in, where not NULL: parameters whose gradients have left altogether with this call; room for all. */
   uint32_t* left;
   uint32_t left_count;
-  uint32_t reserved;
+  /* 1: of a pass after which more come in the same step; on a GPU, and they stay. They are added up in the daemon's
+   * memory, in the order in which they come: in fp32, rounded to the parameter's gradient_dtype. A bucket's leave once
+   * all of them have come, or some come again. In the last pass each parameter comes without this; with NULL for data
+   * if it has none, but had in passes before. A daemon's death loses the step. `left` has room for twice all. */
+  uint32_t more_follow;
 } superoffload_gradients;
 
 /* Gradients of the open step that are complete; none at all, to open it only. A bucket is submitted with the last piece

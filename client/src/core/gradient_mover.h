@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "client/src/status.h"
 #include "kernels/base/dtype.h"
@@ -23,7 +24,7 @@ struct GradientPiece {
   uint32_t parameter = 0;
   uint64_t first = 0;
   uint64_t elements = 0;
-  const void* data = nullptr;  // on a GPU: a device pointer
+  const void* data = nullptr;  // on a GPU: a device pointer; null: nothing, but in passes before
   kernels::DType dtype{};
 };
 
@@ -50,10 +51,18 @@ class GradientMover {
   virtual Status Take(std::span<const GradientPiece> pieces, const GradientSource& source, uint32_t slot,
                       std::span<uint64_t> digests) = 0;
 
+  // The same of a pass after which more come in the same step: added to what those before have brought, once it is all
+  // of a bucket, or some of it comes again. `left` is appended each parameter of whose piece nothing is needed any
+  // more. UNIMPLEMENTED: from the host.
+  virtual Status AddUp(std::span<const GradientPiece>, const GradientSource&, std::vector<uint32_t>*) {
+    return Error(Code::kUnimplemented, "gradients of several passes are added up from a GPU only");
+  }
+
   // Where a piece lies that was taken of the step that fills `slot`; null: nobody can tell, or read it.
   virtual const void* Where(const GradientPiece& piece, const GradientSource& source, uint32_t slot) const = 0;
 
-  // All pieces of a bucket have been taken, but those of parameters without a gradient. `entry` is its GRADIENT_READY.
+  // All pieces of a bucket have been taken, for the last time, but those of parameters without a gradient. `entry` is
+  // its GRADIENT_READY.
   virtual Status Submit(const superoffload_ring_entry& entry) = 0;
 
   // The step's end comes after what `stream` has been given so far.

@@ -55,6 +55,8 @@ class OpenStep {
   std::span<const uint64_t> arrived() const { return arrived_; }  // elements of each parameter
   bool is_absent(uint32_t parameter) const { return absent_[parameter]; }
 
+  // Passes before the last have left what nobody else knows.
+  bool has_sums = false;
   // BEGIN_STEP has been submitted, with this scale.
   std::optional<double> begun;
   // How it has been asked to end; a prepared step is ended later.

@@ -16,11 +16,11 @@ namespace {
 
 Status NullArgument() { return Error(Code::kInvalidArgument, "NULL argument"); }
 
-Status ToPieces(std::span<const superoffload_piece> given, std::vector<GradientPiece>* pieces) {
+Status ToPieces(std::span<const superoffload_piece> given, bool may_be_null, std::vector<GradientPiece>* pieces) {
   for (const superoffload_piece& piece : given) {
     kernels::DType dtype{};
     if (!ToDType(piece.dtype, &dtype)) return Error(Code::kInvalidArgument, "unknown dtype ", piece.dtype);
-    if (piece.data == 0 && piece.elements > 0) return NullArgument();
+    if (piece.data == 0 && piece.elements > 0 && !may_be_null) return NullArgument();
     pieces->push_back({piece.parameter, piece.first, piece.elements, reinterpret_cast<const void*>(piece.data), dtype});
   }
   return {};
@@ -125,7 +125,8 @@ int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients) {
     }
     const uint32_t count = gradients->piece_count;
     std::vector<GradientPiece> pieces;
-    if (Status status = superoffload::client::ToPieces({gradients->pieces, count}, &pieces); !status.ok()) {
+    if (Status status = superoffload::client::ToPieces({gradients->pieces, count}, gradients->on_gpu != 0, &pieces);
+        !status.ok()) {
       return status;
     }
     Gradients given{.pieces = pieces,
@@ -136,7 +137,12 @@ int superoffload_hand_over(int64_t trainer, superoffload_gradients* gradients) {
     if (Status status = superoffload::client::ToSource(*gradients, &given.source); !status.ok()) return status;
     if (gradients->gradient_scale != 0) given.begins_with = gradients->gradient_scale;
     std::vector<uint32_t> left;
-    Status status = impl.HandOver(given, gradients->left == nullptr ? nullptr : &left);
+    if (gradients->more_follow > 1 || (gradients->more_follow == 1 && (given.begins_with || !given.absent.empty()))) {
+      return Error(Code::kInvalidArgument,
+                   "gradients of a pass that more follow come alone, and more_follow is 0 or 1");
+    }
+    Status status = gradients->more_follow == 1 ? impl.AddUp(given, &left)
+                                                : impl.HandOver(given, gradients->left == nullptr ? nullptr : &left);
     if (gradients->left != nullptr) std::ranges::copy(left, gradients->left);
     gradients->left_count = static_cast<uint32_t>(left.size());
     return status;
@@ -147,7 +153,8 @@ int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, 
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (index == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
     std::vector<GradientPiece> all;
-    if (Status status = superoffload::client::ToPieces({pieces, count}, &all); !status.ok()) return status;
+    if (Status status = superoffload::client::ToPieces({pieces, count}, /*may_be_null=*/false, &all); !status.ok())
+      return status;
     size_t found = count;
     Status status = impl.FindEdited(all, &found);
     *index = static_cast<uint32_t>(found);

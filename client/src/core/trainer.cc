@@ -92,6 +92,7 @@ Status Trainer::Use(StepPlane* plane, uint32_t next_slot, uint64_t committed_ste
 
 Trainer::Resumed Trainer::WhatBecomes(bool committed, uint32_t former_slot) const {
   if (committed) return Resumed::kCommitted;
+  if (step_.has_sums) return Resumed::kLost;
   const bool there = std::ranges::all_of(step_.handed(), [&](const OpenStep::Handed& handed) {
     return handed.absent || mover_->Where(handed.piece, handed.source, former_slot) != nullptr;
   });
@@ -193,6 +194,18 @@ Status Trainer::HandOver(const Gradients& gradients, std::vector<uint32_t>* left
   }
   GoesOn(TakeAll(gradients.pieces, gradients.source, gradients.digests, left), &result);
   return result;
+}
+
+Status Trainer::AddUp(const Gradients& gradients, std::vector<uint32_t>* left) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = CheckTaking(); !status.ok()) return status;
+  if (Status status = mover_->Check(gradients.source); !status.ok()) return status;
+  for (const GradientPiece& piece : gradients.pieces) {
+    if (Status status = step_.Check(piece); !status.ok()) return status;
+  }
+  step_.has_sums = true;
+  if (Status status = BeginStep(expected_scale_); !status.ok()) return status;
+  return Deliver([&] { return mover_->AddUp(gradients.pieces, gradients.source, left); });
 }
 
 // Even of a daemon that has died: the memory of the pieces is the caller's soon.

@@ -79,6 +79,10 @@ class Trainer {
   // left.
   Status HandOver(const Gradients& gradients, std::vector<uint32_t>* left = nullptr);
 
+  // Of a pass after which more come in the same step, see GradientMover::AddUp. All come for the last time by HandOver:
+  // pieces without data are those of which nothing more has come.
+  Status AddUp(const Gradients& gradients, std::vector<uint32_t>* left);
+
   Status MeasureNorm(double gradient_scale);
   Status End(const StepEnd& end);
 

@@ -65,8 +65,72 @@ Status GpuGradients::Take(std::span<const GradientPiece> pieces, const GradientS
   return source.stays == GradientSource::Stays::kNot ? plane_.PackAfter(ToStream(*source.stream)) : Status{};
 }
 
+Status GpuGradients::AddUp(std::span<const GradientPiece> pieces, const GradientSource& source,
+                           std::vector<uint32_t>* left) {
+  if (source.stays == GradientSource::Stays::kNot) {
+    return Error(Code::kUnimplemented,
+                 "gradients of several passes are added up where they stay until they were packed");
+  }
+  for (const GradientPiece& piece : pieces) {
+    if (piece.data == nullptr) return Error(Code::kInvalidArgument, "a pass that more follow brings gradients only");
+    std::vector<uint32_t> again, complete;
+    layout_.ForEachPart(piece.parameter, piece.first, piece.elements, [&](uint32_t bucket, const BucketPart& part) {
+      if (sums_[bucket].pass.contains(part.place)) again.push_back(bucket);
+    });
+    for (const uint32_t bucket : again) {
+      if (Status status = PackPass(bucket, left); !status.ok()) return status;
+    }
+    const auto data = reinterpret_cast<CudaPointer>(piece.data);
+    layout_.ForEachPart(piece.parameter, piece.first, piece.elements, [&](uint32_t bucket, const BucketPart& part) {
+      const uint64_t skipped = (part.first - piece.first) * kernels::DTypeBytes(piece.dtype);
+      Sum& sum = sums_[bucket];
+      sum.pass[part.place] = {{data + skipped, part.place, part.elements}, piece.dtype, ToStream(*source.stream)};
+      sum.elements += part.elements;
+      if (sum.elements == layout_.elements(bucket)) complete.push_back(bucket);
+    });
+    for (const uint32_t bucket : complete) {
+      if (Status status = PackPass(bucket, left); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+// Whatever has come of it.
+Status GpuGradients::PackPass(uint32_t bucket, std::vector<uint32_t>* left) {
+  Sum& sum = sums_[bucket];
+  const std::map<uint64_t, Tensor> pass = std::exchange(sum.pass, {});
+  sum.elements = 0;
+  std::vector<Tensor> tensors;
+  for (const auto& [place, tensor] : pass) tensors.push_back(tensor);
+  superoffload_ring_entry nobody{};
+  nobody.index = bucket;
+  if (Status status = Pack(nobody, std::move(tensors), {.adds = sum.begun, .last = false}); !status.ok()) return status;
+  sum.begun = true;
+  for (const BucketPart& part : layout_.parts(bucket)) {
+    if (pass.contains(part.place) && !IsInPass(part.parameter)) left->push_back(part.parameter);
+  }
+  return {};
+}
+
+bool GpuGradients::IsInPass(uint32_t parameter) const {
+  bool found = false;
+  const uint64_t elements = layout_.parameter(parameter).elements;
+  layout_.ForEachPart(parameter, 0, elements, [&](uint32_t bucket, const BucketPart& part) {
+    const auto sum = sums_.find(bucket);
+    found = found || (sum != sums_.end() && sum->second.pass.contains(part.place));
+  });
+  return found;
+}
+
 Status GpuGradients::TakePart(uint32_t bucket, const BucketPart& part, const GradientPiece& piece,
                               const GradientSource& source) {
+  if (piece.data == nullptr) {
+    if (const auto sum = sums_.find(bucket); sum != sums_.end() && (sum->second.begun || !sum->second.pass.empty())) {
+      return {};
+    }
+    return Error(Code::kFailedPrecondition, "no pass has brought a gradient of ",
+                 layout_.parameter(piece.parameter).name, " in this step; hand it over, or say that it is absent");
+  }
   const uint64_t bytes = kernels::DTypeBytes(piece.dtype);
   CudaPointer data = reinterpret_cast<CudaPointer>(piece.data) + (part.first - piece.first) * bytes;
   if (source.stays == GradientSource::Stays::kNot) {
@@ -126,11 +190,17 @@ Status GpuGradients::Submit(const superoffload_ring_entry& entry) {
     tensors = std::move(found->second);
     tensors_.erase(found);
   }
-  if (Status status = Pack(entry, std::move(tensors)); !status.ok()) return status;
+  const auto sum = sums_.find(entry.index);
+  if (sum != sums_.end() && !sum->second.pass.empty()) {
+    std::vector<uint32_t> unused;
+    if (Status status = PackPass(entry.index, &unused); !status.ok()) return status;
+  }
+  const bool adds = sum != sums_.end() && sum->second.begun;
+  if (Status status = Pack(entry, std::move(tensors), {.adds = adds}); !status.ok()) return status;
   return ReleaseStage(entry.index);
 }
 
-Status GpuGradients::Pack(const superoffload_ring_entry& entry, std::vector<Tensor> tensors) {
+Status GpuGradients::Pack(const superoffload_ring_entry& entry, std::vector<Tensor> tensors, Pass pass) {
   kernels::DType dtype = layout_.parameter(layout_.parts(entry.index).front().parameter).gradient_dtype;
   CudaStream stream = plane_.pack_stream();  // of a bucket that nobody has brought
   if (!tensors.empty()) {
@@ -157,7 +227,7 @@ Status GpuGradients::Pack(const superoffload_ring_entry& entry, std::vector<Tens
       joined.push_back(tensor);
     }
   }
-  return plane_.SubmitGradient(entry, joined, dtype, stream);
+  return plane_.SubmitGradient(entry, joined, dtype, stream, pass);
 }
 
 // The pack stream has been given what uses the bucket's stage.
@@ -174,6 +244,7 @@ Status GpuGradients::ReleaseStage(uint32_t bucket) {
 
 void GpuGradients::Drop() {
   tensors_.clear();
+  sums_.clear();
   while (!open_.empty()) {
     const uint32_t bucket = open_.begin()->first;
     if (plane_.ended()) {

@@ -41,6 +41,8 @@ class GpuGradients final : public GradientMover {
   // RESOURCE_EXHAUSTED: there is no memory for another stage.
   Status Take(std::span<const GradientPiece> pieces, const GradientSource& source, uint32_t slot,
               std::span<uint64_t> digests) override;
+  Status AddUp(std::span<const GradientPiece> pieces, const GradientSource& source,
+               std::vector<uint32_t>* left) override;
   const void* Where(const GradientPiece& piece, const GradientSource& source, uint32_t slot) const override;
   Status Submit(const superoffload_ring_entry& entry) override;
   Status EndAfter(StreamNumber stream) override;
@@ -67,13 +69,22 @@ class GpuGradients final : public GradientMover {
     kernels::CudaStream stream;
   };
 
+  // Of a bucket of which several passes bring gradients.
+  struct Sum {
+    std::map<uint64_t, Tensor> pass;  // what has come of the one at hand, by its place; it is not packed
+    uint64_t elements = 0;            // of that
+    bool begun = false;               // the host has the sum of those before
+  };
+
+  Status PackPass(uint32_t bucket, std::vector<uint32_t>* left);
+  bool IsInPass(uint32_t parameter) const;
   Status TakePart(uint32_t bucket, const BucketPart& part, const GradientPiece& piece, const GradientSource& source);
   Status CopyToStage(uint32_t bucket, const BucketPart& part, uint64_t element_bytes, kernels::CudaPointer from,
                      kernels::CudaStream stream, kernels::CudaPointer* staged);
   Status OpenStage(uint32_t bucket, StageMemory** stage);
   Status AllocateStage(StageMemory* stage);
   Status ReleaseStage(uint32_t bucket);
-  Status Pack(const superoffload_ring_entry& entry, std::vector<Tensor> tensors);
+  Status Pack(const superoffload_ring_entry& entry, std::vector<Tensor> tensors, Pass pass);
   const kernels::CudaDriver& driver() const { return device_->driver(); }
 
   const ModelLayout& layout_;
@@ -83,8 +94,9 @@ class GpuGradients final : public GradientMover {
   std::map<kernels::CudaStream, kernels::OwnedEvent> copied_;  // on it, the last time
   GpuScalars scalars_;
   std::map<uint32_t, std::vector<Tensor>> tensors_;  // of buckets that were not submitted
-  std::map<uint32_t, StageMemory> open_;             // of these, those that have a stage
-  std::deque<StageMemory> free_;                     // the one that was packed first at the front
+  std::map<uint32_t, Sum> sums_;
+  std::map<uint32_t, StageMemory> open_;  // of these, those that have a stage
+  std::deque<StageMemory> free_;          // the one that was packed first at the front
 };
 
 }  // namespace superoffload::client

@@ -22,6 +22,12 @@ struct BucketTensor {
   uint64_t elements = 0;
 };
 
+// A bucket's gradients may come in several passes of a step, which are added up in the host's slot.
+struct Pass {
+  bool adds = false;  // to those before
+  bool last = true;   // the daemon is told
+};
+
 constexpr uint64_t WholePages(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 // One bucket, on either side; offsets in bytes but for the state's.

@@ -41,7 +41,8 @@ Status GpuMoves::Open(std::shared_ptr<const kernels::GpuDevice> device, const Mo
   if (Status status = made->packer_->Open(device, layout, memory.gpu, pack_stream); !status.ok()) return status;
   auto steps = std::make_unique<ResidentSteps>();
   if (Status status = steps->Open(model, options); !status.ok()) return status;
-  made->residents_.emplace(std::move(device), buckets, std::move(steps));
+  made->residents_.emplace(device, buckets, std::move(steps));
+  made->sums_.emplace(std::move(device), buckets->size());
   if (Status status = made->OpenMover(std::move(make_queue)); !status.ok()) return status;
   std::vector<uint32_t> units;
   for (const GpuBucket& bucket : *buckets) units.push_back(bucket.unit);
@@ -67,6 +68,7 @@ Status GpuMoves::OpenMover(kernels::MakeQueue make_queue) {
 GpuMoves::~GpuMoves() {
   const CurrentDevice current(*device_);
   if (packer_ != nullptr) (void)packer_->Synchronize();  // it may store into memory that the mover unregisters
+  sums_.reset();
   weights_.reset();
   mover_.reset();
   residents_.reset();
@@ -80,21 +82,25 @@ Status GpuMoves::CheckGradient(uint32_t bucket, std::span<const BucketTensor> te
 }
 
 Status GpuMoves::SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
-                                std::span<const BucketTensor> tensors, kernels::DType dtype, CudaStream stream) {
-  if (Status status = Pack(entry.index, slot, host_slot, tensors, dtype, stream); !status.ok()) return status;
-  return kind_ == SUPEROFFLOAD_MOVER_DAEMON ? SubmitPacked(entry, slot) : MoveDown(entry, slot, host_slot);
+                                std::span<const BucketTensor> tensors, kernels::DType dtype, CudaStream stream,
+                                Pass pass) {
+  if (Status status = Pack(entry.index, slot, host_slot, tensors, dtype, stream, pass); !status.ok()) return status;
+  return kind_ == SUPEROFFLOAD_MOVER_DAEMON ? SubmitPacked(entry, slot) : MoveDown(entry, slot, host_slot, pass);
 }
 
 Status GpuMoves::Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
-                      kernels::DType dtype, CudaStream stream) {
+                      kernels::DType dtype, CudaStream stream, Pass pass) {
   if (Status status = packer_->After(stream); !status.ok()) return status;
   // Its last parameters must have landed: submitting has the next ones written where they come from.
   if (Status status = FromCuda(mover_->WaitLanded(bucket, packer_->stream())); !status.ok()) return status;
   const kernels::CudaPointer place = memory_.gpu + layout_.slots.slot_offset(slot);
   void* const to = Direct(bucket) ? memory_.gradients.data() + buckets_[bucket].gradient_offsets[host_slot]
                                   : reinterpret_cast<void*>(place);
-  if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to); !status.ok()) return status;
-  return resident(bucket) ? residents_->KeepGradient(bucket, place, packer_->stream()) : Status{};
+  if (pass.adds && !Direct(bucket)) {
+    if (Status status = sums_->Fetch(*mover_, bucket, host_slot, slot, packer_->stream()); !status.ok()) return status;
+  }
+  if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to, pass); !status.ok()) return status;
+  return resident(bucket) && pass.last ? residents_->KeepGradient(bucket, place, packer_->stream()) : Status{};
 }
 
 // The daemon copies what has been packed.
@@ -123,19 +129,25 @@ bool GpuMoves::StillRead(uint32_t bucket) const {
 }
 
 // This process does.
-Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot) {
+Status GpuMoves::MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot, Pass pass) {
   entry.flags = SUPEROFFLOAD_FLAG_SUM_KNOWN | FlagsOf(entry.index);
   if (Status status = packer_->WaitPacked(mover_->down_stream()); !status.ok()) return status;
   using What = kernels::Mover::What;
-  return waits_.SubmitGradient(entry.index, [this, entry, slot, host_slot] {
-    return FromCuda(mover_->CopyDown(entry.index, slot, host_slot,
-                                     Direct(entry.index) ? What::kSums : What::kGradientAndSums,
-                                     [this, entry, slot](const CudaStatus& done, double sum_of_squares) mutable {
-                                       entry.payload.gradient.sum_of_squares = sum_of_squares;
-                                       if (done.ok()) events_.slot_free(slot);
-                                       events_.arrived(done, entry);
-                                     }));
-  });
+  const auto copy = [this, entry, slot, host_slot, pass]() -> Status {
+    const What what = Direct(entry.index) ? What::kSums : What::kGradientAndSums;
+    const auto arrived = [this, entry, slot, pass](const CudaStatus& done, double sum_of_squares) mutable {
+      entry.payload.gradient.sum_of_squares = sum_of_squares;
+      if (done.ok()) events_.slot_free(slot);
+      if (pass.last || !done.ok()) events_.arrived(done, entry);
+    };
+    if (Status status = FromCuda(mover_->CopyDown(entry.index, slot, host_slot, what, arrived)); !status.ok()) {
+      return status;
+    }
+    return pass.last ? Status{} : sums_->OnIssued(entry.index, mover_->down_stream());
+  };
+  if (!pass.last) sums_->OnSubmitted(entry.index);
+  return pass.adds ? waits_.Submit(copy)
+                   : waits_.SubmitGradient(entry.index, copy);  // the first one has taken the slot
 }
 
 uint32_t GpuMoves::HostSlotOf(uint32_t bucket, uint32_t next_slot, uint64_t committed_steps) const {

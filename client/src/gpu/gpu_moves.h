@@ -25,6 +25,7 @@
 #include "client/src/core/step_progress.h"
 #include "client/src/gpu/gpu_layout.h"
 #include "client/src/gpu/gradient_packer.h"
+#include "client/src/gpu/gradient_sums.h"
 #include "client/src/gpu/resident_buckets.h"
 #include "client/src/gpu/slot_waits.h"
 #include "client/src/status.h"
@@ -78,7 +79,11 @@ class GpuMoves {
   // bucket whose gradient is packed into device slot `slot`, which is taken, or into the host's `host_slot`.
   Status CheckGradient(uint32_t bucket, std::span<const BucketTensor> tensors, kernels::CudaStream stream) const;
   Status SubmitGradient(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot,
-                        std::span<const BucketTensor> tensors, kernels::DType dtype, kernels::CudaStream stream);
+                        std::span<const BucketTensor> tensors, kernels::DType dtype, kernels::CudaStream stream,
+                        Pass pass);
+
+  // Whether passes before have left what the bucket's next one can be added to: they may still wait for its slot.
+  bool SumIssued(uint32_t bucket) { return sums_->Issued(bucket); }
 
   // Any other; END_STEP once everything that may still read the parameters has run.
   Status Submit(superoffload_ring_entry entry);
@@ -104,11 +109,11 @@ class GpuMoves {
 
   Status OpenMover(kernels::MakeQueue make_queue);
   Status Pack(uint32_t bucket, uint32_t slot, uint32_t host_slot, std::span<const BucketTensor> tensors,
-              kernels::DType dtype, kernels::CudaStream stream);
+              kernels::DType dtype, kernels::CudaStream stream, Pass pass);
   Status SubmitPacked(superoffload_ring_entry entry, uint32_t slot);
   uint16_t FlagsOf(uint32_t bucket) const;
   bool StillRead(uint32_t bucket) const;  // what the last step has published of it may be copied again
-  Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot);
+  Status MoveDown(superoffload_ring_entry entry, uint32_t slot, uint32_t host_slot, Pass pass);
   Status OnVerdict(const superoffload_ring_entry& entry);
 
   // Whether the bucket's gradients go into its log: the daemon need not publish its parameters.
@@ -132,6 +137,7 @@ class GpuMoves {
   std::optional<ResidentBuckets> residents_;
   std::unique_ptr<kernels::Mover> mover_;
   std::unique_ptr<kernels::WeightStream> weights_;
+  std::optional<GradientSums> sums_;
   SlotWaits waits_;
 };
 

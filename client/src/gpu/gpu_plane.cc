@@ -28,15 +28,47 @@ Status GpuPlane::CheckStream(CudaStream stream) const {
 }
 
 Status GpuPlane::SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors,
-                                kernels::DType dtype, CudaStream stream) {
+                                kernels::DType dtype, CudaStream stream, Pass pass) {
   if (Status status = CheckPresent(); !status.ok()) return status;
+  if (pass.adds || !pass.last) {
+    if (Status status = CheckAddsUp(); !status.ok()) return status;
+  }
   const CurrentDevice current(*device_);
   if (Status status = moves_->CheckGradient(entry.index, tensors, stream); !status.ok()) return status;
+  if (pass.adds) {
+    if (Status status = WaitSumIssued(entry.index); !status.ok()) return status;
+  }
   uint32_t slot = 0;
   if (Status status = slots_.Take(&slot); !status.ok()) return status;
-  Status status = moves_->SubmitGradient(entry, slot, HostSlotOf(entry.index), tensors, dtype, stream);
+  Status status = moves_->SubmitGradient(entry, slot, HostSlotOf(entry.index), tensors, dtype, stream, pass);
   if (!status.ok()) slots_.Fail(status);
   return status;
+}
+
+Status GpuPlane::CheckAddsUp() const {
+  if (report_.mover == SUPEROFFLOAD_MOVER_DAEMON) {
+    return Error(
+        Code::kFailedPrecondition,
+        "the daemon copies gradients, and takes each for a whole one: let the trainer copy (mover \"trainer\") "
+        "to add up those of several passes");
+  }
+  if (steps_.parameters().data() == steps_.gradients().data()) {
+    return Error(Code::kFailedPrecondition,
+                 "parameters are published in place of gradients, and a sum would take their place before its step "
+                 "ends: create the optimizer without in_place to add up gradients of several passes");
+  }
+  return {};
+}
+
+// A pass before may wait for the daemon to have absorbed the last step's gradient.
+Status GpuPlane::WaitSumIssued(uint32_t bucket) {
+  constexpr std::chrono::milliseconds kSlice{100};
+  std::unique_lock lock(mu_);
+  while (!moves_->SumIssued(bucket)) {
+    if (Status status = slots_.failure(); !status.ok()) return status;
+    changed_.wait_for(lock, kSlice);
+  }
+  return {};
 }
 
 uint32_t GpuPlane::HostSlotOf(uint32_t bucket) {

@@ -61,9 +61,9 @@ class GpuPlane final : public MemoryPlane {
   Status PackAfter(kernels::CudaStream stream);
   Status EndLandings();  // unless it has ended
 
-  // The trainer's thread. `entry` is the GRADIENT_READY that becomes due.
+  // The trainer's thread. `entry` is the GRADIENT_READY that becomes due. FAILED_PRECONDITION: passes are not added up.
   Status SubmitGradient(superoffload_ring_entry entry, std::span<const BucketTensor> tensors, kernels::DType dtype,
-                        kernels::CudaStream stream);
+                        kernels::CudaStream stream, Pass pass);
 
   // FAILED_PRECONDITION: the stream is being captured into a CUDA graph.
   Status CheckStream(kernels::CudaStream stream) const;
@@ -123,6 +123,8 @@ class GpuPlane final : public MemoryPlane {
 
   // The trainer's thread.
   uint32_t HostSlotOf(uint32_t bucket);
+  Status CheckAddsUp() const;
+  Status WaitSumIssued(uint32_t bucket);
 
   // The thread of arrivals.
   void SubmitArrived(const kernels::CudaStatus& done, const superoffload_ring_entry& entry);

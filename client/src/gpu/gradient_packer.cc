@@ -99,19 +99,21 @@ kernels::PackTable GradientPacker::WriteTable(const GpuBucket& bucket, uint32_t 
 }
 
 kernels::PackArguments GradientPacker::Arguments(const GpuBucket& bucket, uint32_t slot,
-                                                 const kernels::PackTable& table, kernels::DType dtype,
-                                                 void* to) const {
+                                                 const kernels::PackTable& table, kernels::DType dtype, void* to,
+                                                 Pass pass) const {
   return {.table = table,
           .dtype = dtype,
           .slot = {to, bucket.gradient_dtype},
           .elements = bucket.elements,
-          .chunk_sums = DeviceData<double>(gpu_ + layout_.slots.sums_of(slot))};
+          .chunk_sums = DeviceData<double>(gpu_ + layout_.slots.sums_of(slot)),
+          .adds = pass.adds,
+          .gap = pass.last ? 0.0f : -0.0f};
 }
 
 Status GradientPacker::Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors,
-                            kernels::DType dtype, void* to) {
+                            kernels::DType dtype, void* to, Pass pass) {
   const kernels::PackTable table = WriteTable(bucket, slot, tensors);
-  return FromCuda(kernels_.Pack(Arguments(bucket, slot, table, dtype, to), stream_));
+  return FromCuda(kernels_.Pack(Arguments(bucket, slot, table, dtype, to, pass), stream_));
 }
 
 Status GradientPacker::WaitPacked(CudaStream stream) {

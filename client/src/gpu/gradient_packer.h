@@ -46,7 +46,7 @@ class GradientPacker {
 
   // `to` is a slot's place, or the host's. The table and the sums are the slot's.
   Status Pack(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors, kernels::DType dtype,
-              void* to);
+              void* to, Pass pass = {});
 
   // `stream` waits for what has been packed so far.
   Status WaitPacked(kernels::CudaStream stream);
@@ -61,7 +61,7 @@ class GradientPacker {
  private:
   kernels::PackTable WriteTable(const GpuBucket& bucket, uint32_t slot, std::span<const BucketTensor> tensors);
   kernels::PackArguments Arguments(const GpuBucket& bucket, uint32_t slot, const kernels::PackTable& table,
-                                   kernels::DType dtype, void* to) const;
+                                   kernels::DType dtype, void* to, Pass pass) const;
 
   std::shared_ptr<const kernels::GpuDevice> device_;
   GpuLayout layout_;

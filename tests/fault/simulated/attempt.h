@@ -11,9 +11,16 @@
 
 namespace superoffload::faults {
 
+// What one of its backward passes brings.
+struct AttemptPass {
+  std::vector<std::byte> gradients;  // as the layout has slot 0
+  std::vector<bool> absent;          // by parameter
+};
+
 struct Attempt {
-  std::vector<std::byte> gradients;                   // as the layout has slot 0
-  std::vector<bool> absent;                           // by parameter
+  std::vector<AttemptPass> passes;                    // one, at least
+  std::vector<std::byte> gradients;                   // their sum
+  std::vector<bool> absent;                           // from all of them
   std::vector<std::optional<double>> sums;            // that the trainer states, by bucket
   std::vector<engine::Scalars> early_groups, groups;  // those of BEGIN_STEP and of END_STEP
   double early_scale = 1, scale = 1;

@@ -132,6 +132,21 @@ plant_bug(absent_counted_by_the_record server/engine/record.cc 500
 plant_bug(absent_published_with_a_gradient server/engine/step_machine.cc 500
   "if (!open_->absent.empty() && open_->absent[parameter]) return std::nullopt;" "")
 
+# Gradients of several passes.
+plant_bug(sum_fetched_before_it_has_landed client/src/gpu/gradient_sums.cc 500
+  "  if (Status status = Wait(sums_[bucket].landed, stream_.get()); !status.ok()) return status;\n" "")
+plant_bug(added_before_the_sum_is_fetched client/src/gpu/gradient_sums.cc 500
+  "  return Wait(fetched_, pack_stream);" "  static_cast<void>(pack_stream);\n  return {};")
+plant_bug(pass_submitted_as_a_gradient client/src/gpu/gpu_moves.cc 500
+  "if (pass.last || !done.ok()) events_.arrived" "events_.arrived")
+plant_bug(pass_forgets_those_before client/src/gpu/gpu_moves.cc 500
+  "if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to, pass)"
+  "if (Status status = packer_->Pack(buckets_[bucket], slot, tensors, dtype, to, {.adds = false, .last = pass.last})")
+plant_bug(pass_waits_for_the_slot_that_it_has client/src/gpu/gpu_moves.cc 500
+  "return pass.adds ? waits_.Submit(copy)" "return false ? waits_.Submit(copy)")
+plant_bug(resident_keeps_what_one_pass_brings client/src/gpu/gpu_moves.cc 500
+  "resident(bucket) && pass.last ?" "resident(bucket) && !pass.adds ?")
+
 # Logs of gradients.
 plant_bug(log_absorbed_in_reverse server/engine/bucket_pass.cc 500
   "GradientOf(memory_, bucket_layout_, index, t, record_->Logged(t, bucket_))"

@@ -115,6 +115,9 @@ Scenario MakeScenario(RandomSource& random, bool gpu) {
   if (random.Chance(0.4)) UseLogs(random, scenario);
   if (random.Chance(0.4)) UseOneSlot(random, scenario.spec);
   scenario.mover = static_cast<uint32_t>(random.Between(SUPEROFFLOAD_MOVER_DAEMON, SUPEROFFLOAD_MOVER_DIRECT));
+  if (!scenario.daemon_copies() && !scenario.spec.in_place && random.Chance(0.4)) {
+    scenario.passes = static_cast<uint32_t>(random.Between(2, 3));
+  }
   if (!scenario.spec.in_place && random.Chance(0.4)) {
     scenario.stream_slots = static_cast<uint32_t>(random.Between(1, 3));
     scenario.look = 0.3;

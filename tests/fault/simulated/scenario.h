@@ -33,6 +33,7 @@ struct Scenario {
   double measure = 0;
   double state_sum = 0;         // per bucket
   double absent = 0;            // per parameter
+  uint32_t passes = 1;          // whose gradients are added up, at most
   double residents = 0;         // on the GPU, per attachment
   double change_residents = 0;  // how many there are
   double look = 0;              // at parameters that stream, whenever it likes

@@ -78,7 +78,7 @@ struct GpuOptions {
 };
 
 // The gradients that a bucket has, each where autograd left it.
-std::vector<client::BucketTensor> TensorsOf(const Ground& ground, uint32_t index, const Attempt& attempt) {
+std::vector<client::BucketTensor> TensorsOf(const Ground& ground, uint32_t index, const AttemptPass& pass) {
   const engine::BucketLayout& bucket = ground.layout.buckets[index];
   std::vector<client::BucketTensor> tensors;
   uint64_t first = 0;
@@ -86,9 +86,9 @@ std::vector<client::BucketTensor> TensorsOf(const Ground& ground, uint32_t index
     const uint64_t end = ground.layout.placements[part.parameter].state_offset +
                          engine::ElementCount(ground.scenario.spec.parameters[part.parameter]);
     const uint64_t elements = std::min(part.elements, end - std::min(end, bucket.state_offset + first));  // without gap
-    if (!attempt.absent[part.parameter] && elements > 0) {
+    if (!pass.absent[part.parameter] && elements > 0) {
       client::BucketTensor tensor{};
-      tensor.data = reinterpret_cast<decltype(tensor.data)>(attempt.Gradient(bucket) +
+      tensor.data = reinterpret_cast<decltype(tensor.data)>(pass.gradients.data() + bucket.gradient_offsets[0] +
                                                             first * kernels::DTypeBytes(bucket.gradient_dtype));
       tensor.first = first;
       tensor.elements = elements;
@@ -103,10 +103,11 @@ std::vector<client::BucketTensor> TensorsOf(const Ground& ground, uint32_t index
 
 SimulatedGpu::SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> memory, const Start& start,
                            std::function<void(std::function<void()>)> after,
-                           std::function<void(const superoffload_ring_entry&)> submit)
+                           std::function<void(const superoffload_ring_entry&)> submit, std::function<void()> slot_free)
     : ground_(*ground),
       memory_(std::move(memory)),
       submit_(std::move(submit)),
+      slot_free_(std::move(slot_free)),
       cuda_(
           &ground->time,
           [this](simulator::Clock* clock) {
@@ -153,16 +154,18 @@ void SimulatedGpu::FreeSlot(uint32_t slot) {
     Fail("device slot ", slot, " is freed twice");
   }
   free_slots_.push_back(slot);
+  slot_free_();
 }
 
-void SimulatedGpu::HandOver(const superoffload_ring_entry& entry, const Attempt& attempt, uint32_t host_slot) {
+void SimulatedGpu::HandOver(const superoffload_ring_entry& entry, const AttemptPass& gradients, client::Pass pass,
+                            uint32_t host_slot) {
   const uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
   simulator::GpuStream* const stream = ground_.random.Chance(0.5) ? &compute_ : &beside_;
   compute_is_named_ |= stream == &compute_;
   const kernels::CurrentDevice current(*cuda_.device());
-  Check(moves_->SubmitGradient(entry, slot, host_slot, TensorsOf(ground_, entry.index, attempt),
-                               memory_->buckets()[entry.index].gradient_dtype, SimulatedCuda::HandleOf(stream)));
+  Check(moves_->SubmitGradient(entry, slot, host_slot, TensorsOf(ground_, entry.index, gradients),
+                               memory_->buckets()[entry.index].gradient_dtype, SimulatedCuda::HandleOf(stream), pass));
 }
 
 void SimulatedGpu::Submit(const superoffload_ring_entry& entry) {

@@ -28,10 +28,10 @@ class SimulatedGpu {
     std::vector<engine::Scalars> groups;
   };
   // `after(event)`: an event of the trainer's, some time from now, unless it dies first. `submit`: the entry goes into
-  // the ring now.
+  // the ring now. `slot_free`: there is a slot again.
   SimulatedGpu(Ground* ground, std::shared_ptr<SimulatedGpuMemory> memory, const Start& start,
                std::function<void(std::function<void()>)> after,
-               std::function<void(const superoffload_ring_entry&)> submit);
+               std::function<void(const superoffload_ring_entry&)> submit, std::function<void()> slot_free);
   ~SimulatedGpu();
 
   // All parameters, from the host. At the attach: nothing else is under way.
@@ -44,8 +44,11 @@ class SimulatedGpu {
   void ExpectLandings(client::StepProgress* progress) const { moves_->ExpectLandings(progress); }
 
   bool has_slot() const { return !free_slots_.empty(); }
-  // Takes a slot for the gradient of the bucket that `entry` names. The attempt must stay until that is submitted.
-  void HandOver(const superoffload_ring_entry& entry, const Attempt& attempt, uint32_t host_slot);
+  // Whether what passes before have brought of the bucket can be added to.
+  bool SumIssued(uint32_t bucket) const { return moves_->SumIssued(bucket); }
+  // Takes a slot for what a pass brings of the bucket that `entry` names. It must stay until that is submitted.
+  void HandOver(const superoffload_ring_entry& entry, const AttemptPass& gradients, client::Pass pass,
+                uint32_t host_slot);
   // Where the host has it.
   uint32_t HostSlotOf(uint32_t bucket, uint64_t committed_steps) const {
     return moves_->HostSlotOf(bucket, engine::SlotOf(committed_steps + 1), committed_steps);
@@ -88,6 +91,7 @@ class SimulatedGpu {
   Ground& ground_;
   const std::shared_ptr<SimulatedGpuMemory> memory_;
   const std::function<void(const superoffload_ring_entry&)> submit_;
+  const std::function<void()> slot_free_;
   std::vector<uint32_t> free_slots_;
   bool compute_is_named_ = false;  // with a gradient of the open step: its end waits for the stream
   bool waits_ = false;             // the process does until its copies are done: nothing else happens

@@ -180,6 +180,7 @@ void SimulatedTrainer::NextAttempt() {
   host_slots_.assign(ground_.buckets(), slot_);
   written_.assign(ground_.buckets(), false);
   submitted_.assign(ground_.buckets(), false);
+  passes_.assign(ground_.buckets(), 0);
   if (oracle_.committed_steps() < ground_.scenario.steps || !over_ || !has_model_) return Wake();
   ground_.log.Add("trainer", "has finished");
   finished_ = true;

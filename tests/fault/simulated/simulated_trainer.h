@@ -135,6 +135,7 @@ class SimulatedTrainer {
   std::vector<std::vector<bool>> free_;             // by slot and bucket: what the slot held is absorbed
   std::vector<uint32_t> host_slots_;                // the slot that the attempt fills, by bucket
   std::vector<bool> written_, submitted_, copied_;  // of the attempt, by bucket
+  std::vector<uint32_t> passes_;                    // of it, that have left, by bucket
   std::vector<bool> speculative_, final_;           // PARAMETERS_READY of the step has come
 };
 

@@ -27,11 +27,13 @@ void SimulatedTrainer::OpenGpu(const Welcome& welcome) {
   const auto submit = [this, rings = rings_](const superoffload_ring_entry& entry) {
     if (entry.opcode == SUPEROFFLOAD_SUBMIT_GRADIENT_READY) CheckSum(entry);
     Push(rings, entry);
-    if (rings == rings_) Wake();
   };
   gpu_ = std::make_unique<SimulatedGpu>(
       &ground_, gpu_memory_, SimulatedGpu::Start{welcome.committed_steps, welcome.parameter_steps, welcome.groups},
-      [this](std::function<void()> event) { After(std::move(event)); }, submit);
+      [this](std::function<void()> event) { After(std::move(event)); }, submit,
+      [this, rings = rings_] {
+        if (rings == rings_) Wake();
+      });
   gpu_->Pull();
   may_read_all_ = true;
   asked_.assign(ground_.buckets(), true);
@@ -44,20 +46,23 @@ void SimulatedTrainer::OpenGpu(const Welcome& welcome) {
 bool SimulatedTrainer::HandOverSomeGradient() {
   std::vector<uint32_t> may;
   for (uint32_t b = 0; b < ground_.buckets(); ++b) {
-    if (!submitted_[b]) may.push_back(b);
+    if (!submitted_[b] && gpu_->SumIssued(b)) may.push_back(b);
   }
   if (may.empty() || !gpu_->has_slot()) return false;
   const uint32_t b = may[ground_.random.Below(may.size())];
   const uint32_t host_slot = host_slots_[b] = gpu_->HostSlotOf(b, oracle_.committed_steps());
   if (!free_[host_slot][b]) Fail("bucket ", b, " is handed over before its slot ", host_slot, " is free");
-  written_[b] = submitted_[b] = true;
+  const AttemptPass& gradients = attempt_.passes[passes_[b]];
+  const client::Pass pass{.adds = passes_[b] > 0, .last = passes_[b] + 1 == attempt_.passes.size()};
+  ++passes_[b];
+  written_[b] = submitted_[b] = pass.last;
   ground_.log.Add("trainer", "hands over gradient", b, host_slot);
   superoffload_ring_entry entry = {};
   entry.opcode = SUPEROFFLOAD_SUBMIT_GRADIENT_READY;
   entry.index = b;
   entry.step = step_;
   entry.attachment_epoch = rings_->epoch();
-  gpu_->HandOver(entry, attempt_, host_slot);
+  gpu_->HandOver(entry, gradients, pass, host_slot);
   return true;
 }
 
