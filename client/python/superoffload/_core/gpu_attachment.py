@@ -225,7 +225,8 @@ class GpuAttachment(Attachment):
         self._device_parameters, self._pack_stream = report.parameters, report.pack_stream
         self.slot_bytes = report.slot_bytes
         self.suspended = False
-        self._all_parameters = ctypes.c_uint32 * len(self.optimizer.parameters)  # room for the number of each
+        # Room for the number of each, of two passes.
+        self._all_parameters = ctypes.c_uint32 * (2 * len(self.optimizer.parameters))
         if not pushes:
             self.pull()
         layout = self.optimizer.layout
@@ -268,13 +269,18 @@ class GpuAttachment(Attachment):
         library.call("gpu_copy", self._handle, _Direction.FROM_GPU, stream)
         self.slot_changes += 1
 
-    def hand_over_on_gpu(self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays) -> list[int]:
+    def hand_over_on_gpu(
+        self, piece: tuple[int, int, int, int, int], stream: int, stays: Stays, more_follow: bool = False
+    ) -> list[int]:
         """A gradient that is there when ``stream`` has done what it was given: device pointer, first element, elements,
         parameter, DataType. Returns the parameters whose gradients have left altogether with it.
+
+        ``more_follow``: it is of a pass after which more come in the step, and added up in the daemon's memory; the
+        pointer of the last one is 0 where only those before have brought any.
         """
         left = self._all_parameters()
         gradients = structures.Gradients(
-            ctypes.pointer(structures.Piece(*piece)), None, 1, 0, 0.0, stream, 1, stays, None, left
+            ctypes.pointer(structures.Piece(*piece)), None, 1, 0, 0.0, stream, 1, stays, None, left, 0, more_follow
         )
         self._submit("hand_over", ctypes.byref(gradients))
         return left[: gradients.left_count]

@@ -158,7 +158,7 @@ class Gradients(ctypes.Structure):
         ("digests", ctypes.POINTER(ctypes.c_uint64)),
         ("left", ctypes.POINTER(ctypes.c_uint32)),
         ("left_count", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("more_follow", ctypes.c_uint32),
     ]
 
 

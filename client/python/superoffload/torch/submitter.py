@@ -129,7 +129,7 @@ class Submitter(abc.ABC):
         if self._matrices is not None:
             self._matrices.forget_gradients()
         self.taken: set[int] = set()
-        self._arrived: set[int] = set()
+        self.arrived: set[int] = set()
         self.asked_for_norm = False  # of the open step: the loop may still change its gradients
         self.finishing = False  # backward is over
 
@@ -143,10 +143,10 @@ class Submitter(abc.ABC):
         if not getattr(tensor, "ds_grad_is_ready", True):
             return  # a layer in tiles, each with a backward of its own: DeepSpeed's last one says that it is ready
         with self.cut_off:
-            self._on_final(index, self.policy.count(index))
+            self.on_final(index, self.policy.count(index))
 
-    def _on_final(self, index: int, outstanding: int) -> None:
-        if index in self._arrived:
+    def on_final(self, index: int, outstanding: int) -> None:
+        if index in self.arrived:
             self.on_late_gradient(index)
         elif self.policy.watched and outstanding <= 0:
             self._take_now(index)
@@ -185,19 +185,23 @@ class Submitter(abc.ABC):
                 if hosted.tensor.grad is None:
                     continue  # whether it has one is known after backward
                 self.averages[index] = shards.rows_of(gradient, hosted.rows)
-                self._on_final(index, outstanding)
+                self.on_final(index, outstanding)
                 self.averages.pop(index)
 
     def on_averages_in_place(self) -> None:  # noqa: B027, not all submitters need to know
         """Backward is over, and ``.grad`` is what `on_averaged` was given."""
 
-    def _take_now(self, index: int) -> None:
+    def check_strided(self, index: int) -> None:
+        """Raises Error for a gradient that is sparse."""
         gradient = self.hosted[index].gradient
         if gradient is not None and gradient.layout != torch.strided:
             raise Error(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"the gradient of {self.hosted[index].name} is {gradient.layout}; build the layer with sparse=False",
             )
+
+    def _take_now(self, index: int) -> None:
+        self.check_strided(index)
         self.take(index)
         self.taken.add(index)
 
@@ -247,14 +251,14 @@ class Submitter(abc.ABC):
         """The step has ended: waits for what the trainer needs of it."""
 
     def _arrive(self, indices: Sequence[int]) -> None:
-        self._begin()
-        self._arrived.update(indices)
+        self.begin()
+        self.arrived.update(indices)
         absent = [index for index in indices if not self.hosted[index].has_gradient]  # left alone, as in torch
         if absent:
             self.attachment.set_absent(absent)
         self.hand_over([index for index in indices if self.hosted[index].has_gradient])
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         if self.begun:
             return
         self._prepare_step()
@@ -312,7 +316,7 @@ class Submitter(abc.ABC):
 
     def on_zero_grad(self) -> None:
         self.policy.on_zero_grad()
-        if self._arrived:  # too early, as it turns out
+        if self.arrived:  # too early, as it turns out
             self.policy.on_surprise()
         self.abandon()
 
@@ -331,7 +335,7 @@ class Submitter(abc.ABC):
         for index in range(len(self.hosted)):
             if index not in self.taken:
                 self._take_now(index)
-        if rest := [index for index in range(len(self.hosted)) if index not in self._arrived]:
+        if rest := [index for index in range(len(self.hosted)) if index not in self.arrived]:
             self._arrive(rest)
 
     def _submit_again(self, edited: str | None) -> None:

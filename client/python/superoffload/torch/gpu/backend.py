@@ -49,6 +49,10 @@ class GpuBackend:
         return self._where not in ("resident", 0)
 
     @property
+    def _adds_up(self) -> bool:
+        return self._options.accumulate == "daemon"
+
+    @property
     def weights(self) -> Mapping[str, torch.Tensor] | None:
         return self._options.weights
 
@@ -58,6 +62,11 @@ class GpuBackend:
             if self._where != "auto":
                 raise Error(*obstacle)
             self._where, self._why_resident = "resident", f"no blocks stream: {obstacle[1]}"
+        if self._adds_up and subject.group is not None:
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "accumulate='daemon' is for one rank: those of several reduce their gradients first; leave it out",
+            )
         for parameter in subject.hosted:
             if not parameter.local.is_contiguous():
                 raise Error(
@@ -84,7 +93,7 @@ class GpuBackend:
         return None
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
-        if self._options.cast != "auto":
+        if self._options.cast != "auto" or self._adds_up:  # of sums it would change results
             return self._options.cast == "gpu_fp32"
         total = sum(parameter.local.numel() for parameter in hosted)
         tensor = max((p.local for p in hosted), key=torch.Tensor.numel)
@@ -112,7 +121,7 @@ class GpuBackend:
         if casts and may_narrow:
             yield GradientRoom(False, 2, *logs[-1])
         yield GradientRoom(in_place.casts, 1, *logs[-1])
-        if self.streams:
+        if self.streams or self._adds_up:
             return
         alike = all(p.local.dtype == (torch.float32 if in_place.casts else p.gradient_dtype) for p in subject.hosted)
         if alike and not subject.algorithm.matrices:
@@ -150,7 +159,7 @@ class GpuBackend:
             subject.connection,
             request,
             cuda.ordinal(self._device),
-            self._options.mover,
+            "trainer" if self._adds_up and self._options.mover == "auto" else self._options.mover,
             0 if self._options.device_slots == "auto" else self._options.device_slots,
             functools.partial(move.move_in, self._moving(subject)),
             functools.partial(cuda.stream_of, self._device),
@@ -188,7 +197,7 @@ class GpuBackend:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
         streamed = streams.Streams(attachment, given.hosted, attachment.streamed_units, forward.call_around)
         waits = ForwardWaits(attachment, given.hosted, streamed)
-        submitter = GpuSubmitter(attachment, given, waits, send_written_state)
+        submitter = GpuSubmitter(attachment, given, waits, send_written_state, self._adds_up)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
         staying = None
         if self._where == "auto" and any(attachment.streamed_units):

@@ -47,13 +47,18 @@ class GpuOptions:
     # saves 2 more and moves 32, all of it after the step's verdict; there are no logs. "auto": two, one or "in_place",
     # the first that the daemon has room for. Buckets with a log have two. Never changes results.
     gradient_slots: int | Literal["auto", "in_place"] = "auto"
+    # Where gradients of several backward passes of a step are added up: "gpu", in .grad, as ever; "daemon", in its
+    # memory: each pass's leave at once, so that the GPU never has those of all parameters. It fetches a sum, adds, and
+    # sends it back, in the order of the passes, rounded as .grad would be: the same bits. With cast="gpu_fp32" sums are
+    # fp32, and not rounded in between. The loop finds no gradients in .grad; of one rank, and without a GradScaler.
+    accumulate: Literal["gpu", "daemon"] = "gpu"
     # Of GPU memory, for blocks whose weights stream: one is read, while those that are read next are on their way to
     # the others. Never changes results.
     stream_slots: int = 3
     # Of the GPU's memory, which may be in use where "auto" fills it: with resident buckets, or with blocks that stay.
     resident_share: float = 0.92
     # Dtype in which gradients leave the GPU: "fused", their own; "gpu_fp32", fp32; "auto": whichever leaves sooner, as
-    # measured when the optimizer is created. Never changes results.
+    # measured when the optimizer is created, or their own with accumulate="daemon". Else it never changes results.
     cast: Literal["auto", "fused", "gpu_fp32"] = "auto"
 
     def __post_init__(self) -> None:
@@ -65,6 +70,15 @@ class GpuOptions:
             raise ValueError(f"resident_share is {self.resident_share!r} but must be 0 to 1")
         if self.gradient_slots not in ("auto", 1, 2, "in_place"):
             raise ValueError(f"gradient_slots is {self.gradient_slots!r} but must be 'auto', 1, 2 or 'in_place'")
+        if self.accumulate not in ("gpu", "daemon"):
+            raise ValueError(f"accumulate is {self.accumulate!r} but must be 'gpu' or 'daemon'")
+        if self.accumulate == "daemon" and self.mover == "daemon":
+            raise ValueError("with accumulate='daemon' the trainer copies: mover must not be 'daemon', too")
+        if self.accumulate == "daemon" and self.gradient_slots == "in_place":
+            raise ValueError(
+                "with accumulate='daemon' sums lie in gradient slots before a step ends, so that parameters cannot: "
+                "gradient_slots must not be 'in_place'"
+            )
         if not self.stream_slots >= 1:
             raise ValueError(f"stream_slots is {self.stream_slots} but must be at least 1")
         if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:

@@ -1,7 +1,8 @@
 """Submits gradients that are on a GPU."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import grpc
@@ -14,6 +15,7 @@ from superoffload._core.step_result import StepResult
 from superoffload.torch import cuda
 from superoffload.torch.fingerprint import fingerprint, first_difference
 from superoffload.torch.gpu.gradient_room import GradientRoom
+from superoffload.torch.gpu.passes import Passes
 from superoffload.torch.guards import tombstone
 from superoffload.torch.guards.tombstone import Tombstones
 from superoffload.torch.guards.versions import Versions
@@ -40,16 +42,24 @@ class GpuSubmitter(Submitter):
 
     A tombstone takes the place of a gradient that has gone early: NaN, expanded to the parameter's shape. What writes
     to it raises, what reads it sees NaN, until the loop zeroes gradients. A gradient that goes in ``step()`` stays, as
-    in torch, and so does one that the loop keeps over steps, or zeroes in place, and any under a GradScaler, which
-    looks at it. In a run of several ranks all stay: FSDP accumulates into them, and what was submitted can be submitted
-    again to the successor of a daemon, while other ranks wait. Fingerprints show whether what stays was edited.
+    in torch, but for one of which other passes have brought a part, and so does one that the loop keeps over steps, or
+    zeroes in place, and any under a GradScaler, which looks at it. In a run of several ranks all stay: FSDP accumulates
+    into them, and what was submitted can be submitted again to the successor of a daemon, while other ranks wait.
+    Fingerprints show whether what stays was edited.
     """
 
     attachment: GpuAttachment
 
     def __init__(
-        self, attachment: GpuAttachment, given: Given, forward_waits: Waits, send_written_state: Callable[[], None]
+        self,
+        attachment: GpuAttachment,
+        given: Given,
+        forward_waits: Waits,
+        send_written_state: Callable[[], None],
+        adds_up: bool,
     ) -> None:
+        if adds_up and given.overlap == "auto":  # gradients of steps that are watched would have to stay
+            given = dataclasses.replace(given, overlap=True)
         self._forward_waits = forward_waits
         self._send_written_state = send_written_state
         self._is_state_sent = False
@@ -62,6 +72,8 @@ class GpuSubmitter(Submitter):
         self._goes_on: set[int] = set()  # of these, those whose gradient was there before
         self._lost: set[int] = set()  # whose gradients had gone when their step was abandoned
         self._forced = False  # for want of memory
+        self._adds_up = adds_up
+        self._passes = Passes(attachment, given.hosted, self._tombstones)
         super().__init__(attachment, given)
         self._room = GradientRoom([parameter.tensor for parameter in given.hosted], self._tombstones.is_one)
         self.handles += [
@@ -84,9 +96,17 @@ class GpuSubmitter(Submitter):
         self._held: dict[int, torch.Tensor] = {}  # whose memory may be submitted again, or be read still
         self._averaged: dict[int, torch.Tensor] = {}  # of those that were taken, what .grad is after backward
         self._late = False
+        self._passes.reset()
 
     def on_grad_scaler(self, used: bool) -> None:
         """A GradScaler looks at the gradients in step(), and rewrites each once with the same value."""
+        if used and self._adds_up:
+            self.abandon()
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "a GradScaler looks for gradients that accumulate='daemon' has sent away; train in bfloat16 without "
+                "one, or leave accumulate out",
+            )
         self._keeps_gradients |= used
         self._tolerated_writes = int(used)
 
@@ -97,7 +117,12 @@ class GpuSubmitter(Submitter):
         self._send_state_once()
         if self.hosted[index].gradient is None:
             self._unwaited.discard(index)
-        if self.policy.learns() and not self._keeps_gradients and not self._room.holds_gradients():
+        if index in self._passes and index not in self.arrived:
+            with self._dropping_on_error():
+                self._passes.make_way(index)
+            return
+        learns = self.policy.learns() and not self._adds_up
+        if learns and not self._keeps_gradients and not self._room.holds_gradients():
             self.policy.force_early()
             self._forced = True
         gradient = self.hosted[index].gradient
@@ -113,6 +138,24 @@ class GpuSubmitter(Submitter):
             self.abandon()
             self._lost.clear()  # said here
             raise tombstone.grew(self.hosted[index].name, self._forced)
+
+    @contextlib.contextmanager
+    def _dropping_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Error:
+            self.abandon()
+            raise
+
+    def on_final(self, index: int, outstanding: int) -> None:
+        is_last = self.policy.early and outstanding == 0
+        if not self._adds_up or index in self.arrived or is_last:
+            super().on_final(index, outstanding)
+            return
+        self.check_strided(index)
+        shards.make_gradient_row_major(self.hosted[index].tensor)
+        self.begin()
+        self._passes.add(index)
 
     def _send_state_once(self) -> None:
         """Before the first gradient of a step leaves: sending it abandons a step that is open."""
@@ -170,6 +213,10 @@ class GpuSubmitter(Submitter):
 
     def take(self, index: int) -> None:
         hosted = self.hosted[index]
+        if self.finishing and index in self._passes:
+            with self._dropping_on_error():
+                self._passes.check(index)
+            return
         if index in self.averages:
             self._averaged[index] = self.averages[index]
         else:
@@ -187,12 +234,14 @@ class GpuSubmitter(Submitter):
 
     def _goes(self, index: int) -> bool:
         """Whether the gradient's memory is given back once submitted; of one element a tombstone is no guard."""
+        if index in self._passes:
+            return True
         stays = self.finishing or self._keeps_gradients or index in self._goes_on
         return self.policy.early and not stays and self.hosted[index].tensor.numel() > 1
 
     def finish(self) -> None:
         self._check_waited()
-        self._check_gone = self._tombstones.begin_check()
+        self._check_gone = self._tombstones.begin_check(cuda.begin_read)
         super().finish()
         if self.ranks is None:  # the packing of all was launched
             self._held.clear()
@@ -215,11 +264,17 @@ class GpuSubmitter(Submitter):
 
     def check_present(self) -> None:
         for index, parameter in enumerate(self.hosted):
-            if index not in self._gone and self._tombstones.is_one(parameter.tensor.grad):
+            gone = index in self._gone or index in self._passes
+            if not gone and self._tombstones.is_one(parameter.tensor.grad):
                 raise tombstone.goes_on(self.hosted[index].name)
 
     def outdated(self) -> bool:
-        return self._late or any((self.hosted[i].tensor.grad is None) == (i in self._versions) for i in self.taken)
+        taken = [index for index in self.taken if not self._has_all_of(index)]
+        return self._late or any((self.hosted[i].tensor.grad is None) == (i in self._versions) for i in taken)
+
+    def _has_all_of(self, index: int) -> bool:
+        """Whether passes before have brought all of the gradient."""
+        return index in self._passes and index not in self._versions
 
     def find_edited(self) -> str | None:
         for index in self._versions:
@@ -241,7 +296,7 @@ class GpuSubmitter(Submitter):
         """What was submitted can come from nowhere else than ``.grad``, if the daemon dies: it is dropped."""
         if self.begun:
             self.policy.on_use(gone=bool(self._gone))
-        if self._gone:
+        if self._gone or self._passes:
             return True
         self.multiply(factor)
         self.abandon()
@@ -251,6 +306,9 @@ class GpuSubmitter(Submitter):
         return not self._tombstones.is_one(gradient)
 
     def abandon(self) -> None:
+        for index in self._passes:
+            self.hosted[index].tensor.grad = None
+            self._lost.add(index)
         for index in self._gone:
             if self._tombstones.is_one(self.hosted[index].tensor.grad):
                 self.hosted[index].tensor.grad = None
@@ -289,6 +347,11 @@ class GpuSubmitter(Submitter):
         for index in indices:
             gradient = self._gradient(index)
             assert gradient is not None, "it was taken"
+            if self._has_all_of(index):
+                nothing_more = (0, 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
+                self.attachment.hand_over_on_gpu(nothing_more, self._streams[index], stays)
+                self._passes.bury(index)
+                continue
             self._held[index] = gradient.detach()
             piece = (gradient.data_ptr(), 0, gradient.numel(), index, DATA_TYPES[gradient.dtype])
             left = self.attachment.hand_over_on_gpu(piece, self._streams[index], stays)

@@ -7,7 +7,6 @@ import grpc
 import torch
 
 from superoffload._core.error import Error
-from superoffload.torch import cuda
 
 
 class Tombstones:
@@ -32,11 +31,11 @@ class Tombstones:
     def is_one(self, gradient: torch.Tensor | None) -> bool:
         return gradient is not None and bool(self._versions) and gradient.data_ptr() in self._versions
 
-    def begin_check(self) -> Callable[[], None]:
-        """What is returned raises Error if somebody had written to one by now; it waits for the GPU."""
+    def begin_check(self, begin_read: Callable[[torch.Tensor], Callable[[], bool]]) -> Callable[[], None]:
+        """What is returned raises Error if somebody had written to one by now; it waits for what is read."""
         bases = list(self._bases.values())
         whole = all(base._version == self._versions[base.data_ptr()] for base in bases)
-        are_nan = [cuda.begin_read(torch.isnan(base)) for base in bases]
+        are_nan = [begin_read(torch.isnan(base)) for base in bases]
 
         def check() -> None:
             if not whole or not all(is_nan() for is_nan in are_nan):
