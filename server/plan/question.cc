@@ -143,6 +143,15 @@ absl::Status SetStreams(const v1::PlanRequest& request, Question& question) {
   return absl::OkStatus();
 }
 
+absl::Status SetSums(const v1::PlanRequest& request, Question& question) {
+  question.gpu.sums_on_host = request.sums_on_host();
+  if (!request.sums_on_host()) return absl::OkStatus();
+  const char* const with = request.ranks() > 1 ? "ranks above 1" : request.in_place() ? "in_place" : nullptr;
+  if (with == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "sums_on_host is set, but gradients are not added up on the host with ", with, "; leave one of the two out"));
+}
+
 absl::Status CheckSequence(const Question& question) {
   const uint64_t positions = question.model.architecture.learned_positions;
   if (positions == 0 || question.pass.sequence <= positions) return absl::OkStatus();
@@ -199,6 +208,7 @@ absl::StatusOr<Question> ToQuestion(const v1::PlanRequest& request) {
   if (request.device_slots() > 0) question.gpu.device_slots = request.device_slots();
   if (request.has_allocator_reserve()) question.gpu.allocator_reserve = request.allocator_reserve();
   if (absl::Status status = SetStreams(request, question); !status.ok()) return status;
+  if (absl::Status status = SetSums(request, question); !status.ok()) return status;
   question.ranks = std::max(1u, request.ranks());
   if (question.ranks > 1) {
     if (absl::Status status = simulator::ValidateNetwork(question.machine); !status.ok()) return status;

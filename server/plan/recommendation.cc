@@ -139,8 +139,9 @@ class Recommender {
     return memory.status();
   }
 
-  // It fits once gradients leave during backward; before that they all stay.
+  // It fits once gradients leave during backward; before that they all stay, unless each pass's leave.
   absl::Status CheckWatching() {
+    if (q_.gpu.sums_on_host) return absl::OkStatus();
     const std::vector<MemoryItem>& items = memory_.ranks.front().gpu;
     const uint64_t all = simulator::AllGradientBytes(q_.model) / q_.ranks, leaving = BytesOf(items, "gradients");
     const uint64_t watched = TotalBytes(items) - leaving + (q_.ranks == 1 ? std::max(all, leaving) : all + leaving);
@@ -187,7 +188,8 @@ class Recommender {
     pass.batch = std::max<uint64_t>(1, simulator::LargestBatch(q_.model, *layout, pass, use, q_.gpu_bytes()));
     if (FitsWith(pass, gpu, *layout)) {
       Say(absl::StrCat(leave ? "Or use" : "Use", " a batch of ", pass.batch, " instead of ", batch,
-                       "; where passes are accumulated, all gradients stay in HBM."));
+                       "; where passes are accumulated, all gradients stay in HBM",
+                       q_.ranks == 1 ? ", or with accumulate=\"daemon\" (--sums_on_host) in the host's memory." : "."));
       return absl::OkStatus();
     }
     return leave ? absl::OkStatus() : ShareOrStream(pass, gpu, *layout);

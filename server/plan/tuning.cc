@@ -74,7 +74,8 @@ simulator::Outcome SimulateOurs(const Question& question, const simulator::Workl
                               .gradient_slots = question.spec.gradient_slots,
                               .in_place = question.spec.in_place,
                               .streamed_weights = question.gpu.streamed_weights,
-                              .stream_slots = question.gpu.stream_slots});
+                              .stream_slots = question.gpu.stream_slots,
+                              .sums_on_host = question.gpu.sums_on_host});
   return ours.Run(question.machine, workload, options);
 }
 

@@ -26,6 +26,7 @@ struct GpuUse {
   uint32_t device_slots = 8;
   uint32_t resident_buckets = 0;  // at most all are
   uint32_t accumulation = 1;
+  bool sums_on_host = false;        // gradients of a step's passes are added up there
   double allocator_reserve = 0.05;  // of the memory
   double streamed_weights = 0;      // the share of the blocks whose parameters stream (StreamedUnits)
   uint32_t stream_slots = 3;

@@ -5,8 +5,9 @@
 // machine gets it with its sum of squares; while every slot is taken the trainer launches nothing more. After the
 // verdict the uploads are issued as kernels/gpu/upload_order.h says, and a unit's forward pass waits for its own
 // buckets. A block whose parameters stream (kernels/gpu/weight_stream.h) waits for them in each pass, and they are
-// published after the verdict. Of activations that wait on the host (Pass), a block's leaves while the block computes,
-// and the one before it comes back while the block is in backward.
+// published after the verdict. Gradients that are added up on the host come back for each pass but the first, and leave
+// again (client/src/gpu/gradient_sums.h). Of activations that wait on the host (Pass), a block's leaves while the block
+// computes, and the one before it comes back while the block is in backward.
 //
 // Of several ranks one is simulated: its shards are hosted, units are gathered and reduced as sharded_units.h says, and
 // each step is prepared and agreed on (server/engine/README.md).
@@ -43,6 +44,7 @@ class Ours {
     bool in_place = false;          // and parameters are published there
     double streamed_weights = 0;    // the share of the blocks whose parameters stream (StreamedUnits)
     uint32_t stream_slots = 3;
+    bool sums_on_host = false;        // gradients of a step's passes are added up there, of one rank
     bool sums_with_gradients = true;  // as trainers on a GPU do; else the daemon's passes compute the norm
   };
 

@@ -55,6 +55,7 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       pack_(&time_, nullptr),
       leaving_(&time_, nullptr),
       returning_(&time_, nullptr),
+      sums_(&time_, nullptr),
       pool_(&host_memory_, machine, CostsOf(machine.passes, *settings.algorithm)),
       record_(engine::Record::Bytes(layout_) / sizeof(kernels::UndoSlot) + 1),
       offloaded_blocks_(OffloadedBlocks(workload.model.architecture, workload.pass)),
@@ -63,6 +64,8 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
       copied_(settings.device_slots) {
   SUPEROFFLOAD_CHECK_LT(0u, settings.device_slots);
   SUPEROFFLOAD_CHECK_LE(settings.resident_buckets, buckets_.size());
+  SUPEROFFLOAD_CHECK(!settings.sums_on_host || (workload.ranks == 1 && !settings.in_place),
+                     "gradients are added up on the host of one rank, not in place");
   SUPEROFFLOAD_CHECK(settings.streamed_weights == 0 || (workload.ranks == 1 && settings.resident_buckets == 0),
                      "weights stream on one rank, without residents");
   streams_with_ = StreamedUnits(workload.model.architecture, uses_, settings.streamed_weights);
@@ -194,7 +197,7 @@ void SimulatedTraining::LaunchMicroBatch(bool first, bool last) {
   if (!first && sharded_ != nullptr) sharded_->BeginPass();
   for (size_t unit = 0; !first && unit < workload_.units.size(); ++unit) Forward(unit, nullptr);
   for (size_t unit = workload_.units.size(); unit-- > 0;) {
-    sharded_ == nullptr ? LaunchBackward(unit, last) : LaunchShardedBackward(unit, last);
+    sharded_ == nullptr ? LaunchBackward(unit, first, last) : LaunchShardedBackward(unit, last);
   }
 }
 
@@ -244,19 +247,19 @@ void SimulatedTraining::Read(size_t unit) {
                        [this](uint32_t bucket) { return buckets_[bucket].final; }));
 }
 
-void SimulatedTraining::LaunchBackward(size_t unit, bool last) {
+void SimulatedTraining::LaunchBackward(size_t unit, bool first, bool last) {
   Read(unit);
   BringInput(unit);
   const double seconds = workload_.units[unit].backward;
   const std::string name = absl::StrCat("backward ", unit);
   double launched = 0;  // part of the unit's pass
   for (const uint32_t bucket : buckets_of_unit_[unit]) {
-    if (!last || uses_[bucket].units.front() != unit) continue;
+    if (!(last || settings_.sums_on_host) || uses_[bucket].units.front() != unit) continue;
     const double until = std::max(launched, uses_[bucket].complete_at);
     if (until > launched) Compute(unit, (until - launched) * seconds, name);
     launched = until;
     compute_.Record(&buckets_[bucket].ready);
-    LaunchGradient(bucket, buckets_[bucket].ready);
+    LaunchGradient(bucket, buckets_[bucket].ready, first, last);
   }
   if (launched < 1) Compute(unit, (1 - launched) * seconds, name);
 }
@@ -267,11 +270,12 @@ void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
   if (unit > 0) sharded_->Gather(unit - 1);
   sharded_->Reduce(unit, [this] { steps_.back().reduced = time_.now(); });
   for (const uint32_t bucket : buckets_of_unit_[unit]) {
-    if (last && uses_[bucket].units.front() == unit) LaunchGradient(bucket, sharded_->Reduced(unit));
+    if (last && uses_[bucket].units.front() == unit)
+      LaunchGradient(bucket, sharded_->Reduced(unit), /*first=*/true, last);
   }
 }
 
-void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete) {
+void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete, bool first, bool last) {
   Bucket& bucket = buckets_[index];
   const auto slot = static_cast<uint32_t>(gradients_++ % copied_.size());
   const double bytes = static_cast<double>(layout_.buckets[index].gradient_bytes());
@@ -280,10 +284,24 @@ void SimulatedTraining::LaunchGradient(uint32_t index, const GpuEvent& complete)
   Check(mover_->WaitLanded(index, SimulatedCuda::HandleOf(&pack_)));
   pack_.Wait(copied_[slot]);
   compute_.Wait(copied_[slot]);  // the hook waits for a slot, and launches nothing meanwhile
+  if (settings_.sums_on_host && !first) {
+    GpuEvent fetched;
+    sums_.Wait(bucket.summed);
+    sums_.Wait(copied_[slot]);
+    sums_.Copy(&h2d_, bytes, "sum");
+    sums_.Record(&fetched);
+    pack_.Wait(fetched);
+  }
   pack_.Kernel(2 * bytes / machine_.gpu.memory_bandwidth, "pack");
   pack_.Record(&bucket.packed);
   GpuStream& down = SimulatedCuda::StreamOf(mover_->down_stream());
   down.Wait(bucket.packed);
+  if (!last) {
+    down.Copy(&d2h_, bytes, "sum");
+    down.Record(&bucket.summed);
+    down.Record(&copied_[slot]);
+    return;
+  }
   Check(mover_->CopyDown(index, slot, steps_.size() % 2, kernels::Mover::What::kGradientAndSums,
                          [this, index](const auto&, double) { Arrive(index); }));
   down.Record(&copied_[slot]);

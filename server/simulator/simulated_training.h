@@ -72,6 +72,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
 
   struct Bucket {
     GpuEvent ready, packed;
+    GpuEvent summed;                // what passes before have brought is on the host
     bool speculated = false;        // by the step under way
     bool final = true;              // its parameters, and the mover knows
     bool pending = false;           // the gradient of the last committed step, in its only slot
@@ -92,9 +93,9 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void BeginStep();
   void LaunchForward();  // of the units whose parameters are under way; then everything behind them
   void LaunchMicroBatch(bool first, bool last);
-  void LaunchBackward(size_t unit, bool last);         // micro-batch of the step
-  void LaunchShardedBackward(size_t unit, bool last);  // the same; its gradients are complete all at once
-  void LaunchGradient(uint32_t bucket, const GpuEvent& complete);
+  void LaunchBackward(size_t unit, bool first, bool last);  // micro-batch of the step
+  void LaunchShardedBackward(size_t unit, bool last);       // the same; its gradients are complete all at once
+  void LaunchGradient(uint32_t bucket, const GpuEvent& complete, bool first, bool last);  // of the step's passes
   void Arrive(uint32_t bucket);
   void Deliver();
   void UpdateResidents();
@@ -120,7 +121,7 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   SharedBandwidth host_memory_;
   CopyEngine h2d_, d2h_;
   SimulatedCuda cuda_;
-  GpuStream compute_, pack_, leaving_, returning_;
+  GpuStream compute_, pack_, leaving_, returning_, sums_;
   std::unique_ptr<ShardedUnits> sharded_;  // of several ranks
   SimulatedWorkerPool pool_;
   std::vector<kernels::UndoSlot> record_;  // aligned as a record is

@@ -355,6 +355,36 @@ TEST(AnswerTest, WhatActivationsDoNotLeaveWithIsRefused) {
   EXPECT_THAT(Refusal(request), HasSubstr("GPU and host of dgx-spark have one memory"));
 }
 
+TEST(AnswerTest, SumsOnTheHostMakeRoomWherePassesAreAccumulated) {
+  v1::PlanRequest request = Request("gpt2-25b", 1);
+  request.set_accumulation(4);
+  EXPECT_FALSE(Answer(request)->memory(0).gpu().fits());
+  request.set_sums_on_host(true);
+  const v1::PlanResponse answer = *Answer(request);
+  EXPECT_TRUE(answer.memory(0).gpu().fits());
+  EXPECT_TRUE(answer.has_performance());
+  EXPECT_THAT(answer.recommendation().sentences(), Not(Contains(HasSubstr("overlap"))));
+  request.set_in_place(true);
+  EXPECT_THAT(Refusal(request), HasSubstr("not added up on the host with in_place"));
+  request.set_in_place(false);
+  request.set_ranks(2);
+  EXPECT_THAT(Refusal(request), HasSubstr("not added up on the host with ranks above 1"));
+}
+
+// What client/python/superoffload/torch/gpu/README.md says of it.
+TEST(AnswerTest, SumsOnTheHostCostLittleOfAStep) {
+  v1::PlanRequest request = Request("qwen3-14b", 8, 1024);
+  request.set_accumulation(8);
+  const v1::PlanResponse on_gpu = *Answer(request);
+  request.set_sums_on_host(true);
+  const v1::PlanResponse on_host = *Answer(request);
+  const uint64_t saved = on_gpu.memory(0).gpu().total_bytes() - on_host.memory(0).gpu().total_bytes();
+  EXPECT_NEAR(std::ldexp(static_cast<double>(saved), -30), 26, 0.5);
+  const double longer = on_host.performance().step_seconds() / on_gpu.performance().step_seconds();
+  EXPECT_GT(longer, 1);
+  EXPECT_LT(longer, 1.012);
+}
+
 TEST(AnswerTest, WhatWeightsDoNotStreamWithIsRefused) {
   v1::PlanRequest request = Request("llama-8b");
   request.set_streamed_weights(1.5);

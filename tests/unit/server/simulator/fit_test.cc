@@ -180,6 +180,14 @@ TEST(FitTest, AccumulationKeepsAllGradients) {
   EXPECT_LT(BytesOf(once, "gradients"), BytesOf(twice, "gradients") / 5);
 }
 
+TEST(FitTest, SumsOnTheHostLeaveABlocksGradients) {
+  const Model model = *FindModel("llama-8b");
+  const engine::Layout layout = LayoutOf(model);
+  const auto gradients = [&](const GpuUse& use) { return BytesOf(GpuMemory(model, layout, {}, use, 1), "gradients"); };
+  EXPECT_EQ(gradients({.accumulation = 4, .sums_on_host = true}), gradients({}));
+  EXPECT_GT(gradients({.accumulation = 4}), 10 * gradients({}));
+}
+
 TEST(FitTest, RanksKeepShardsOfGradientsAndGatherTwoBlocks) {
   const Model model = *FindModel("llama-8b");
   const engine::Layout shard = LayoutOf(model, {}, 4);

@@ -261,6 +261,24 @@ TEST(OursTest, OnlyTheLastMicroBatchSubmits) {
   EXPECT_GT(four.utilisation, one.utilisation);
 }
 
+TEST(OursTest, GradientsThatAreAddedUpOnTheHostMoveTwicePerPass) {
+  const Machine machine = Superchip();
+  const auto copies = [&](uint64_t passes, bool sums_on_host, Lane lane) {
+    const Workload workload = Gpt2(4, passes);
+    SimulatedTraining training(machine, workload, {.sums_on_host = sums_on_host}, {Verdict::kCommit});
+    training.Run();
+    return std::ranges::count_if(training.spans(),
+                                 [&](const Span& span) { return span.lane == lane && span.name == "sum"; });
+  };
+  const auto buckets = static_cast<int64_t>(LayoutOf(Gpt2(4).model).buckets.size());
+  EXPECT_EQ(copies(3, false, Lane::kD2H), 0);
+  EXPECT_EQ(copies(1, true, Lane::kD2H), 0);
+  EXPECT_EQ(copies(3, true, Lane::kD2H), 2 * buckets);
+  EXPECT_EQ(copies(3, true, Lane::kH2D), 2 * buckets);
+  const double on_gpu = Train(Gpt2(16, 4)).step_seconds;
+  EXPECT_LT(Train(Gpt2(16, 4), {}, {.sums_on_host = true}).step_seconds, 1.05 * on_gpu);
+}
+
 TEST(OursTest, TheTimelineHasEveryLane) {
   const Outcome outcome = Train(Gpt2(4), {.timeline = true});
   std::set<Lane> lanes;
