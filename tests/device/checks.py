@@ -28,6 +28,7 @@ LOOPS = (
     "parameters twice as large as their memory",
     "frozen blocks that stream, twice as large as their memory",
     "activations that leave, for half of which there is memory",
+    "gradients of several passes, for half of which there is memory",
 )
 SANITIZED_ELEMENTS = 1 << 16 if machine.DRY_RUN else 1 << 20
 MOVERS = ("direct", "auto") if machine.DRY_RUN else (*machine.MOVERS, "auto")  # smoke tries each

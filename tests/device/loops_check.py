@@ -23,7 +23,7 @@ ROWS = 1024 if machine.DRY_RUN else 8192
 BUCKET_BYTES = 4096 if machine.DRY_RUN else 64 << 20
 SPARE_BYTES = 512 << 20  # near full memory: beyond a quarter more than what the reference has used
 PARAMETERS = LAYERS * WIDTH**2
-FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND, FROZEN, LEAVING = LOOPS
+FULL, EXPANDABLE, AVERAGES, GRAPHED, COMPILED, STREAMED, ADAPTED, BEYOND, FROZEN, LEAVING, PASSES = LOOPS
 WEIGHTS = {STREAMED: "streamed", ADAPTED: "auto", BEYOND: "streamed"}
 LACKS_ROOM = STEPS - 2  # the step of ADAPTED in which blocks leave again, after some that have room
 
@@ -77,8 +77,8 @@ class _Values(Mapping):
         return LAYERS
 
 
-def _input(step: int) -> torch.Tensor:
-    generator = torch.Generator(machine.DEVICE).manual_seed(step)
+def _input(seed: int) -> torch.Tensor:
+    generator = torch.Generator(machine.DEVICE).manual_seed(seed)
     return torch.randn(ROWS, WIDTH, generator=generator, device=machine.DEVICE).bfloat16().requires_grad_()
 
 
@@ -102,6 +102,8 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
     before_model = _leave(most_gpu_bytes) if way == BEYOND else None
     frozen = superoffload.torch.stream_frozen(model, "cuda:0") if way == FROZEN and not waits else None
     gpu = GpuOptions(cast="fused", resident_share=1)
+    if way == PASSES and not waits:
+        gpu = GpuOptions(cast="fused", accumulate="daemon")
     if way == BEYOND:
         gpu = GpuOptions(cast="fused", device="cuda:0", weights=_Values())
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
@@ -126,8 +128,9 @@ def train(way: str, waits: bool, most_gpu_bytes: int = 0) -> tuple[list[torch.Te
         for step in range(STEPS):
             if way == COMPILED:
                 torch.compiler.cudagraph_mark_step_begin()
-            loss = called(_input(step)).square().mean()
-            loss.backward()
+            for part in range(3 if way == PASSES else 1):
+                loss = called(_input(step + part * STEPS)).square().mean()
+                loss.backward()
             optimizer.step()
             if waits:
                 optimizer.synchronize()
@@ -161,6 +164,8 @@ def _left(way: str, taken: int) -> int:
         return taken + PARAMETERS + (0 if machine.DRY_RUN else torch.cuda.mem_get_info()[1] // 50)
     if way == LEAVING:
         return taken + SPARE_BYTES - LAYERS * ROWS * WIDTH  # bytes: half of the layers' inputs
+    if way == PASSES:
+        return taken + SPARE_BYTES - PARAMETERS  # bytes: half of the gradients
     return taken + SPARE_BYTES + PARAMETERS if way in (BEYOND, FROZEN) else 0  # half of their bytes
 
 
