@@ -28,10 +28,10 @@ left_out='TablesTest|TuningTest|RecommendationTest|ResidentsAreThoseThatTrainers
 left_out+='|WholePathTest.*_(1|2|4)_|WholePathTest.*_3_BFloat16FromFloat32|RoomTest.*(_1Threads|_lion|_nearest)'
 # Of the fake GPUs those whose copies take ways of their own; kernels in a process that dies do nothing else than in one
 # that lives.
-left_out+='|GpuExactnessTest.*/(Trainer|Direct|DaemonCoherent|TrainerNeverSpeculating|[A-Za-z]*SlowDown|AutoWithoutTheDaemon) '
+left_out+='|GpuExactnessTest.*/(Trainer|TrainerPasses|Direct|DaemonCoherent|TrainerNeverSpeculating|[A-Za-z]*SlowDown|AutoWithoutTheDaemon) '
 left_out+='|GpuExactnessTest.*(Hmm|Unregistered|Mig)|UndoSlotTest'
 # Nor residents where there are others with a log, or in place.
-left_out+='|GpuExactnessTest.*/(DaemonResident|TrainerResident|DirectCoherentResident|DirectCoherentInPlaceResident|TrainerOneSlotResident) '
+left_out+='|GpuExactnessTest.*/(DaemonResident|TrainerResident|DirectCoherentResident|DirectCoherentInPlaceResident|TrainerOneSlotResident|TrainerPassesResidentLog) '
 left_out+='|_NOT_BUILT$'
 # Threads are the same whatever the numbers' format; of the ways of a step one of each kind.
 # ctest takes no more than nine pairs of parentheses.
