@@ -18,6 +18,7 @@ from tests.support.late_torch import DRIVER
 
 import superoffload.torch
 from superoffload.torch import cuda
+from superoffload.torch.gpu import residents
 from superoffload.torch.guards.reads import drop_orphans
 
 _STREAMS = {
@@ -129,6 +130,7 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setattr(cuda, "pinned_like", torch.empty_like)
     patch.setattr(cuda, "begin_read", _begin_read)
     patch.setattr(cuda, "keep_for_stream", lambda tensor, stream: kept.append(tensor))
+    patch.setattr(residents, "_STALL", 1e6)  # how long copies take here says nothing: they come where a test says so
     return kept
 
 
