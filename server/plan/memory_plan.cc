@@ -70,8 +70,9 @@ std::vector<Question> WithLessRoom(const Question& question) {
   for (Question& with : less) with.spec.gradient_slots = 1;
   less.back().spec.in_place = true;
   less.back().SetResidents(question.gpu.resident_buckets);
-  if (question.gpu.streamed_weights > 0 || question.gpu.sums_on_host || !engine::ValidateSpec(less.back().spec).ok())
+  if (question.gpu.streamed_weights > 0 || question.gpu.sums_on_host || !engine::ValidateSpec(less.back().spec).ok()) {
     less.pop_back();
+  }
   return less;
 }
 

@@ -54,8 +54,9 @@ std::vector<uint64_t> UnitBytes(const Model& model, kernels::DType engine::Param
 // Of all parameters where passes are accumulated on the GPU; of ranks, each of its shards.
 MemoryItem Gradients(const Model& model, const engine::Layout& layout, const GpuUse& use) {
   const uint64_t largest = UnitBytes(model, &engine::ParameterSpec::gradient_dtype)[0];
-  if (use.accumulation == 1 || use.sums_on_host)
+  if (use.accumulation == 1 || use.sums_on_host) {
     return {"gradients", largest, "of the largest block, until its buckets have left"};
+  }
   if (!use.gathers) return {"gradients", AllGradientBytes(model), "of all parameters: they stay from pass to pass"};
   uint64_t shards = 0;
   for (const engine::BucketLayout& bucket : layout.buckets) shards += bucket.gradient_bytes();

@@ -270,8 +270,9 @@ void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
   if (unit > 0) sharded_->Gather(unit - 1);
   sharded_->Reduce(unit, [this] { steps_.back().reduced = time_.now(); });
   for (const uint32_t bucket : buckets_of_unit_[unit]) {
-    if (last && uses_[bucket].units.front() == unit)
+    if (last && uses_[bucket].units.front() == unit) {
       LaunchGradient(bucket, sharded_->Reduced(unit), /*first=*/true, last);
+    }
   }
 }
 

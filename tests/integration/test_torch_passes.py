@@ -1,5 +1,6 @@
 """Gradients of several passes that leave one by one (accumulate="daemon"): the bits of sums in .grad."""
 
+import functools
 import gc
 
 import pytest
@@ -16,12 +17,12 @@ PASSES = 3
 STEPS = 4
 
 
-def build(dtype):
+def build(dtype=torch.bfloat16, reentrant=None):
     torch.manual_seed(0)
-    return Model().to(dtype)
+    return Model(reentrant).to(dtype)
 
 
-def optimizer_of(model, daemon, accumulate, overlap="auto", **options):
+def optimizer_of(model, daemon, accumulate, overlap="auto", weights="resident", **options):
     return superoffload.torch.AdamW(
         model.named_parameters(),
         lr=1e-2,
@@ -29,6 +30,7 @@ def optimizer_of(model, daemon, accumulate, overlap="auto", **options):
         endpoint=daemon.endpoint,
         bucket_bytes=4096,
         overlap=overlap,
+        weights=weights,
         gpu=GpuOptions(accumulate=accumulate, **options),
     )
 
@@ -46,26 +48,10 @@ def train(model, optimizer, steps=STEPS, passes=PASSES):
     return losses
 
 
-@pytest.mark.parametrize("overlap", ["auto", False])
-@pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_same_bits(gpu_daemon, dtype, slots, overlap):  # noqa: F811
-    seen = []
-    for accumulate in ("gpu", "daemon"):
-        model = build(dtype)
-        optimizer = optimizer_of(model, gpu_daemon, accumulate, overlap, gradient_slots=slots, cast="fused")
-        losses = train(model, optimizer)
-        optimizer.synchronize()
-        seen.append((losses, weights_of(model)))
-        optimizer.close()
-    assert seen[0][0] == seen[1][0]
-    same(seen[1][1], seen[0][1])
-
-
-def both(gpu_daemon, run, dtype=torch.bfloat16, **options):  # noqa: F811
+def both(gpu_daemon, run, make=build, **options):  # noqa: F811
     """What `run(model, optimizer)` returns, and the weights then, of the GPU's sums and of the daemon's."""
     for accumulate in ("gpu", "daemon"):
-        model = build(dtype)
+        model = make()
         optimizer = optimizer_of(model, gpu_daemon, accumulate, cast="fused", **options)
         found = run(model, optimizer)
         optimizer.synchronize()
@@ -73,26 +59,21 @@ def both(gpu_daemon, run, dtype=torch.bfloat16, **options):  # noqa: F811
         optimizer.close()
 
 
-def expect_same(gpu_daemon, run, **options):  # noqa: F811
-    (found, weights), (found_of_daemon, weights_of_daemon) = both(gpu_daemon, run, **options)
+def expect_same(gpu_daemon, run, make=build, **options):  # noqa: F811
+    (found, weights), (found_of_daemon, weights_of_daemon) = both(gpu_daemon, run, make, **options)
     assert found == found_of_daemon
     same(weights_of_daemon, weights)
 
 
+@pytest.mark.parametrize("overlap", ["auto", False])
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_same_bits(gpu_daemon, dtype, slots, overlap):  # noqa: F811
+    expect_same(gpu_daemon, train, functools.partial(build, dtype), overlap=overlap, gradient_slots=slots)
+
+
 def test_copies_that_are_late(gpu_daemon, late_gpu):  # noqa: F811
-    model = build(torch.bfloat16)
-    optimizer = optimizer_of(model, gpu_daemon, "daemon", cast="fused")
-    train(model, optimizer)
-    optimizer.synchronize()
-    late = weights_of(model)
-    optimizer.close()
-    torch.manual_seed(0)
-    model = build(torch.bfloat16)
-    optimizer = optimizer_of(model, gpu_daemon, "gpu", cast="fused")
-    train(model, optimizer)
-    optimizer.synchronize()
-    same(late, weights_of(model))
-    optimizer.close()
+    expect_same(gpu_daemon, train)
 
 
 def test_between_passes_no_gradient_is_on_the_gpu(gpu_daemon, fake_gpu):  # noqa: F811
@@ -233,24 +214,7 @@ def test_sums_in_fp32_are_not_rounded_in_between(gpu_daemon):  # noqa: F811
 @pytest.mark.parametrize("weights", ["streamed", 0.5])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_with_weights_that_stream(gpu_daemon, weights, reentrant):  # noqa: F811
-    seen = []
-    for accumulate in ("gpu", "daemon"):
-        torch.manual_seed(0)
-        model = Model(reentrant).bfloat16()
-        optimizer = superoffload.torch.AdamW(
-            model.named_parameters(),
-            lr=1e-2,
-            endpoint=gpu_daemon.endpoint,
-            bucket_bytes=4096,
-            weights=weights,
-            gpu=GpuOptions(accumulate=accumulate, cast="fused", stream_slots=2),
-        )
-        losses = train(model, optimizer)
-        optimizer.synchronize()
-        seen.append((losses, weights_of(model)))
-        optimizer.close()
-    assert seen[0][0] == seen[1][0]
-    same(seen[1][1], seen[0][1])
+    expect_same(gpu_daemon, train, functools.partial(build, reentrant=reentrant), weights=weights, stream_slots=2)
 
 
 def test_a_daemon_that_dies_between_passes_loses_the_step_and_says_so(fake_gpu):  # noqa: F811

@@ -147,11 +147,17 @@ class GpuTrainer : public test::ExactTrainer {
       Tensor::Require(driver().MemcpyDtoHAsync(work_->host(), work_->device(), work_->bytes(), stream));
     }
     Tensor::Require(driver().MemcpyHtoDAsync(gradient.device(), gradient.host(), gradient.bytes(), stream));
+    return HandOverAt(parameter, gradient.device(), reinterpret_cast<uint64_t>(stream), source);
+  }
+
+  // 0: there is none.
+  absl::Status HandOverAt(size_t parameter, kernels::CudaPointer gradient, uint64_t stream,
+                          superoffload_gradients source) {
     const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
     source.on_gpu = 1;
-    source.stream = reinterpret_cast<uint64_t>(stream);
+    source.stream = stream;
     source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
-    const superoffload_piece piece{gradient.device(), 0, elements_[parameter], static_cast<uint32_t>(parameter),
+    const superoffload_piece piece{gradient, 0, elements_[parameter], static_cast<uint32_t>(parameter),
                                    static_cast<uint32_t>(of.gradient_dtype())};
     return attachment_.HandOver({&piece, 1}, source);
   }
@@ -255,18 +261,7 @@ class PassesTrainer : public GpuTrainer {
     superoffload_gradients source{};
     source.more_follow = last ? 0 : 1;
     if (comes) return HandOver(parameter, *passes_[pass][parameter], source);
-    return last ? BringNothing(parameter) : absl::OkStatus();
-  }
-
-  absl::Status BringNothing(size_t parameter) {
-    superoffload_gradients source{};
-    source.on_gpu = 1;
-    source.stream = stream();
-    source.stays = SUPEROFFLOAD_STAYS_UNTIL_PACKED;
-    const v1::Parameter& of = attachment_.optimizer().parameters(static_cast<int>(parameter));
-    const superoffload_piece nothing{0, 0, elements_[parameter], static_cast<uint32_t>(parameter),
-                                     static_cast<uint32_t>(of.gradient_dtype())};
-    return attachment_.HandOver({&nothing, 1}, source);
+    return last ? HandOverAt(parameter, 0, stream(), source) : absl::OkStatus();
   }
 
   std::mt19937 random_;

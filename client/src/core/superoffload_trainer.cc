@@ -153,8 +153,9 @@ int superoffload_find_edited(int64_t trainer, const superoffload_piece* pieces, 
   return WithTrainer(trainer, [&](Trainer& impl) -> Status {
     if (index == nullptr || (pieces == nullptr && count > 0)) return NullArgument();
     std::vector<GradientPiece> all;
-    if (Status status = superoffload::client::ToPieces({pieces, count}, /*may_be_null=*/false, &all); !status.ok())
+    if (Status status = superoffload::client::ToPieces({pieces, count}, /*may_be_null=*/false, &all); !status.ok()) {
       return status;
+    }
     size_t found = count;
     Status status = impl.FindEdited(all, &found);
     *index = static_cast<uint32_t>(found);
