@@ -125,8 +125,7 @@ absl::Status SetStreams(const v1::PlanRequest& request, Question& question) {
   question.gpu.streamed_weights = request.streamed_weights();
   if (request.stream_slots() > 0) question.gpu.stream_slots = request.stream_slots();
   if (request.streamed_weights() == 0) return absl::OkStatus();
-  const char* const with = request.ranks() > 1              ? "ranks above 1"
-                           : request.in_place()             ? "in_place"
+  const char* const with = request.in_place()               ? "in_place"
                            : request.resident_buckets() > 0 ? "resident_buckets"
                                                             : nullptr;
   if (with != nullptr) {

@@ -64,7 +64,7 @@ absl::StatusOr<uint32_t> RanksThatFit(Question question, bool gpu) {
 // takes two operations, so the twos cancel; of the parameters a token takes the active ones.
 double StreamingEfficiency(const Question& question) {
   const double bytes = static_cast<double>(kernels::DTypeBytes(question.model.parameters.front().dtype));
-  const double bandwidth = question.machine.h2d.points.back().bytes_per_second * 2 / bytes;
+  const double bandwidth = question.ranks * question.machine.h2d.points.back().bytes_per_second * 2 / bytes;
   const double flops = question.machine.gpu.peak_flops * question.machine.gpu.matmul_efficiency;
   const double active = static_cast<double>(simulator::ActiveParameterCount(question.model)) /
                         static_cast<double>(simulator::ParameterCount(question.model));
@@ -86,7 +86,9 @@ class Recommender {
     if (hopeless_) return std::move(out_);
     if (absl::Status status = memory_.gpu_fits ? CheckWatching() : CheckGpu(); !status.ok()) return status;
     if (out_.sentences().empty()) {
-      Say("Everything fits as requested: the weights stay in HBM, and the optimizer's state in the host's memory.");
+      Say(absl::StrCat("Everything fits as requested: the weights ",
+                       q_.gpu.streamed_weights == 0 ? "stay in HBM" : "stream as far as they were asked to",
+                       ", and the optimizer's state stays in the host's memory."));
     }
     return std::move(out_);
   }
@@ -262,7 +264,7 @@ class Recommender {
         if (shared) Share(*ranks, batch);
       }
       if (!streamed) {
-        streamed = LetActivationsLeave(changed.pass, gpu, layout) || (q_.ranks == 1 && Stream(changed, layout, shared));
+        streamed = LetActivationsLeave(changed.pass, gpu, layout) || Stream(changed, layout, shared);
       }
     }
     if (shared || streamed) return absl::OkStatus();
@@ -298,12 +300,13 @@ class Recommender {
       out_.set_streamed_fraction(share);
     }
     Say(absl::StrFormat(
-        "On one rank weights stream: with a batch of %d, %d of %d blocks through %d slots in HBM "
-        "(--streamed_weights=%g, and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its "
-        "time: T*b/(T*b + peak) with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of "
-        "parameters that a token uses.",
-        changed.pass.batch, *streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency,
-        changed.pass.tokens(), q_.machine.h2d.points.back().bytes_per_second / 1e9,
+        "On %s stream: with a batch of %d, %d of %d blocks through %d slots in HBM (--streamed_weights=%g, "
+        "and weights=%g for the optimizer). A streamed forward pass computes %.0f %% of its time: T*b/(T*b + peak) "
+        "with T = %.0f tokens, b = %.0f GB/s and peak = %.0f TFLOPS, T times the share of parameters that a token "
+        "uses.",
+        q_.ranks == 1 ? "one rank weights" : absl::StrCat(q_.ranks, " ranks the weights' shards"), changed.pass.batch,
+        *streamed, blocks, changed.gpu.stream_slots, share, share, 100 * efficiency, changed.pass.tokens(),
+        q_.ranks * q_.machine.h2d.points.back().bytes_per_second / 1e9,
         q_.machine.gpu.peak_flops * q_.machine.gpu.matmul_efficiency / 1e12));
     return true;
   }

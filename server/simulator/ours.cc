@@ -59,7 +59,8 @@ std::vector<Span> CausesOf(const Stall& stall, const std::vector<StepTimes>& ste
     until(kDeviceSlots, std::min({stall.lacked, stall.read, stall.returning}));
     if (stall.read < stall.end) until("parameters that stream", stall.returning);
     if (stall.returning < stall.end) until("activations' way back", stall.end);
-    until("reducing gradients over ranks", stall.gathering);
+    until("reducing gradients over ranks", stall.reading);
+    until("parameters that stream", stall.gathering);
   } else if (stall.step > 0) {
     const StepTimes& before = steps[stall.step - 1];
     until("reducing gradients over ranks", before.reduced);

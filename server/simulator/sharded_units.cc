@@ -21,9 +21,11 @@ ShardedUnits::ShardedUnits(VirtualTime* time, Timeline* timeline, GpuStream* com
   }
 }
 
-void ShardedUnits::Gather(size_t index) {
+void ShardedUnits::Gather(size_t index, const std::function<void()>& read) {
   Unit& unit = units_[index];
   network_.Wait(begun_);
+  network_.HostCall([this, &unit] { unit.reading = time_->now(); });
+  read();
   network_.HostCall([this, &unit] { unit.gathering = time_->now(); });
   network_.Kernel(unit.gather, absl::StrCat("gather ", index));
   network_.Record(&unit.gathered);

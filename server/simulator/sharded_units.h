@@ -32,8 +32,8 @@ class ShardedUnits {
   // Of a micro-batch: nothing is fetched before everything that has been launched is over.
   void BeginPass() { compute_->Record(&begun_); }
 
-  // Not before the unit that was begun last has begun to compute.
-  void Gather(size_t unit);
+  // Not before the unit that was begun last has begun to compute. `read` has the network wait for this rank's shards.
+  void Gather(size_t unit, const std::function<void()>& read);
 
   // The kernels of the unit, which are launched next, wait for its parameters.
   void Begin(size_t unit);
@@ -42,14 +42,16 @@ class ShardedUnits {
   void Reduce(size_t unit, std::function<void()> reduced);
   const GpuEvent& Reduced(size_t unit) const { return units_[unit].reduced; }
 
-  // Of a unit's last pass, in this order: nothing but its parameters was lacking; they began to be gathered.
+  // Of a unit's last pass, in this order: nothing but its parameters was lacking; nothing but this rank's shards kept
+  // them from being gathered; they began to be.
   double lacked(size_t unit) const { return units_[unit].lacked; }
+  double reading(size_t unit) const { return units_[unit].reading; }
   double gathering(size_t unit) const { return units_[unit].gathering; }
 
  private:
   struct Unit {
     double gather = 0, reduce = 0;  // seconds
-    double lacked = 0, gathering = 0;
+    double lacked = 0, reading = 0, gathering = 0;
     GpuEvent gathered, reduced;
   };
 

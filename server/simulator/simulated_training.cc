@@ -66,8 +66,8 @@ SimulatedTraining::SimulatedTraining(const Machine& machine, const Workload& wor
   SUPEROFFLOAD_CHECK_LE(settings.resident_buckets, buckets_.size());
   SUPEROFFLOAD_CHECK(!settings.sums_on_host || (workload.ranks == 1 && !settings.in_place),
                      "gradients are added up on the host of one rank, not in place");
-  SUPEROFFLOAD_CHECK(settings.streamed_weights == 0 || (workload.ranks == 1 && settings.resident_buckets == 0),
-                     "weights stream on one rank, without residents");
+  SUPEROFFLOAD_CHECK(settings.streamed_weights == 0 || settings.resident_buckets == 0,
+                     "weights stream without residents");
   streams_with_ = StreamedUnits(workload.model.architecture, uses_, settings.streamed_weights);
   if (workload.ranks > 1) {
     sharded_ = std::make_unique<ShardedUnits>(&time_, &timeline_, &compute_, machine.network, workload);
@@ -202,8 +202,7 @@ void SimulatedTraining::LaunchMicroBatch(bool first, bool last) {
 }
 
 void SimulatedTraining::Forward(size_t unit, const std::vector<uint32_t>* needed) {
-  if (sharded_ != nullptr) sharded_->Gather(unit);
-  Read(unit);
+  sharded_ != nullptr ? Gather(unit) : Read(unit);
   SendInput(unit);
   Compute(unit, workload_.units[unit].forward, absl::StrCat("forward ", unit), needed);
 }
@@ -239,12 +238,21 @@ void SimulatedTraining::FetchInput(size_t unit) {
 }
 
 void SimulatedTraining::Read(size_t unit) {
+  if (!weights_->Find(static_cast<uint32_t>(unit))) return;
+  compute_.HostCall([this] { read_at_ = time_.now(); });
+  ReadOn(&compute_, unit);
+}
+
+void SimulatedTraining::ReadOn(GpuStream* stream, size_t unit) {
   const std::optional<uint32_t> index = weights_->Find(static_cast<uint32_t>(unit));
   if (!index) return;
-  compute_.HostCall([this] { read_at_ = time_.now(); });
   const kernels::CurrentDevice current(*cuda_.device());
-  Check(weights_->Read(*index, SimulatedCuda::HandleOf(&compute_),
+  Check(weights_->Read(*index, SimulatedCuda::HandleOf(stream),
                        [this](uint32_t bucket) { return buckets_[bucket].final; }));
+}
+
+void SimulatedTraining::Gather(size_t unit) {
+  sharded_->Gather(unit, [this, unit] { ReadOn(sharded_->network(), unit); });
 }
 
 void SimulatedTraining::LaunchBackward(size_t unit, bool first, bool last) {
@@ -267,7 +275,7 @@ void SimulatedTraining::LaunchBackward(size_t unit, bool first, bool last) {
 void SimulatedTraining::LaunchShardedBackward(size_t unit, bool last) {
   BringInput(unit);
   Compute(unit, workload_.units[unit].backward, absl::StrCat("backward ", unit));
-  if (unit > 0) sharded_->Gather(unit - 1);
+  if (unit > 0) Gather(unit - 1);
   sharded_->Reduce(unit, [this] { steps_.back().reduced = time_.now(); });
   for (const uint32_t bucket : buckets_of_unit_[unit]) {
     if (last && uses_[bucket].units.front() == unit) {
@@ -316,8 +324,9 @@ void SimulatedTraining::Compute(size_t unit, double seconds, std::string name, c
     if (step.first_kernel == 0) step.first_kernel = now;
     if (now == idle_since_) return;
     const double lacked = sharded_ == nullptr ? now : sharded_->lacked(unit);
+    const double reading = sharded_ == nullptr ? now : sharded_->reading(unit);
     const double gathering = sharded_ == nullptr ? now : sharded_->gathering(unit);
-    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, gathering, read_at_.value_or(now),
+    stalls_.push_back({steps_.size() - 1, needed, idle_since_, lacked, reading, gathering, read_at_.value_or(now),
                        returning_at_.value_or(now), now});
   });
   compute_.Kernel(seconds, std::move(name));

@@ -47,9 +47,9 @@ struct Stall {
   size_t step = 0;                                 // that was being computed
   const std::vector<uint32_t>* buckets = nullptr;  // whose parameters were waited for; null: not the step's first pass
   double begin = 0;
-  double lacked = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
-  double read = 0;                   // from here on what streams was waited for
-  double returning = 0;              // from here on a block's input, which had left
+  double lacked = 0, reading = 0, gathering = 0;  // of several ranks, as ShardedUnits has them; else the end
+  double read = 0;                                // from here on what streams was waited for
+  double returning = 0;                           // from here on a block's input, which had left
   double end = 0;
 };
 
@@ -101,6 +101,8 @@ class SimulatedTraining final : private engine::CompletionSink, private engine::
   void UpdateResidents();
   void Forward(size_t unit, const std::vector<uint32_t>* needed);  // null: not the step's first pass
   void Read(size_t unit);                                          // where it streams
+  void ReadOn(GpuStream* stream, size_t unit);
+  void Gather(size_t unit);
   bool InputLeaves(size_t unit) const { return unit > 0 && unit <= offloaded_blocks_; }
   void SendInput(size_t unit);   // ahead of its forward pass
   void BringInput(size_t unit);  // ahead of its backward pass

@@ -1,6 +1,7 @@
 #include "tests/simulation/our_tables.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -240,27 +241,37 @@ std::string ResidentsTable() {
 
 std::string StreamsTable() {
   constexpr uint64_t kTokensOfColumns[] = {4096, 8192, 16384, 32768, 65536};
-  std::string text = HeaderOf({"machine", "model", "moments"}, kTokensOfColumns);
-  for (const std::string_view machine_name : {"gh200-96-480", "h100-pcie"}) {
-    const absl::StatusOr<Machine> machine = FindMachine(std::string(machine_name));
-    SUPEROFFLOAD_CHECK(machine.ok());
-    for (const auto& [model_name, algorithm_name] :
-         {std::pair("llama-8b", "adamw"), {"gpt2-25b", "adamw"}, {"seed-oss-36b", "adamw_8bit"}}) {
-      const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(algorithm_name);
-      const absl::StatusOr<Model> model = FindModel(model_name);
-      SUPEROFFLOAD_CHECK(model.ok());
-      absl::StrAppendFormat(&text, "| %s | %s | %d bits |", machine_name, model_name,
-                            algorithm.block_elements > 1 ? 8 : 32);
-      for (const uint64_t tokens : kTokensOfColumns) {
-        Workload workload = MakeStep(*machine, *model, tokens, 4096, 1, {.streamed_weights = 1});
-        KeepSomeInFp32(algorithm, workload.model.parameters);
-        const double stay = Ours({.algorithm = &algorithm}).Run(*machine, workload, {}).step_seconds;
-        const double stream =
-            Ours({.algorithm = &algorithm, .streamed_weights = 1}).Run(*machine, workload, {}).step_seconds;
-        absl::StrAppendFormat(&text, " %.2f (%+.0f %%) |", stream, 100 * (stream / stay - 1));
-      }
-      text += "\n";
+  struct Row {
+    const char *machine, *model, *algorithm;
+    uint32_t ranks = 1;
+  };
+  constexpr Row kRows[] = {{"gh200-96-480", "llama-8b", "adamw"},
+                           {"gh200-96-480", "gpt2-25b", "adamw"},
+                           {"gh200-96-480", "seed-oss-36b", "adamw_8bit"},
+                           {"gh200-96-480", "seed-oss-36b", "adamw", 2},
+                           {"gh200-96-480", "llama-70b", "adamw_8bit", 2},
+                           {"gh200-96-480", "llama-70b", "adamw", 4},
+                           {"h100-pcie", "llama-8b", "adamw"},
+                           {"h100-pcie", "gpt2-25b", "adamw"},
+                           {"h100-pcie", "seed-oss-36b", "adamw_8bit"}};
+  std::string text = HeaderOf({"machine", "ranks", "model", "moments"}, kTokensOfColumns);
+  for (const Row& row : kRows) {
+    const absl::StatusOr<Machine> machine = FindMachine(row.machine);
+    const absl::StatusOr<Model> model = FindModel(row.model);
+    SUPEROFFLOAD_CHECK(machine.ok() && model.ok());
+    const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(row.algorithm);
+    absl::StrAppendFormat(&text, "| %s | %d | %s | %d bits |", row.machine, row.ranks, row.model,
+                          algorithm.block_elements > 1 ? 8 : 32);
+    for (const uint64_t tokens : kTokensOfColumns) {
+      Workload workload = MakeStep(*machine, *model, tokens, 4096, row.ranks, {.streamed_weights = 1});
+      KeepSomeInFp32(algorithm, workload.model.parameters);
+      const double stay = Ours({.algorithm = &algorithm}).Run(*machine, workload, {}).step_seconds;
+      const double stream =
+          Ours({.algorithm = &algorithm, .streamed_weights = 1}).Run(*machine, workload, {}).step_seconds;
+      absl::StrAppendFormat(&text, " %.2f (%+.0f %%) |", stream,
+                            std::round(100 * (stream / stay - 1)) + 0.0);  // not -0
     }
+    text += "\n";
   }
   return text;
 }

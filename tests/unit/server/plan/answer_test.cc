@@ -372,6 +372,31 @@ TEST(AnswerTest, SumsOnTheHostMakeRoomWherePassesAreAccumulated) {
 }
 
 // What client/python/superoffload/torch/gpu/README.md says of it.
+TEST(AnswerTest, ShardsStreamToTheirGathersForNextToNothing) {
+  v1::PlanRequest request = Request("llama-70b", 1, 4096);
+  request.set_ranks(4);
+  request.set_loss(v1::LOSS_CHUNKED);
+  const v1::PlanResponse stay = *Answer(request);
+  request.set_streamed_weights(1);
+  const v1::PlanResponse stream = *Answer(request);
+  const uint64_t saved = stay.memory(0).gpu().total_bytes() - stream.memory(0).gpu().total_bytes();
+  EXPECT_NEAR(std::ldexp(static_cast<double>(saved), -30), 31, 0.5);
+  EXPECT_NEAR(static_cast<double>(stay.largest().sequence()) / 1e3, 29, 0.5);
+  EXPECT_NEAR(static_cast<double>(stream.largest().sequence()) / 1e3, 46, 0.5);
+  EXPECT_LT(stream.performance().step_seconds(), 1.002 * stay.performance().step_seconds());
+}
+
+TEST(AnswerTest, RanksWhoseShardsDoNotFitAreToldToStreamThem) {
+  v1::PlanRequest request = Request("llama-70b", 1, 32768);
+  request.set_ranks(2);
+  request.set_algorithm("adamw_8bit");
+  request.set_loss(v1::LOSS_CHUNKED);
+  const v1::PlanResponse answer = *Answer(request);
+  EXPECT_FALSE(answer.memory(0).gpu().fits());
+  EXPECT_THAT(answer.recommendation().sentences(), Contains(HasSubstr("On 2 ranks the weights' shards stream")));
+}
+
+// What client/python/superoffload/torch/gpu/README.md says of it.
 TEST(AnswerTest, SumsOnTheHostCostLittleOfAStep) {
   v1::PlanRequest request = Request("qwen3-14b", 8, 1024);
   request.set_accumulation(8);
@@ -394,9 +419,6 @@ TEST(AnswerTest, WhatWeightsDoNotStreamWithIsRefused) {
   request.set_stream_slots(65);
   EXPECT_THAT(Refusal(request), HasSubstr("stream_slots is 65"));
   request.set_stream_slots(2);
-  request.set_ranks(2);
-  EXPECT_THAT(Refusal(request), HasSubstr("do not stream with ranks above 1"));
-  request.set_ranks(1);
   request.set_in_place(true);
   EXPECT_THAT(Refusal(request), HasSubstr("do not stream with in_place"));
   request.set_in_place(false);
