@@ -25,7 +25,7 @@ RANKS = 2
 STEPS = 8
 SKIPPED_STEP = 4
 SHAPES = [(257, 129), (3,), (1, 70), (512, 300), (64, 64)]  # uneven shards, and one that is empty on the second rank
-LAYOUTS = ("sharded", "replicated")
+LAYOUTS = ("sharded", "replicated", "streamed")
 LIMIT = datetime.timedelta(seconds=30)  # of a rank that waits for the other one
 
 
@@ -61,11 +61,12 @@ def train(rank: int, device: str, layout: str, dtype: torch.dtype) -> list[torch
         max_grad_norm=100.0,
         bucket_bytes=BUCKET_BYTES,
         replicas=layout == "replicated" or None,
+        weights="streamed" if layout == "streamed" else "resident",
     )
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         for part in range(MICRO_BATCHES):
-            if layout == "sharded":
+            if layout != "replicated":
                 whole.set_requires_gradient_sync(part == MICRO_BATCHES - 1)
             factors = [(10.0 ** (step % 3 - 2) * torch.randn(shape, generator=generator)).to(dtype) for shape in SHAPES]
             if step == SKIPPED_STEP and rank == 1:

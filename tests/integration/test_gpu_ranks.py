@@ -35,6 +35,7 @@ def trained(daemons, tmp_path_factory):
     """Of each scenario, what both ranks had at the end."""
     trainer, daemon, direct = ({"gpu": {"mover": mover}} for mover in ("trainer", "daemon", "direct"))
     in_place = {"gpu": {"mover": "trainer", "gradient_slots": "in_place"}}
+    streams = {"gpu": {"mover": "trainer", "stream_slots": 2}, "weights": "streamed"}
     mixed = {"dtype": "float32", "casts": ["bfloat16", "float32"]}
     policies = {**mixed, "accumulate": 2, "blocks": "compiled, recomputed"}
     added = {"accumulate": 2, "syncs": True, "edits": True, "dtype": "float32"}
@@ -79,6 +80,20 @@ def trained(daemons, tmp_path_factory):
         "edited, early, daemon killed": {**daemon, **divided, "edits": True, "hooked": True, **killed, "name": "early"},
         "daemon killed": {**in_place, **killed, "name": "kept", "die_at": [1, 5, "daemon"]},
         "valueless": {**placed, "meta": "none"},
+        "loaded, host": {"halves_at": 3},
+        "streams": {**streams},
+        "streams through one slot": {"gpu": {"mover": "direct", "stream_slots": 1}, "weights": "streamed"},
+        "streams, copied by the daemon": {**daemon, "weights": 0.5},
+        "streams, gathered once": {**streams, "reshard": False, "overlap": False},
+        "streams, from meta": {**placed, "weights": "auto", "meta": "weights", "reloads_at": 3},
+        "streams, policies": {**streams, **policies, "overlap": True},
+        "streams, added": {**streams, **added},
+        "streams, daemon killed": {**streams, **killed, "name": "streams"},
+        "streams, released": {**streams, "releases": True},
+        "streams, loaded": {**streams, "halves_at": 3},
+        "streams, looked at": {**streams, "looks": True},
+        "streams, not gathered": {**streams, "layout": "tensors", "same": True, **FP32},
+        "streams, gathered at once": {**streams, "layout": "ignored"},
     }
     of_ranks = Run(daemons, tmp_path_factory.mktemp("runs") / "run", *scenarios.values()).results()
     return {name: [of_rank[index] for of_rank in of_ranks] for index, name in enumerate(scenarios)}
@@ -90,11 +105,14 @@ def trained(daemons, tmp_path_factory):
         ("host", ["fsdp2", "fsdp2, copied by the daemon", "fsdp2, without overlap", "fsdp2, residents"]),
         ("host", ["fsdp2, filled by torch", "from meta", "fsdp2, released"]),
         ("host", ["again", "fsdp2, in place", "fsdp2, NaN on one rank", "daemon killed"]),
-        ("policies, host", ["policies"]),
+        ("host", ["streams", "streams through one slot", "streams, copied by the daemon", "streams, gathered once"]),
+        ("host", ["streams, from meta", "streams, daemon killed", "streams, released"]),
+        ("loaded, host", ["streams, loaded"]),
+        ("policies, host", ["policies", "streams, policies"]),
         ("tensors, host", ["tensors"]),
         ("alone, host", ["alone, hsdp", "alone, hsdp from meta", "alone, ignored"]),
         ("alone, host", ["alone, ddp", "alone, ddp, early", "alone, ddp, released"]),
-        ("added, host", ["added"]),
+        ("added, host", ["added", "streams, added"]),
         ("fp32 gradients, host", ["fp32 gradients"]),
         ("edited, host", ["edited, early, daemon killed"]),
     ],
@@ -137,6 +155,9 @@ def test_gradients_of_shards_leave_during_backward(trained):
         ("different", "its values there differ; broadcast it"),
         ("written", "changed by somebody else than the optimizer"),
         ("valueless", "is on meta and has no value"),
+        ("streams, looked at", "is used outside of its block's forward"),
+        ("streams, not gathered", "call fully_shard() for each block"),
+        ("streams, gathered at once", "call fully_shard() for each block"),
     ],
 )
 def test_what_cannot_be_is_refused_on_all_ranks(trained, scenario, words):

@@ -193,9 +193,11 @@ def train(
     gpu: dict | None = None,
     meta: str | None = None,
     reloads_at: int | None = None,
+    halves_at: int | None = None,
     writes_state_at: int | None = None,
     keepers: tuple[int, ...] = (),
     releases: bool = False,
+    looks: bool = False,
     **options,
 ) -> dict:
     """Trains to `steps`, wherever it begins. ``die_at``: rank, step, and where in it the process kills itself.
@@ -214,7 +216,9 @@ def train(
     ``syncs``: gradients are reduced in each part of a step. ``zeroes``: they are zeroed after each step.
     ``writes_state_at``: a step before which rank 1 alone writes to ``optimizer.state``.
     ``reloads_at``: a step before which its state leaves and comes back by torch.distributed.checkpoint.
+    ``halves_at``: a step before which the model loads the half of each of its values.
     ``keepers``: processes of the ranks' daemons. ``releases``: the GPU's memory, after each step.
+    ``looks``: at parameters, after each step.
     """
     ranks = torch.distributed.get_world_size()
     torch.set_num_threads(threads)
@@ -248,7 +252,8 @@ def train(
             set_model_state_dict(model, values if rank == 0 else {}, options=from_rank_0)
         for parameter in model.parameters() if grad_dtype is not None else ():
             parameter.grad_dtype = getattr(torch, grad_dtype)
-        optimizer = make(model.named_parameters() if meta else model.parameters(), lr=1e-2, **clips, **options)
+        named = meta or "weights" in options
+        optimizer = make(model.named_parameters() if named else model.parameters(), lr=1e-2, **clips, **options)
         _fill(model, values)
     if hooked:
         ddp._all_reduce = _all_reduced
@@ -261,6 +266,9 @@ def train(
         if step == reloads_at:
             parameters, state = get_state_dict(model, optimizer)
             set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=state)
+        if step == halves_at:
+            model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+            optimizer.push_params()
         for part in range(accumulate):
             generator = torch.Generator().manual_seed(1000 * step + 10 * part + (0 if same else rank))
             tokens = torch.randint(33, (4, 9), generator=generator)
@@ -306,6 +314,8 @@ def train(
         if releases:
             optimizer.release()
             optimizer.resume()
+        if looks:
+            sum(parameter.detach().float().norm() for parameter in model.parameters())
         time.sleep(pause_seconds)
         if not plain and optimizer.last_result.kind.skipped:
             skips += 1
@@ -313,7 +323,11 @@ def train(
         step += 1
     if not plain:
         optimizer.synchronize()
-    weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+    if "weights" in options:
+        values = model.state_dict()
+        weights = {name: whole(values[name]).clone() for name, _ in model.named_parameters()}
+    else:
+        weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
     if swaps:
         states = [None] * ranks
         torch.distributed.all_gather_object(states, copy.deepcopy(optimizer.state_dict()))

@@ -18,6 +18,7 @@ from superoffload.torch.gpu.live import GpuParameters
 from superoffload.torch.gpu.options import GpuOptions, Weights
 from superoffload.torch.gpu.residents import Residents
 from superoffload.torch.gpu.staying import Staying
+from superoffload.torch.gpu.streams import GatheredStreams, StreamReader, Streams
 from superoffload.torch.gpu.submitter import GpuSubmitter
 from superoffload.torch.gpu.suspension import Suspension
 from superoffload.torch.live import LiveParameters
@@ -82,14 +83,16 @@ class GpuBackend:
             return _not_with_streams("gradient_slots='in_place'", "its parameters lie where gradients land")
         if self._options.resident_buckets not in ("auto", 0):
             return _not_with_streams("resident_buckets", "the GPU has no parameters of them that it could update")
-        if subject.group is not None:
-            return _not_with_streams("several ranks", "of which each would gather what it has not got")
         if streams.count(subject.hosted) == 0:
             return (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"weights is {self._where!r}, but no blocks are found that could stream: pass "
                 "model.named_parameters(), of a model whose blocks are in a list of modules; or weights='resident'",
             )
+        if subject.group is not None:
+            chosen = streams.choose(subject.hosted, self._where, self._options.stream_slots)
+            if why := streams.obstacle_of_ranks(subject.hosted, chosen):
+                return grpc.StatusCode.UNIMPLEMENTED, f"weights of several ranks do not stream: {why}"
         return None
 
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
@@ -195,7 +198,12 @@ class GpuBackend:
         self, attachment: Attachment, given: Given, send_written_state: Callable[[], None]
     ) -> tuple[Submitter, "UsedGpu"]:
         assert isinstance(attachment, GpuAttachment), "map() has made it"
-        streamed = streams.Streams(attachment, given.hosted, attachment.streamed_units, forward.call_around)
+        units = attachment.streamed_units
+        streamed: StreamReader = (
+            Streams(attachment, given.hosted, units, forward.call_around)
+            if given.ranks is None or not any(units)
+            else GatheredStreams(attachment, given.hosted, units)
+        )
         waits = ForwardWaits(attachment, given.hosted, streamed)
         submitter = GpuSubmitter(attachment, given, waits, send_written_state, self._adds_up)
         residents = Residents(attachment, self._options, self._device, self._may_be_resident, alone=given.ranks is None)
@@ -222,7 +230,7 @@ class UsedGpu:
         attachment: GpuAttachment,
         waits: ForwardWaits,
         residents: Residents,
-        streamed: streams.Streams,
+        streamed: StreamReader,
         staying: Staying | None,
         suspension: Suspension,
         cast_timings: list[tuple[int, float, float]],

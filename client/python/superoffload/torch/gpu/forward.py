@@ -122,6 +122,7 @@ class Streams(Protocol):
     def before_forward(self, module: torch.nn.Module) -> None: ...
     def after_forward(self, module: torch.nn.Module, output: Any) -> None: ...
     def on_traced(self, around: Sequence[torch.nn.Module]) -> None: ...
+    def before_all_gather(self, parameters: Iterable[torch.Tensor], streams: Iterable[int]) -> None: ...
     def on_step_end(self) -> None: ...
     def check_read(self, parameter: HostedParameter) -> None: ...
     def close(self) -> None: ...
@@ -298,6 +299,9 @@ class ForwardWaits:
 
     def before_all_gather(self, parameters: Iterable[torch.Tensor], streams: Iterable[Any]) -> None:
         """FSDP is about to gather these shards on the streams: it waits for no parameters but those."""
+        parameters = list(parameters)
+        handles = {cuda.handle(stream) for stream in streams}
+        self._streams.before_all_gather(parameters, handles)
         needs = self._buckets_of(parameters)
         if not needs:
             return
@@ -305,7 +309,7 @@ class ForwardWaits:
             self._unseen = True
             self._check_there(needs)
             return
-        for stream in {cuda.handle(stream) for stream in streams}:
+        for stream in handles:
             self._wait_on(stream, needs)
 
     def _wait(self, buckets: frozenset[int] | None) -> None:

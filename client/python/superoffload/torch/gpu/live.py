@@ -20,7 +20,7 @@ from superoffload.torch.gpu.streamed_values import StreamedValues
 from superoffload.torch.guards import noted_masters
 from superoffload.torch.guards.canaries import Canaries
 from superoffload.torch.live import LiveParameters, Replicas, alike
-from superoffload.torch.ranks import shards
+from superoffload.torch.ranks import host_mesh, shards
 from superoffload.torch.ranks.shards import HostedParameter
 
 
@@ -56,7 +56,9 @@ class GpuParameters(LiveParameters):
         self._noted = False  # canaries of the last step
         self._masters = ResidentMasters(attachment, hosted[0].tensor.device)
         self._resident_changes = attachment.resident_changes
-        self._streamed = StreamedValues(hosted, attachment)
+        self._streamed = StreamedValues(hosted, attachment, host_mesh.like_on_host)
+        for tensor in self._streamed.tensors.values():
+            host_mesh.prepare(tensor)
         self._state_dicts = StateDicts(self._streamed.tensors, self._streamed)
         attachment.on_successor = weakref.WeakMethod(self._on_successor)
 
@@ -102,6 +104,7 @@ class GpuParameters(LiveParameters):
             if not alike(tensor, theta) or not tensor.is_contiguous() or theta.data_ptr() != self._addresses[index]:
                 continue
             if self._streamed.has(index) and tensor.data_ptr() == theta.data_ptr():
+                self._streamed.forget_if_same(index, self._published(index))
                 continue  # in its slot may be another
             if torch.equal(tensor.detach().cpu().view(-1).view(torch.uint8), self._published(index).view(torch.uint8)):
                 if tensor.data_ptr() != theta.data_ptr():

@@ -15,14 +15,18 @@ there is a copy.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import grpc
 import torch
 
+from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, Moved
 from superoffload.torch import cuda, meta
 from superoffload.torch.gpu.published import publish, published_of
 from superoffload.torch.guards import aliases
 from superoffload.torch.ranks import fsdp, shards
 from superoffload.torch.ranks.shards import HostedParameter
+
+_GRANULE_BYTES = 2 << 20  # in which GPU memory is mapped behind units that stream
 
 
 @dataclasses.dataclass
@@ -33,6 +37,10 @@ class Moving:
     device: torch.device
     weights: Mapping[str, torch.Tensor] | None = None
     beside: Sequence[tuple[str, torch.Tensor]] = ()
+
+
+def _whole_granules(size: int) -> int:
+    return -(-size // _GRANULE_BYTES) * _GRANULE_BYTES
 
 
 @torch.no_grad()
@@ -86,7 +94,7 @@ class _Mover:
         padded = fsdp.gathered_memory() if any(shards.is_sharded(tensor) for _, tensor in leaving) else set()
         self._sharers = aliases.Sharers([(name, shards.local(tensor)) for name, tensor in leaving], padded)
         from_meta = [tensor for _, tensor, _ in named if tensor.device.type == "meta"]
-        self._on_meta = fsdp.OnMeta() if any(map(shards.is_sharded, from_meta)) else None
+        self._on_meta = fsdp.Gathered() if any(map(shards.is_sharded, from_meta)) else None
 
     def _elements(self, tensor: torch.Tensor) -> int:
         """Returns how many elements this rank needs memory for, padding included."""
@@ -108,6 +116,12 @@ class _Mover:
         like = parameter.local.detach()
         padded = like.new_empty(1).expand(self.bytes_of(index) // like.element_size())
         streams = self._attachment.streamed_units[index] != 0
+        if streams and offset + self.bytes_of(index) > _whole_granules(offset + like.nbytes):
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"parameter {parameter.name} cannot stream: FSDP gathers elements behind this rank's, which are fewer "
+                "than others', and has no memory for them there; pass weights='resident'",
+            )
         hold = memory.hold_units() if streams else memory.hold(offset, offset + self.bytes_of(index))
         flat = cuda.view(memory.address + offset, padded, hold, self._device)
         parameter.theta = flat[: like.numel()].view(like.shape)
@@ -127,8 +141,11 @@ class _Mover:
         """What streams has memory of its own, on the CPU."""
         for index, parameter in enumerate(self._hosted):
             if self._attachment.streamed_units[index] and index in self._moved:
-                value = published_of(self._attachment, index, parameter.tensor).clone()
-                parameter.tensor.data = value
+                value = published_of(self._attachment, index, parameter.local).clone()
+                if shards.is_sharded(parameter.tensor):
+                    fsdp.Gathered().give(parameter.tensor, value)
+                else:
+                    parameter.tensor.data = value
 
     def move_whole(self, name: str, tensor: torch.Tensor) -> None:
         """Moves a tensor to memory of torch's allocator, where it is not on the GPU.

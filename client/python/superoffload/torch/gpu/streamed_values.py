@@ -3,7 +3,7 @@
 ``state_dict()`` of the model has them from there, and what ``load_state_dict()`` brings is kept for push_params().
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
 import torch
@@ -13,14 +13,20 @@ from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.gpu.published import publish, published_of
 from superoffload.torch.guards.own_operations import ours
+from superoffload.torch.ranks import shards
 from superoffload.torch.ranks.shards import HostedParameter
 
 
 class StreamedValues:
-    """Of an attachment."""
+    """Of an attachment. ``like``: this rank's elements of a parameter, on the CPU, as what the parameter is."""
 
-    def __init__(self, hosted: list[HostedParameter], attachment: GpuAttachment) -> None:
-        self._hosted, self._attachment = hosted, attachment
+    def __init__(
+        self,
+        hosted: list[HostedParameter],
+        attachment: GpuAttachment,
+        like: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._hosted, self._attachment, self._like = hosted, attachment, like
         units = enumerate(attachment.streamed_units)
         self.tensors = {index: hosted[index].tensor for index, unit in units if unit}
         self._loaded: dict[int, tuple[torch.Tensor, int]] = {}  # by index; with its version then
@@ -30,13 +36,17 @@ class StreamedValues:
 
     def load(self, index: int, value: torch.Tensor) -> bool:
         parameter = self._hosted[index]
-        if parameter.tensor.data_ptr() != parameter.theta.data_ptr():
-            return False  # the parameter has a place of its own
-        self._loaded[index] = value, value._version
+        mine = shards.part(parameter.tensor, value) if shards.is_sharded(parameter.tensor) else value
+        if parameter.local.data_ptr() != parameter.theta.data_ptr() or mine is None:
+            return False  # the parameter has a place of its own, or nobody knows which elements these are
+        self._loaded[index] = mine, mine._version
         return True
 
     def value(self, index: int) -> torch.Tensor:
-        """What a parameter is, on the CPU: since the last step, or since something was loaded."""
+        """What a parameter is, on the CPU: since the last step, or since something was loaded. A DTensor's is one."""
+        return self._like(self._hosted[index].tensor, self._mine(index))
+
+    def _mine(self, index: int) -> torch.Tensor:
         theta = self._hosted[index].theta
         if index in self._loaded:
             return self._taken(index).to("cpu", theta.dtype, copy=True)
@@ -62,6 +72,14 @@ class StreamedValues:
         """Indices of parameters whose values were loaded, and were not pushed."""
         return list(self._loaded)
 
+    def forget_if_same(self, index: int, published: torch.Tensor) -> None:
+        """Nothing was loaded where that is what is published already, to the bit."""
+        if index not in self._loaded:
+            return
+        value = self._taken(index).to("cpu", published.dtype).reshape(-1)
+        if torch.equal(value.view(torch.uint8), published.view(torch.uint8)):
+            del self._loaded[index]
+
     def forget_loaded(self) -> None:
         self._loaded.clear()
 
@@ -70,7 +88,7 @@ class StreamedValues:
         """What was loaded, and what took a parameter's place, is published. Raises Error for what was written in it."""
         for index in filter(self.has, written):
             parameter = self._hosted[index]
-            replaced = parameter.tensor.data_ptr() != parameter.theta.data_ptr()
+            replaced = parameter.local.data_ptr() != parameter.theta.data_ptr()
             if not replaced and index not in self._loaded:
                 raise Error(
                     grpc.StatusCode.FAILED_PRECONDITION,
@@ -80,7 +98,8 @@ class StreamedValues:
                 )
             value = parameter.tensor.detach() if replaced else self._taken(index)
             publish(self._attachment, index, parameter.theta, value)
-            parameter.tensor.data = parameter.theta
+            if replaced:
+                parameter.tensor.data = parameter.theta
         self.forget_loaded()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class Reader(Protocol):
 _readers: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _OF_PARAMETERS = ("sharded_param", "_sharded_param_data")
-_OF_UNITS = ("fsdp_params", "is_sharded", "comm_ctx", "device_handle", "_training_state")
+_OF_UNITS = ("fsdp_params", "is_sharded", "comm_ctx", "device_handle", "_training_state", "_all_gather_result")
 
 
 @functools.cache
@@ -80,8 +80,8 @@ def gathered_memory() -> set[int]:
     return {memory.untyped_storage()._cdata for memory in memories if memory is not None}
 
 
-class OnMeta:
-    """What FSDP has of sharded parameters that are on meta: they get memory once more than their own elements need."""
+class Gathered:
+    """What FSDP has of sharded parameters, whose memory has more than their own elements."""
 
     def __init__(self) -> None:
         self._by_parameter = {id(gathered.sharded_param): gathered for gathered in _gathered()}
@@ -95,6 +95,20 @@ class OnMeta:
         """This memory is gathered from now on."""
         if id(parameter) in self._by_parameter:
             self._by_parameter[id(parameter)]._sharded_param_data = flat
+
+    def give(self, parameter: Any, mine: torch.Tensor) -> None:
+        """The elements of this rank are these from now on, wherever they are."""
+        flat = mine.new_empty(self.padded(parameter))
+        flat[: mine.numel()].copy_(mine.view(-1))
+        parameter._local_tensor = flat[: mine.numel()].view(mine.shape)
+        self.take(parameter, flat)
+
+
+def gathered_together() -> list[list[torch.Tensor]]:
+    """The sharded parameters of each all-gather; raises Error where that cannot be known."""
+    _gathered()
+    units = _alive(_classes()[1], _OF_UNITS)
+    return [[parameter.sharded_param for parameter in unit.fsdp_params] for unit in units]
 
 
 def watch(reader: Reader, parameters: Iterable[torch.Tensor]) -> None:
@@ -118,7 +132,7 @@ def _install() -> None:
 
     @functools.wraps(original)
     def unshard(group: Any, async_op: bool = False) -> Any:
-        if _readers and group.is_sharded:
+        if _readers and group.is_sharded and group._all_gather_result is None:  # else it has begun
             # Of a group of one rank it copies on the current stream.
             streams = [streams_of(group.comm_ctx, async_op, group._training_state)[0]]
             streams.append(group.device_handle.current_stream())

@@ -20,6 +20,13 @@ def like_on_host(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     return shards.distributed(parameter, mine, _on_host(parameter.device_mesh))
 
 
+def prepare(parameter: torch.Tensor) -> None:
+    """All ranks of the parameter's mesh call it; later each may call `like_on_host` alone."""
+    if shards.is_sharded(parameter):
+        sharded: Any = parameter
+        _on_host(sharded.device_mesh)
+
+
 def _on_host(mesh: Any) -> Any:
     """The mesh of the same ranks that has tensors in the CPU's memory; from_local() would move them to a GPU's."""
     if mesh.device_type == "cpu":

@@ -23,6 +23,14 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return dtensor is not None and isinstance(tensor, dtensor.DTensor)
 
 
+def is_in_parts(tensor: torch.Tensor) -> bool:
+    """Whether several ranks have different elements of it."""
+    if not is_sharded(tensor):
+        return False
+    sizes: Any = tensor
+    return any(place.is_shard() and sizes.device_mesh.size(dim) > 1 for dim, place in enumerate(sizes.placements))
+
+
 def rows_of(tensor: torch.Tensor, rows: range | None) -> torch.Tensor:
     """The rows of the first dimension, in the tensor's own memory; None: all. A scalar is one row."""
     if rows is None or tensor.dim() == 0 or tensor.layout != torch.strided:
