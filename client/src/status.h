@@ -14,6 +14,7 @@ enum class Code {
   kAlreadyExists = 6,
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
+  kAborted = 10,
   kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,

@@ -145,7 +145,7 @@ def bits(session: Session) -> None:
     for dtype in DTYPES:
         for mover in MOVERS:
             session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
-        session.call(f"JAX, {dtype}, plain, overlapped and inside of jit", 80, _jax_check, dtype)
+        session.call(f"JAX, {dtype}, plain, overlapped, inside of jit and streamed", 80, _jax_check, dtype)
     for algorithm, state_dtype, slots in NARROWER[-1:] if machine.DRY_RUN else NARROWER:
         title = f"PyTorch, {algorithm}, moments in {state_dtype or 'its own bits'}, gradient slots {slots}"
         session.call(title, 40, _torch_check, "bfloat16", "trainer", slots, algorithm, state_dtype)

@@ -1,4 +1,5 @@
-"""superoffload.jax on a GPU against superoffload.jax on the host: every bit of every step, plain, overlapped, in jit.
+"""superoffload.jax on a GPU against superoffload.jax on the host: every bit of every step, plain, overlapped, in jit,
+and with weights that stream, which layers return as they read them.
 
 The gradients of both are the same by construction: a loss is a sum of parameters times given numbers. In a dry run
 JAX's CPU arrays and the fake driver stand for a GPU (tests/support/fake_jax_gpu.py).
@@ -14,7 +15,7 @@ STEPS = 6 if machine.DRY_RUN else 12
 SKIPPED_STEP = 3
 SHAPES = [(257, 129), (3,), (512, 300), (), (1000, 77)]
 STACK = (4, 65, 33)
-WAYS = ("plain", "overlapped", "inside of jit")
+WAYS = ("plain", "overlapped", "inside of jit", "streamed")
 
 
 def _gpu() -> Any:
@@ -49,13 +50,15 @@ def train(device: Any, way: str, dtype_name: str) -> list[np.ndarray]:
     dtype, random = jnp.dtype(dtype_name), np.random.default_rng(3)
     shapes = {"layers": [{"w": shape} for shape in SHAPES], "stack": {"w": STACK}}
     is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
-    optimizer = superoffload.jax.adamw(1e-2, max_norm=100.0, bucket_bytes=1 << 16)
+    weights: Any = "streamed" if way == "streamed" else "resident"
+    optimizer = superoffload.jax.adamw(1e-2, max_norm=100.0, bucket_bytes=1 << 16, weights=weights)
+    overlapped = way in ("overlapped", "streamed")
     with jax.default_device(device):
         draw = lambda scale: jax.tree.map(  # noqa: E731
             lambda shape: jnp.asarray(scale * random.standard_normal(shape)).astype(dtype), shapes, is_leaf=is_shape
         )
         params = optimizer.init(jax.device_put(draw(1.0), device))
-        wrap = superoffload.jax.offloaded if way == "overlapped" else lambda layer, *_: layer
+        wrap = superoffload.jax.offloaded if overlapped else lambda layer, *_: layer
         seen = []
 
         def loss_fn(params: Any, factors: Any) -> Any:
@@ -67,10 +70,15 @@ def train(device: Any, way: str, dtype_name: str) -> list[np.ndarray]:
 
             def body(x: Any, inputs: Any) -> tuple[Any, None]:
                 own, given, index = inputs
-                options = {"index": index} if way == "overlapped" else {}
+                options = {"index": index} if overlapped else {}
                 return stacked(own, x, given["w"].astype(jnp.float32), **options), None
 
             return jax.lax.scan(body, x, (params["stack"], factors["stack"], jnp.arange(STACK[0])))[0]
+
+        @jax.jit
+        def read(params: Any) -> Any:
+            layers = [wrap(lambda own: own, optimizer, f"layers.{i}") for i in range(len(SHAPES))]
+            return {**params, "layers": [layer(own) for layer, own in zip(layers, params["layers"], strict=True)]}
 
         backward = jax.jit(jax.grad(loss_fn))
         whole_step = jax.jit(lambda params, factors: optimizer.step(jax.grad(loss_fn)(params, factors)))
@@ -84,8 +92,8 @@ def train(device: Any, way: str, dtype_name: str) -> list[np.ndarray]:
                     params, _ = whole_step(params, factors)
                 else:
                     gradients = backward(params, factors)
-                    params, _ = optimizer.finish(None if way == "overlapped" else gradients)
-                seen += [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+                    params, _ = optimizer.finish(None if overlapped else gradients)
+                seen += [np.asarray(leaf) for leaf in jax.tree.leaves(read(params) if way == "streamed" else params)]
         finally:
             optimizer.close()
     return seen

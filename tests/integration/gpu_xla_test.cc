@@ -25,6 +25,8 @@ const XlaCase kXlaCases[] = {
     {"Trainer", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_ALWAYS, kFloat32},
     {"TrainerSlowUp", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_NEVER, kBFloat16, "HtoD=1000"},
     {"Direct", SUPEROFFLOAD_MOVER_DIRECT, v1::SPECULATION_ADAPTIVE, kFloat16},
+    {"Streamed", SUPEROFFLOAD_MOVER_TRAINER, v1::SPECULATION_ALWAYS, kBFloat16, "HtoD=1000", /*stream_slots=*/2},
+    {"StreamedByTheDaemon", SUPEROFFLOAD_MOVER_DAEMON, v1::SPECULATION_ALWAYS, kFloat32, nullptr, /*stream_slots=*/1},
 };
 
 class GpuXlaExactnessTest : public GpuXlaTest, public ::testing::WithParamInterface<XlaCase> {};
@@ -33,8 +35,9 @@ TEST_P(GpuXlaExactnessTest, EqualsTheScalarReferenceInEveryStep) {
   ASSERT_NO_FATAL_FAILURE(Prepare(GetParam()));
   if (IsSkipped()) return;
   {
-    XlaGpuTrainer trainer(attachment_.get());
-    test::ExactTraining(&trainer, test::Spec(GetParam().dtypes), GetParam().dtypes, kXlaSeed).Train(kXlaSteps);
+    const XlaCase& c = GetParam();
+    XlaGpuTrainer trainer(attachment_.get(), c.stream_slots > 0);
+    test::ExactTraining(&trainer, SpecOf(c.dtypes, c.stream_slots), c.dtypes, kXlaSeed).Train(kXlaSteps);
   }
   attachment_.reset();
   EXPECT_EQ(daemon_->Stop(), 0);
@@ -148,7 +151,7 @@ TEST_F(GpuXlaStepTest, ClosingWaitsForParametersThatAreBeingCopied) {
 }
 
 TEST_F(GpuXlaStepTest, NoStreamIsCaptured) {
-  for (const char* handler : {"hand_over", "publish"}) {
+  for (const char* handler : {"hand_over", "read", "publish"}) {
     EXPECT_EQ(test::XlaCall::Traits(handler), 0u) << handler << " may not go into a command buffer";
   }
   ASSERT_NO_FATAL_FAILURE(Prepare());

@@ -1,6 +1,7 @@
 // A trainer that XLA's calls are made for on a GPU. XLA's memory is used for the next thing as soon as the stream has
-// gone past a call: each gradient comes in the same buffer, and is overwritten with NaNs after it. The step
-// ends outside of XLA's program; StepInsideTrainer (xla_step_trainer.h) has it end inside.
+// gone past a call: each gradient comes in the same buffer, and is overwritten with NaNs after it. What streams is read
+// before its gradient, and after each step. The step ends outside of XLA's program; StepInsideTrainer
+// (xla_step_trainer.h) has it end inside.
 #ifndef SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_
 #define SUPEROFFLOAD_TESTS_SUPPORT_XLA_GPU_TRAINER_H_
 
@@ -20,7 +21,9 @@ class XlaGpuTrainer : public test::ExactTrainer {
  public:
   static constexpr uint64_t kSlices = 3;  // of a parameter whose elements can be divided by it, as of a stack of layers
 
-  explicit XlaGpuTrainer(Attachment* attachment) : attachment_(*attachment), handle_(attachment->handle()) {
+  // `streams`: parameters of units do.
+  explicit XlaGpuTrainer(Attachment* attachment, bool streams = false)
+      : attachment_(*attachment), handle_(attachment->handle()) {
     Tensor::Require(kernels::GpuDevice::Open(0, &device_).code);
     MakeCurrent();
     for (kernels::OwnedStream* stream : {&stream_, &other_}) {
@@ -34,6 +37,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
       elements_.push_back(elements);
       parameters_.push_back(std::make_unique<Tensor>(device_, bytes));
       gradients_.push_back(std::make_unique<Tensor>(device_, bytes));
+      read_.push_back(streams && parameter.unit() != 0 ? std::make_unique<Tensor>(device_, bytes) : nullptr);
       most = std::max(most, bytes);
     }
     buffer_ = std::make_unique<Tensor>(device_, most);
@@ -100,6 +104,11 @@ class XlaGpuTrainer : public test::ExactTrainer {
   absl::Status BeginStep(double) override { return absl::OkStatus(); }  // the first gradient does
 
   absl::Status GradientReady(size_t parameter) override {
+    if (read_[parameter] != nullptr) {
+      if (absl::Status status = ReadStreamed(parameter, *read_[parameter]); !status.ok()) return status;
+      ToHost(*read_[parameter]);
+      read_in_step_.push_back(parameter);
+    }
     Tensor& gradient = *gradients_[parameter];
     const uint64_t slices = elements_[parameter] % kSlices == 0 ? kSlices : 1;
     const size_t bytes = gradient.bytes() / slices;
@@ -135,6 +144,7 @@ class XlaGpuTrainer : public test::ExactTrainer {
   absl::StatusOr<superoffload_verdict> WaitStep() override {
     const absl::StatusOr<superoffload_verdict> verdict = attachment_.WaitStep();
     if (!verdict.ok()) return verdict;
+    if (absl::Status status = CheckRead(); !status.ok()) return status;
     if (absl::Status status = Publish(); !status.ok()) return status;
     Read();
     return verdict;
@@ -148,11 +158,26 @@ class XlaGpuTrainer : public test::ExactTrainer {
 
   // Into `parameters_` on the GPU; the stream may be behind.
   absl::Status Publish() {
+    std::vector<int64_t> stay;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (read_[i] == nullptr) {
+        stay.push_back(static_cast<int64_t>(i));
+      } else if (absl::Status status = ReadStreamed(i, *parameters_[i]); !status.ok()) {
+        return status;
+      }
+    }
     test::XlaCall call(stream_.get());
-    call.Attribute("submitter", submitter());
-    for (size_t i = 0; i < parameters_.size(); ++i) call.Result(dtype(i), elements_[i], parameters_[i]->device());
-    const std::string error = call.Run("publish");
-    return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+    call.Attribute("submitter", submitter()).Attribute("parameters", stay);
+    for (const int64_t i : stay) call.Result(dtype(i), elements_[i], parameters_[i]->device());
+    return Said(call.Run("publish"));
+  }
+
+  absl::Status ReadStreamed(size_t parameter, Tensor& to) {
+    test::XlaCall call(stream_.get());
+    call.Attribute("submitter", submitter())
+        .Attribute("parameters", std::vector<int64_t>{static_cast<int64_t>(parameter)});
+    call.Result(dtype(parameter), elements_[parameter], to.device());
+    return Said(call.Run("read"));
   }
 
  protected:
@@ -166,6 +191,9 @@ class XlaGpuTrainer : public test::ExactTrainer {
   // As when XLA uses the memory for something else.
   void Overwrite(Tensor& tensor, size_t bytes) {
     Issue(driver().MemcpyDtoDAsync(tensor.device(), nans_->device(), bytes, stream_.get()));
+  }
+  static absl::Status Said(const std::string& error) {
+    return error.empty() ? absl::OkStatus() : absl::InternalError(error);
   }
   static absl::Status Said(int code) {
     return code == 0 ? absl::OkStatus() : absl::InternalError(superoffload_last_error());
@@ -188,11 +216,24 @@ class XlaGpuTrainer : public test::ExactTrainer {
   std::vector<std::vector<double>> scalars_;
 
  private:
+  // What was read in the step is what the step before had left.
+  absl::Status CheckRead() {
+    Issue(driver().StreamSynchronize(stream_.get()));
+    for (const size_t i : std::exchange(read_in_step_, {})) {
+      if (std::memcmp(read_[i]->host(), parameters_[i]->host(), read_[i]->bytes()) != 0) {
+        return absl::InternalError("a parameter that streams was read with other bits");
+      }
+    }
+    return absl::OkStatus();
+  }
+
   int32_t& Index(uint64_t i) { return reinterpret_cast<int32_t*>(index_->host())[i]; }
   void SetIndex(uint64_t i) {
     Issue(driver().MemcpyHtoDAsync(index_->device(), &Index(i), sizeof(int32_t), stream_.get()));
   }
 
+  std::vector<std::unique_ptr<Tensor>> read_;  // of parameters that stream, before their gradients; null: it does not
+  std::vector<size_t> read_in_step_;
   std::unique_ptr<Tensor> buffer_, nans_, index_;
 };
 
@@ -205,6 +246,7 @@ struct XlaCase {
   v1::Speculation speculation;
   test::Dtypes dtypes;
   const char* slow = nullptr;  // a direction
+  uint32_t stream_slots = 0;
 };
 
 inline void PrintTo(const XlaCase& c, std::ostream* out) { *out << c.name; }
@@ -215,7 +257,8 @@ class GpuXlaTest : public GpuTest {
     ::setenv("FAKE_CUDA_DELAY", "400", 1);
     if (c.slow != nullptr) ::setenv("FAKE_CUDA_SLOW", c.slow, 1);
     StartDaemon();
-    ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes));
+    ASSERT_NO_FATAL_FAILURE(Attach(c.speculation, c.dtypes, /*log_slots=*/0, /*gradient_slots=*/0, /*logged=*/0,
+                                   /*in_place=*/false, c.stream_slots));
     if (!AttachGpu(c.mover)) GTEST_SKIP() << status_;
     ASSERT_TRUE(status_.ok()) << status_;
   }

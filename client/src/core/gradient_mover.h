@@ -68,7 +68,8 @@ class GradientMover {
   // The step's end comes after what `stream` has been given so far.
   virtual Status EndAfter(StreamNumber) { return {}; }
 
-  // Copies the published parameters, which are final, to `to`, in order; `stream` as of a source.
+  // Copies the published parameters, which are final, to `to`, in order, but for those with null there; `stream` as of
+  // a source. FAILED_PRECONDITION: one streams.
   virtual Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream) = 0;
 
   // The memory of pieces that stay until they were packed is the caller's afterwards.

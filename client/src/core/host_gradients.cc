@@ -52,7 +52,7 @@ Status HostGradients::Publish(std::span<void* const> to, std::optional<StreamNum
   std::vector<superoffload_range> ranges;
   for (size_t i = 0; i < layout_.parameter_count(); ++i) {
     const ParameterPlace& place = layout_.parameter(i);
-    ranges.push_back({published + place.parameters_offset, to[i], place.bytes()});
+    if (to[i] != nullptr) ranges.push_back({published + place.parameters_offset, to[i], place.bytes()});
   }
   Copy(ranges, threads_);
   return {};

@@ -127,7 +127,8 @@ class Trainer {
   // Calls `call(gpu)` with the attachment's GPU, and nobody submits meanwhile. FAILED_PRECONDITION: it has none.
   Status OnGpu(const std::function<Status(GpuGradients&)>& call);
 
-  // The parameters of the step that was ended last, once they are final; `to`: where, in order. Waits for the daemon.
+  // The parameters of the step that was ended last, once they are final; `to`: where, in order, and null for those that
+  // are not wanted. Waits for the daemon.
   Status Publish(std::span<void* const> to, std::optional<StreamNumber> stream);
 
  private:

@@ -258,15 +258,40 @@ void GpuGradients::Drop() {
 
 Status GpuGradients::Publish(std::span<void* const> to, std::optional<StreamNumber> stream) {
   for (uint32_t bucket = static_cast<uint32_t>(layout_.bucket_count()); bucket-- > 0;) {
+    if (plane_.unit(bucket) != 0) continue;
     if (Status status = steps_.WaitLatest(bucket, plane_.resident(bucket), std::nullopt); !status.ok()) return status;
     if (Status status = plane_.StreamWaits(bucket, ToStream(*stream)); !status.ok()) return status;
   }
   for (size_t i = 0; i < layout_.parameter_count(); ++i) {
-    const ParameterPlace& place = layout_.parameter(i);
-    const CudaPointer from = plane_.parameters() + place.gpu_offset;
-    if (Status status = Copy(to[i], from, place.bytes(), ToStream(*stream)); !status.ok()) return status;
+    if (to[i] == nullptr) continue;
+    if (plane_.unit(layout_.parameter(i).first_bucket) != 0) {
+      return Error(Code::kFailedPrecondition, "parameter ", layout_.parameter(i).name,
+                   " streams, and is on the GPU only while its layer computes; end steps outside of jit (finish())");
+    }
+    if (Status status = CopyParameter(i, to[i], ToStream(*stream)); !status.ok()) return status;
   }
   return plane_.PackAfter(ToStream(*stream));  // the step that changes them ends after these copies
+}
+
+Status GpuGradients::ReadStreamed(std::span<const int64_t> parameters, std::span<void* const> to, CudaStream stream) {
+  uint32_t read = 0;
+  for (const int64_t parameter : parameters) {
+    const uint32_t unit = plane_.unit(layout_.parameter(parameter).first_bucket);
+    if (unit != read) {
+      if (Status status = plane_.ReadUnit(unit, stream); !status.ok()) return status;
+      read = unit;
+    }
+    if (unit == 0) {
+      return Error(Code::kFailedPrecondition, "parameter ", layout_.parameter(parameter).name, " does not stream");
+    }
+    if (Status status = CopyParameter(parameter, to[parameter], stream); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status GpuGradients::CopyParameter(size_t index, void* to, CudaStream stream) {
+  const ParameterPlace& place = layout_.parameter(index);
+  return Copy(to, plane_.parameters() + place.gpu_offset, place.bytes(), stream);
 }
 
 Status GpuGradients::EndAfter(StreamNumber stream) { return plane_.PackAfter(ToStream(stream)); }

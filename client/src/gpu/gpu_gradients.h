@@ -56,6 +56,9 @@ class GpuGradients final : public GradientMover {
   Status Write(std::span<const SmallCopy> copies, kernels::CudaStream stream);
   // The destructor waits for it: nobody knows the caller's streams when the parameters' memory is given back.
   Status Copy(void* to, kernels::CudaPointer from, uint64_t bytes, kernels::CudaStream stream);
+  // Copies parameters of units that stream, as GpuPlane::ReadUnit has them; `to`: where, of all parameters.
+  // FAILED_PRECONDITION: one does not stream.
+  Status ReadStreamed(std::span<const int64_t> parameters, std::span<void* const> to, kernels::CudaStream stream);
 
  private:
   struct StageMemory {
@@ -76,6 +79,7 @@ class GpuGradients final : public GradientMover {
     bool begun = false;               // the host has the sum of those before
   };
 
+  Status CopyParameter(size_t index, void* to, kernels::CudaStream stream);
   Status PackPass(uint32_t bucket, std::vector<uint32_t>* left);
   bool IsInPass(uint32_t parameter) const;
   Status TakePart(uint32_t bucket, const BucketPart& part, const GradientPiece& piece, const GradientSource& source);

@@ -71,6 +71,7 @@ class GpuPlane final : public MemoryPlane {
   // The bucket's parameters are final (StepPlane::WaitLatest): `stream` waits for the copy that brings them.
   Status StreamWaits(uint32_t bucket, kernels::CudaStream stream);
 
+  uint32_t unit(uint32_t bucket) const { return buckets_[bucket].unit; }  // that streams; 0: none
   // See superoffload_gpu_read_unit and superoffload_gpu_has_unit.
   Status ReadUnit(uint32_t unit, kernels::CudaStream stream);
   Status HasUnit(uint32_t unit, bool* has, bool* stays) const;

@@ -68,14 +68,19 @@ Status HandOverCall::Pieces(const Trainer& trainer, int32_t index, std::vector<G
   return PiecesOf(trainer, parameters, index, operands, 1 + passing, pieces);
 }
 
-Status ParameterResults(const Trainer& trainer, ffi::RemainingRets results, std::vector<void*>* to) {
-  if (results.size() != trainer.layout().parameter_count()) return Error(Code::kInvalidArgument, "wrong results");
+Status ParameterResults(const Trainer& trainer, std::span<const int64_t> parameters, ffi::RemainingRets results,
+                        std::vector<void*>* to) {
+  const size_t count = trainer.layout().parameter_count();
+  if (results.size() != parameters.size()) return Error(Code::kInvalidArgument, "wrong results");
+  to->assign(count, nullptr);
   for (size_t i = 0; i < results.size(); ++i) {
+    const uint64_t parameter = static_cast<uint64_t>(parameters[i]);
     auto buffer = results.get<ffi::AnyBuffer>(i);
-    if (!buffer.has_value() || (*buffer)->size_bytes() != trainer.layout().parameter(i).bytes()) {
+    if (!buffer.has_value() || parameter >= count ||
+        (*buffer)->size_bytes() != trainer.layout().parameter(parameter).bytes()) {
       return Error(Code::kInvalidArgument, "wrong results");
     }
-    to->push_back((*buffer)->untyped_data());
+    (*to)[parameter] = (*buffer)->untyped_data();
   }
   return {};
 }

@@ -74,8 +74,10 @@ inline Status HandOverFromXla(Trainer& trainer, std::span<const GradientPiece> p
   return status.code == Code::kUnavailable ? Status{} : status;
 }
 
-// The places of all parameters among the results; INVALID_ARGUMENT: they have other sizes.
-Status ParameterResults(const Trainer& trainer, xla::ffi::RemainingRets results, std::vector<void*>* to);
+// The places of `parameters` among the results, which are theirs, in order; `to`: of all, null for the rest.
+// INVALID_ARGUMENT: they have other sizes.
+Status ParameterResults(const Trainer& trainer, std::span<const int64_t> parameters, xla::ffi::RemainingRets results,
+                        std::vector<void*>* to);
 
 // A handler for the GPU by name; null: there is none.
 void* FindCudaHandler(const char* name);

@@ -69,12 +69,29 @@ ffi::Error HandOverOnGpu(CudaStream stream, int64_t number, CallNumbers paramete
   });
 }
 
-// Results: all parameters, those of the step that was ended last.
-ffi::Error PublishOnGpu(CudaStream stream, int64_t number, ffi::RemainingRets published) {
+std::span<const int64_t> Numbers(CallNumbers numbers) { return {numbers.begin(), numbers.size()}; }
+
+// Results: these parameters, those of the step that was ended last.
+ffi::Error PublishOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, ffi::RemainingRets published) {
   return Handled(number, [&](Trainer& trainer) -> Status {
     std::vector<void*> to;
-    if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
+    if (Status status = ParameterResults(trainer, Numbers(parameters), published, &to); !status.ok()) return status;
     return trainer.Publish(to, Number(stream));
+  });
+}
+
+// Results: these parameters, which stream. Operands: what the call comes after.
+ffi::Error ReadOnGpu(CudaStream stream, int64_t number, CallNumbers parameters, ffi::RemainingArgs,
+                     ffi::RemainingRets values) {
+  return Handled(number, [&](Trainer& trainer) -> Status {
+    std::vector<void*> to;
+    if (Status status = ParameterResults(trainer, Numbers(parameters), values, &to); !status.ok()) return status;
+    Status status = trainer.OnGpu([&](GpuGradients& gpu) { return gpu.ReadStreamed(Numbers(parameters), to, stream); });
+    if (status.code == Code::kUnavailable) {
+      status = Error(Code::kAborted, "the daemon has died before parameters that stream were there (", status.message,
+                     "); call abandon(), and compute the gradients of this step again");
+    }
+    return status.ok() ? status : trainer.Fail(std::move(status));
   });
 }
 
@@ -119,9 +136,19 @@ XLA_FFI_DEFINE_HANDLER(kHandOverOnGpu, HandOverOnGpu,
                            .Attr<int64_t>("whole")
                            .RemainingArgs()
                            .RemainingRets());
-XLA_FFI_DEFINE_HANDLER(
-    kPublishOnGpu, PublishOnGpu,
-    ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>().Attr<int64_t>("submitter").RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kPublishOnGpu, PublishOnGpu,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CudaStream>>()
+                           .Attr<int64_t>("submitter")
+                           .Attr<CallNumbers>("parameters")
+                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kReadOnGpu, ReadOnGpu,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CudaStream>>()
+                           .Attr<int64_t>("submitter")
+                           .Attr<CallNumbers>("parameters")
+                           .RemainingArgs()
+                           .RemainingRets());
 XLA_FFI_DEFINE_HANDLER(kStepOnGpu, StepOnGpu, BindStep(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>()));
 XLA_FFI_DEFINE_HANDLER(kCountOnGpu, CountOnGpu, BindCount(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<CudaStream>>()));
 
@@ -130,6 +157,7 @@ XLA_FFI_DEFINE_HANDLER(kCountOnGpu, CountOnGpu, BindCount(ffi::Ffi::Bind().Ctx<f
 void* FindCudaHandler(const char* name) {
   if (std::string_view(name) == "hand_over") return reinterpret_cast<void*>(kHandOverOnGpu);
   if (std::string_view(name) == "publish") return reinterpret_cast<void*>(kPublishOnGpu);
+  if (std::string_view(name) == "read") return reinterpret_cast<void*>(kReadOnGpu);
   if (std::string_view(name) == "step") return reinterpret_cast<void*>(kStepOnGpu);
   if (std::string_view(name) == "count") return reinterpret_cast<void*>(kCountOnGpu);
   return nullptr;

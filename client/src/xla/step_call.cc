@@ -1,5 +1,7 @@
 #include "client/src/xla/step_call.h"
 
+#include <numeric>
+
 namespace superoffload::client {
 
 namespace {
@@ -32,8 +34,10 @@ Status StepCall::Run(Trainer& trainer, const StepNumbers& given, std::optional<S
   }
   std::vector<GradientPiece> pieces;
   if (Status status = PiecesOf(trainer, parameters, -1, gradients, 0, &pieces); !status.ok()) return status;
+  std::vector<int64_t> all(trainer.layout().parameter_count());
+  std::iota(all.begin(), all.end(), 0);
   std::vector<void*> to;
-  if (Status status = ParameterResults(trainer, published, &to); !status.ok()) return status;
+  if (Status status = ParameterResults(trainer, all, published, &to); !status.ok()) return status;
   const std::vector<uint32_t> without(absent.begin(), absent.end()), places(scheduled.begin(), scheduled.end());
   const std::vector<double> values(given.scalars.begin(), given.scalars.end());
   superoffload_verdict verdict{};

@@ -1,6 +1,7 @@
 """Blocks of a model: which one a parameter is of, by its name, and some of them."""
 
 import collections
+import math
 import re
 from collections.abc import Sequence
 
@@ -25,6 +26,12 @@ def units(names: Sequence[str], sizes: Sequence[int]) -> list[int]:
 def count(names: Sequence[str], sizes: Sequence[int]) -> int:
     """Returns the number of blocks."""
     return len(_order(_indices(names, sizes)))
+
+
+def choose(names: Sequence[str], sizes: Sequence[int], share: float) -> list[int]:
+    """Returns the numbers of ``share`` of the blocks, evenly among the others."""
+    every = count(names, sizes)
+    return evenly(math.ceil(every * share), every)
 
 
 def evenly(count: int, of: int) -> list[int]:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 
 from superoffload._core import optimizers, policies, run, stored
@@ -13,7 +14,7 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
-from superoffload.jax import arrays, cuda
+from superoffload.jax import arrays, cuda, streams
 from superoffload.jax.algorithm import Algorithm
 from superoffload.jax.groups import Groups
 from superoffload.jax.tree import HostedLeaf
@@ -34,7 +35,7 @@ class Subject:
     bucket_bytes: int
     seed: int | None  # of stochastic rounding; None: 0, or the one that the optimizer has
     member: run.Member | None  # None: it trains alone
-    gpu: Any | None  # the JAX device that the parameters are on; None: the CPU
+    gpu: Any | None  # the JAX device that the parameters are on, unless they stream to it; None: the CPU
 
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Nobody is attached."""
@@ -94,12 +95,25 @@ def attach(
             move_in=None,
             current_stream=lambda: 0,
             again="compute the gradients of this step again, from the parameters that this process has",
+            streamed=streams.of(subject.hosted),
         )
+        _check_blocks(attachment)
     if existing is not None:
         optimizers.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
     if request.sync == optimizer_pb2.SYNC_PUSH:
         push(attachment, subject.hosted, leaves)
     return attachment, request.sync == optimizer_pb2.SYNC_PULL
+
+
+def _check_blocks(attachment: GpuAttachment) -> None:
+    if attachment.streamed.units and not any(attachment.streamed_units):
+        attachment.end()
+        attachment.leave_memory()
+        raise Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"optimizer {attachment.optimizer.name} was created for weights that stay on the GPU, and its blocks share "
+            "buckets; create another one (with restore= of a checkpoint of it), or pass weights='resident'",
+        )
 
 
 def _restore(subject: Subject, source: optimizer_pb2.RestoreOptimizerRequest, created: bool) -> None:
@@ -126,9 +140,11 @@ def _checksum(leaf: Any, hosted: HostedLeaf) -> int:
 
 
 def push(attachment: Attachment, hosted: Sequence[HostedLeaf], leaves: Sequence[Any]) -> None:
-    """The trainer wins. No step is open."""
+    """The trainer wins, of what streams where it has values. No step is open."""
     views = []
     for leaf, spec, place in zip(leaves, hosted, attachment.optimizer.layout.placements, strict=True):
+        if streams.has_no_value(leaf, spec):
+            continue
         view = np.frombuffer(attachment.parameters(place.parameters_offset, spec.nbytes), np.uint8)
         for first, piece in _pieces(leaf, spec):
             view[first : first + piece.size] = piece

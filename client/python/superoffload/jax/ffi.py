@@ -1,8 +1,8 @@
 """Calls that compiled programs make of the client library, through XLA's foreign function interface.
 
-A target's operands and results are those of client/src/xla/handlers.cc, and on GPUs of cuda_handlers.cc. All have side
-effects, so XLA neither drops them nor runs one for two. A GPU's operands are in its memory: what its handlers must know
-at once are attributes.
+A target's operands and results are those of client/src/xla/handlers.cc, and on GPUs of cuda_handlers.cc. All but "read"
+have side effects, so XLA neither drops them nor runs one for two; what is read is the same in all of a program. A GPU's
+operands are in its memory: what its handlers must know at once are attributes.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from superoffload._core.step_result import StepResult
 _PREFIX = "superoffload_"
 _TARGETS = {  # by XLA's platform
     "cpu": ("hand_over", "compare", "step", "count"),
-    "CUDA": ("hand_over", "step", "count", "publish"),
+    "CUDA": ("hand_over", "read", "step", "count", "publish"),
 }
 
 
@@ -86,8 +86,16 @@ mlir.register_lowering(_operands, _lower_operands)
 
 def _call(name: str, results: Any, **options: Any) -> Any:
     _register()
-    call = jax.ffi.ffi_call(_PREFIX + name, results, has_side_effect=True, **options)
+    call = jax.ffi.ffi_call(_PREFIX + name, results, **{"has_side_effect": True} | options)
     return lambda *operands, **attributes: call(*_operands.bind(*operands), **attributes)
+
+
+def _mapped(what: str) -> Error:
+    return Error(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"an offloaded layer is mapped by jax.vmap, under which its parameters {what}: map inside of layer_fn "
+        "instead, offloaded(lambda own, x: jax.vmap(...)(x), ...)",
+    )
 
 
 def _numbers(values: Sequence[int]) -> np.ndarray:
@@ -130,18 +138,30 @@ def hand_over(
 
     @passed.def_vmap
     def _(*_: Any) -> Any:
-        raise Error(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "an offloaded layer is mapped by jax.vmap, under which its parameters would have one gradient per mapped "
-            "input: map inside of layer_fn instead, offloaded(lambda own, x: jax.vmap(...)(x), ...)",
-        )
+        raise _mapped("would have one gradient per mapped input")
 
     return list(passed(number, list(values), *passing, *gradients))
 
 
-def publish(submitter: int, published: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-    """All parameters, on a GPU, as the step that was ended last has left them."""
-    return list(_call("publish", list(published))(submitter=np.int64(submitter)))
+def read(submitter: int, streamed: Mapping[int, jax.ShapeDtypeStruct], after: Any) -> list[Any]:
+    """Parameters that stream, on a GPU, once ``after`` is there: an array, or None."""
+
+    @jax.custom_batching.custom_vmap
+    def values(*operands: Any) -> Any:
+        call = _call("read", list(streamed.values()), has_side_effect=False)
+        return call(*operands, submitter=np.int64(submitter), parameters=_numbers(list(streamed)))
+
+    @values.def_vmap
+    def _(*_: Any) -> Any:
+        raise _mapped("would be read once per mapped input")
+
+    return list(values(*([] if after is None else [after.reshape(-1)[:1]])))
+
+
+def publish(submitter: int, published: Mapping[int, jax.ShapeDtypeStruct]) -> list[Any]:
+    """Parameters, on a GPU, as the step that was ended last has left them."""
+    call = _call("publish", list(published.values()))
+    return list(call(submitter=np.int64(submitter), parameters=_numbers(list(published))))
 
 
 def count(submitter: int, after: Sequence[Any]) -> Any:

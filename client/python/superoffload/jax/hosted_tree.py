@@ -8,17 +8,18 @@ import jax
 import numpy as np
 
 from superoffload._core.error import Error
-from superoffload.jax import arrays, replicas, tree
+from superoffload.jax import arrays, replicas, streams, tree
+from superoffload.jax.streams import Weights
 from superoffload.jax.tree import HostedLeaf
 
 
 class HostedTree:
-    """``params``: as given to init(). ``groups``: of each of its leaves."""
+    """``params``: as given to init(). ``groups``: of each of its leaves. ``weights``: which of them stream."""
 
-    def __init__(self, params: Any, trainable: Any, groups: Sequence[int]) -> None:
+    def __init__(self, params: Any, trainable: Any, groups: Sequence[int], weights: Weights) -> None:
         leaves, self._structure = tree.named_leaves(params)
         self._trained = tree.collect(params, trainable, groups)
-        self.hosted = [leaf for leaf in self._trained if leaf.placement.part is not None]  # by this process
+        by_this_process = [leaf for leaf in self._trained if leaf.placement.part is not None]
         for process in range(jax.process_count()):  # all come to the same
             if not any(process in leaf.placement.parts for leaf in self._trained):
                 raise Error(
@@ -26,7 +27,8 @@ class HostedTree:
                     f"there is nothing that process {process} could host: the parameters have too few elements; train "
                     "with fewer processes",
                 )
-        self.gpu = tree.gpu_of(self.hosted)  # that they are on; None: the CPU
+        self.hosted = streams.place(by_this_process, weights)
+        self.gpu = tree.gpu_of([leaf for leaf in self.hosted if not leaf.streams] or self.hosted)  # None: the CPU
         self._names = [name for name, _ in leaves]
         self._by_name = {leaf.name: index for index, leaf in enumerate(self.hosted)}
         positions = {leaf.position for leaf in self._trained}
@@ -41,7 +43,7 @@ class HostedTree:
         self._check_names(leaves, what)
         found = [leaves[leaf.position][1] for leaf in self.hosted]
         for leaf, value in zip(self.hosted, found, strict=True):
-            if value is not None:
+            if value is not None and not streams.has_no_value(value, leaf):
                 tree.check_like(leaf, value, what)
         return found
 
@@ -91,6 +93,14 @@ class HostedTree:
         for leaf, value in zip(own, leaves, strict=True):
             flat[leaf.position] = value
         return jax.tree.unflatten(self._structure, flat)
+
+    def without_streamed(self, params: Any) -> Any:
+        """With arrays without elements for the leaves that stream; itself where none does."""
+        if not any(leaf.streams for leaf in self.hosted):
+            return params
+        leaves, structure = tree.named_leaves(params)
+        streamed = {leaf.position: streams.nothing(leaf, self.gpu) for leaf in self.hosted if leaf.streams}
+        return jax.tree.unflatten(structure, [streamed.get(place, leaf) for place, (_, leaf) in enumerate(leaves)])
 
     # Offloaded layers.
 

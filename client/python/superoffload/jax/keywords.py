@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from superoffload._core import policies, stored
 from superoffload._core.optimizers import Directories
+from superoffload.jax.streams import Weights
 
 
 class Keywords(TypedDict, total=False):
@@ -23,3 +24,4 @@ class Keywords(TypedDict, total=False):
     checkpoint: policies.CheckpointSchedule | None
     lease_seconds: float | None
     bucket_bytes: int
+    weights: Weights

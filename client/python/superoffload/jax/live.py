@@ -76,7 +76,9 @@ class LiveParameters:
     def _changed(self, leaves: dict[int, Any]) -> list[str]:
         hosted = {place: self._hosted[place] for place in leaves}
         alike = {
-            place: leaf for place, leaf in leaves.items() if leaf is not None and leaf.dtype == hosted[place].dtype
+            place: leaf
+            for place, leaf in leaves.items()
+            if leaf is not None and leaf.dtype == hosted[place].dtype and not (hosted[place].streams and leaf.size)
         }
         changed = leaves.keys() - alike.keys()
         if self._published_on_gpu is not None:

@@ -19,7 +19,7 @@ from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
 from superoffload._core.optimizers import Directories
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.jax import ffi, processes
+from superoffload.jax import ffi, processes, streams
 from superoffload.jax.algorithm import Algorithm
 from superoffload.jax.attach import Subject, attach
 from superoffload.jax.groups import Groups
@@ -27,6 +27,7 @@ from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.live import LiveParameters
 from superoffload.jax.state import State
 from superoffload.jax.stepping import Stepping
+from superoffload.jax.streams import Weights
 from superoffload.v1 import optimizer_pb2
 
 _TAKE_TRANSFORMATIONS = ("optax", "flax")  # packages that call init() of what they take for one
@@ -62,7 +63,9 @@ class Optimizer(State):
         checkpoint: policies.CheckpointSchedule | None = None,
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
+        weights: Weights = "resident",
     ) -> None:
+        streams.check_weights(weights)
         policies.check_sync(sync, restore)
         policies.check_max_grad_norm("max_norm", max_norm)
         stored.check_seed(seed)
@@ -71,6 +74,7 @@ class Optimizer(State):
         self._seed = seed
         self._groups = Groups(algorithm, defaults, labels, groups, mask)
         self._trainable = trainable
+        self._weights = weights
         self.max_norm = max_norm
         self._anonymous = name is None
         self.name = name or names.make_name()
@@ -90,14 +94,16 @@ class Optimizer(State):
         """Hosts the pytree's leaves; returns the parameters to train with.
 
         These are ``params``, or those of the optimizer that had the name before (``sync=``), or of a checkpoint
-        (``restore=``). INVALID_ARGUMENT, UNIMPLEMENTED: a leaf that cannot be hosted; the sentence names it.
-        FAILED_PRECONDITION: the optimizer of that name is of other parameters, or theirs differ.
+        (``restore=``); leaves that stream (``weights=``) have no elements.
+
+        INVALID_ARGUMENT, UNIMPLEMENTED: a leaf that cannot be hosted; the sentence names it. FAILED_PRECONDITION: the
+        optimizer of that name is of other parameters, or theirs differ.
         """
         if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _TAKE_TRANSFORMATIONS:
             raise Error(grpc.StatusCode.UNIMPLEMENTED, _NO_TRANSFORMATION)
         if self._finalizer is not None:
             raise Error(grpc.StatusCode.FAILED_PRECONDITION, "init() was called before; build another optimizer")
-        hosted = HostedTree(params, self._trainable, self._groups.assign(params))
+        hosted = HostedTree(params, self._trainable, self._groups.assign(params), self._weights)
         if hosted.gpu is not None:
             ffi.check_handlers()
         self._group = processes.group()
@@ -121,7 +127,8 @@ class Optimizer(State):
         self._own(hosted, attachment)
         if others:
             return self._read()
-        self._live.keep(own)
+        params = hosted.without_streamed(params)
+        self._live.keep(hosted.match(params, "params"))
         return params
 
     def _checkpoints(self) -> optimizer_pb2.RestoreOptimizerRequest | None:

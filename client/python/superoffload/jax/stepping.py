@@ -13,7 +13,7 @@ from superoffload._core import run, run_step, skips
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.step_result import StepResult, VerdictKind
-from superoffload.jax import arrays, ffi, tree
+from superoffload.jax import arrays, ffi, streams, tree
 from superoffload.jax.groups import Groups
 from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.tree import HostedLeaf
@@ -88,17 +88,17 @@ class Stepping:
             run_step.end_step(self._attachment, self._group, gradient_scale, max_grad_norm)
         return self._attachment.wait_step()
 
-    def _shapes(self) -> list[jax.ShapeDtypeStruct]:
-        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._hosted]
-
     @functools.cached_property
     def _publish(self) -> Callable[[], list[Any]]:
-        publish = functools.partial(ffi.publish, self._attachment.trainer, self._shapes())
-        return jax.jit(publish, out_shardings=[leaf.sharding for leaf in self._hosted])
+        there = {index: leaf for index, leaf in enumerate(self._hosted) if not leaf.streams}
+        shapes = {index: leaf.form for index, leaf in there.items()}
+        publish = functools.partial(ffi.publish, self._attachment.trainer, shapes)
+        return jax.jit(publish, out_shardings=[leaf.sharding for leaf in there.values()])
 
     def published_on_gpu(self) -> list[Any]:
-        """The parameters of the last step, once they are there."""
-        return jax.block_until_ready(self._publish())
+        """The parameters of the last step, once they are there; arrays without elements for those that stream."""
+        values = iter(jax.block_until_ready(self._publish()))
+        return [streams.nothing(leaf, self._gpu) if leaf.streams else next(values) for leaf in self._hosted]
 
     def _hand_over_rest(self, given: Sequence[Any] | None) -> None:
         on_gpu: dict[int, Any] = {}
@@ -148,6 +148,7 @@ class Stepping:
         ``found``: gradients of the leaves, or None. ``live``: what the loop has of the leaves.
         """
         tree.check_one_device(self._hosted)
+        tree.check_none_streams(self._hosted)
         ffi.check_devices(max((jax.typeof(leaf).sharding.mesh.size for leaf in found if leaf is not None), default=1))
         own = {
             index: jnp.asarray(gradient, leaf.dtype)
@@ -157,7 +158,13 @@ class Stepping:
         schedules = self._groups.schedules(self._attachment.scalar_names)
         present = {} if live is None or self._gpu is not None else dict(enumerate(live))  # a GPU's are not compared
         return ffi.step(
-            self._attachment.trainer, own, present, self._shapes(), schedules, gradient_scale, max_grad_norm
+            self._attachment.trainer,
+            own,
+            present,
+            [leaf.form for leaf in self._hosted],
+            schedules,
+            gradient_scale,
+            max_grad_norm,
         )
 
     @contextlib.contextmanager

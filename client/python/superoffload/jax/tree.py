@@ -58,6 +58,8 @@ class HostedLeaf:
     group: int
     sharding: jax.sharding.Sharding | None  # None: of NumPy's memory
     placement: Placement
+    unit: int = 0  # the block that it is of, where some stream
+    streams: bool = False  # to the GPU, while its layer computes
 
     @property
     def devices(self) -> int:
@@ -77,6 +79,10 @@ class HostedLeaf:
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
+    @property
+    def form(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
     def to_proto(self, state_in_float32: bool) -> optimizer_pb2.Parameter:
         dtype, part = dtypes.FLOATS[self.dtype.name], self.part
         parameter = optimizer_pb2.Parameter(
@@ -85,6 +91,7 @@ class HostedLeaf:
             dtype=dtype,
             gradient_dtype=dtype,
             group=self.group,
+            unit=self.unit,
             state_in_float32=state_in_float32,
         )
         if part.shape != self.shape:
@@ -113,12 +120,16 @@ def _check_leaf(name: str, leaf: Any) -> None:
 
 
 def gpu_of(hosted: Sequence[HostedLeaf]) -> Any | None:
-    """The GPU that the leaves are on; None: they are on the CPU. Raises Error where some are elsewhere."""
+    """The GPU that the leaves are on, but for those that could stream there; None: they are on the CPU.
+
+    Raises Error where some are elsewhere.
+    """
     places = {
         leaf.name: None
         if leaf.sharding is None or not cuda.is_on_gpu(leaf.sharding)
         else next(iter(leaf.sharding.device_set))
         for leaf in hosted
+        if not leaf.streams
     }
     if len(set(places.values())) > 1:
         first, *_ = names = list(places)
@@ -139,6 +150,17 @@ def check_one_device(leaves: Sequence[HostedLeaf]) -> None:
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"parameter {leaf.name} is spread over {leaf.devices} devices: inside of jit gradients are handed over "
                 "from one device only, yet; call step(gradients) outside of jit",
+            )
+
+
+def check_none_streams(leaves: Sequence[HostedLeaf]) -> None:
+    """Raises Error when a leaf streams, which a program that makes a step would have whole."""
+    for leaf in leaves:
+        if leaf.streams:
+            raise Error(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"parameter {leaf.name} streams: inside of jit step() returns all parameters, for which there may be "
+                "no memory; have offloaded layers hand gradients over, and call finish() outside of jit",
             )
 
 

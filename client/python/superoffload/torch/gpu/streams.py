@@ -6,7 +6,6 @@ too; later those out of the passes through the model.
 """
 
 import abc
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -41,8 +40,8 @@ def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Strea
     share = _SHARES[weights] if isinstance(weights, str) else weights
     if share == 0:
         return NONE_STREAMS
-    every = count(hosted)
-    return Streamed(frozenset(blocks.evenly(math.ceil(every * share), every)), slots)
+    names, sizes = [parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted]
+    return Streamed(frozenset(blocks.choose(names, sizes, share)), slots)
 
 
 def obstacle_of_ranks(hosted: Sequence[HostedParameter], streamed: Streamed) -> str:
