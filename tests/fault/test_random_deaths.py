@@ -62,7 +62,7 @@ def start_trainer(daemon, path, pause):
 
 
 def processes_of(daemon):
-    """The pids of the daemon and of its keeper, None for one that is just dead."""
+    """The pids of the daemon and of its keeper, as far as they live."""
     found = {}
     for process in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -76,6 +76,10 @@ def holds_memory(pid):
     with contextlib.suppress(OSError):
         return sum("memfd:superoffload-" in file for file in open_files(pid).values()) >= 5
     return False
+
+
+def both_hold_memory(pids):
+    return len(pids) == 2 and all(map(holds_memory, pids.values()))
 
 
 def test_weights_are_those_of_an_undisturbed_run(daemon, tmp_path):
@@ -102,7 +106,7 @@ def test_weights_are_those_of_an_undisturbed_run(daemon, tmp_path):
             trainer.kill()
             trainer.wait()
             trainer = start_trainer(kept, tmp_path / "actual", 0.1)
-        elif len(pids) == 2 and all(map(holds_memory, pids.values())):
+        elif both_hold_memory(pids):
             os.kill(pids[victim], signal.SIGKILL)
             kept.process.poll()  # buries the first keeper
         else:
@@ -115,7 +119,7 @@ def test_weights_are_those_of_an_undisturbed_run(daemon, tmp_path):
         for key, tensor in tensors.items():
             assert torch.equal(actual[name][key], tensor), (name, key)
     assert sum(kills.values()) > 0
-    pids = processes_of(kept)
-    os.kill(pids["daemon"], signal.SIGTERM)  # on purpose: its keeper ends as well
+    wait_until(lambda: both_hold_memory(processes_of(kept)))  # the last kill may have come after the trainer's end
+    os.kill(processes_of(kept)["daemon"], signal.SIGTERM)  # on purpose: its keeper ends as well
     wait_until(lambda: kept.process.poll() is not None and not processes_of(kept))
     kept.channel.close()
