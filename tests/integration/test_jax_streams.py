@@ -141,6 +141,26 @@ def test_what_cannot_stream_is_refused_with_the_remedy(gpu):  # noqa: F811
         gpu(given, name="stays", weights="streamed")
 
 
+def test_a_model_may_be_blocks_only(gpu):  # noqa: F811
+    """Also where autodiff has no argument of its own for the first layer."""
+    both = []
+    for weights in ("resident", "streamed"):
+        optimizer, params = gpu(init_params()["layers"], weights=weights)
+        layers = [superoffload.jax.offloaded(jax_model.layer_fn, optimizer, str(index)) for index in range(LAYERS)]
+
+        def loss(params, x, layers=layers):
+            for layer, own in zip(layers, params, strict=True):
+                x = layer(own, x)
+            return jnp.square(x).mean()
+
+        gradients = jax.jit(jax.grad(loss))(params, jnp.ones((3, jax_model.WIDTH)))
+        params, report = optimizer.finish(optimizer.remaining(gradients), params=params)
+        assert report.committed_steps == 1
+        assert streamed({"layers": params}) == [weights == "streamed"] * LAYERS
+        both.append(optimizer.state_tensors())
+    assert same_bits(*both)
+
+
 def test_on_the_cpu_nothing_streams(build):  # noqa: F811
     optimizer, params = build(weights="streamed")
     assert streamed(params) == [False] * LAYERS

@@ -27,8 +27,7 @@ class HostedTree:
                     f"there is nothing that process {process} could host: the parameters have too few elements; train "
                     "with fewer processes",
                 )
-        self.hosted = streams.place(by_this_process, weights)
-        self.gpu = tree.gpu_of([leaf for leaf in self.hosted if not leaf.streams] or self.hosted)  # None: the CPU
+        self.hosted, self.gpu = streams.place(by_this_process, weights)
         self._names = [name for name, _ in leaves]
         self._by_name = {leaf.name: index for index, leaf in enumerate(self.hosted)}
         positions = {leaf.position for leaf in self._trained}

@@ -28,12 +28,14 @@ def check_weights(weights: Weights) -> None:
     raise ValueError(f"weights is {weights!r} but must be 'resident', 'streamed' or the part that streams, 0 to 1")
 
 
-def place(hosted: Sequence[HostedLeaf], weights: Weights) -> list[HostedLeaf]:
-    """The leaves, which know from now on whether they stream. On the CPU none does.
+def place(hosted: Sequence[HostedLeaf], weights: Weights) -> tuple[list[HostedLeaf], Any | None]:
+    """The leaves, which know from now on whether they stream, and the GPU that they are on, or stream to.
 
-    Raises Error where there are no blocks.
+    None: the CPU, where none streams. Raises Error where there are no blocks.
     """
     share = _SHARES[weights] if isinstance(weights, str) else weights
+    if share == 0:
+        return list(hosted), tree.gpu_of(hosted)
     names = [re.sub(r"_(?=\d+\.)", ".", leaf.name) for leaf in hosted]  # Linen's lists: Block_0.kernel
     sizes = [leaf.nbytes for leaf in hosted]
     chosen = blocks.choose(names, sizes, share)
@@ -41,9 +43,9 @@ def place(hosted: Sequence[HostedLeaf], weights: Weights) -> list[HostedLeaf]:
     placed = [
         dataclasses.replace(leaf, unit=unit, streams=unit in chosen) for leaf, unit in zip(hosted, units, strict=True)
     ]
-    stay = [leaf for leaf in placed if not leaf.streams]
-    if share == 0 or tree.gpu_of(stay or placed) is None:
-        return list(hosted)
+    gpu = tree.gpu_of([leaf for leaf in placed if not leaf.streams] or placed)
+    if gpu is None:
+        return list(hosted), tree.gpu_of(hosted)
     if not chosen:
         raise Error(
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,7 +53,7 @@ def place(hosted: Sequence[HostedLeaf], weights: Weights) -> list[HostedLeaf]:
             "leaves of their own, below a number (layers.0, Block_0); those of a stack for jax.lax.scan stay, with "
             "weights='resident'",
         )
-    return placed
+    return placed, gpu
 
 
 def nothing(leaf: HostedLeaf, gpu: Any) -> jax.Array:

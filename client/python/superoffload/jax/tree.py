@@ -120,16 +120,12 @@ def _check_leaf(name: str, leaf: Any) -> None:
 
 
 def gpu_of(hosted: Sequence[HostedLeaf]) -> Any | None:
-    """The GPU that the leaves are on, but for those that could stream there; None: they are on the CPU.
-
-    Raises Error where some are elsewhere.
-    """
+    """The GPU that the leaves are on; None: they are on the CPU. Raises Error where some are elsewhere."""
     places = {
         leaf.name: None
         if leaf.sharding is None or not cuda.is_on_gpu(leaf.sharding)
         else next(iter(leaf.sharding.device_set))
         for leaf in hosted
-        if not leaf.streams
     }
     if len(set(places.values())) > 1:
         first, *_ = names = list(places)
