@@ -277,12 +277,12 @@ Status GpuGradients::ReadStreamed(std::span<const int64_t> parameters, std::span
   uint32_t read = 0;
   for (const int64_t parameter : parameters) {
     const uint32_t unit = plane_.unit(layout_.parameter(parameter).first_bucket);
+    if (unit == 0) {
+      return Error(Code::kFailedPrecondition, "parameter ", layout_.parameter(parameter).name, " does not stream");
+    }
     if (unit != read) {
       if (Status status = plane_.ReadUnit(unit, stream); !status.ok()) return status;
       read = unit;
-    }
-    if (unit == 0) {
-      return Error(Code::kFailedPrecondition, "parameter ", layout_.parameter(parameter).name, " does not stream");
     }
     if (Status status = CopyParameter(parameter, to[parameter], stream); !status.ok()) return status;
   }

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+import grpc
+
 from superoffload._core import library, structures
 from superoffload._core.attachment import Attachment, Await, Resumed, Stays
 from superoffload._core.control import Connection
@@ -251,6 +253,16 @@ class GpuAttachment(Attachment):
         """After `end()`: the GPU's memory belongs to the views of it."""
         assert self.memory is not None, "there is some since the attach"
         self.memory.leave_to_views()
+
+    def why_none_streams(self) -> Error | None:
+        """Of blocks that were to; None: they do."""
+        if not self.streamed.units or any(self.streamed_units):
+            return None
+        return Error(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"optimizer {self.optimizer.name} was created for weights that stay on the GPU, and its blocks share "
+            "buckets; create another one (with restore= of a checkpoint of it), or pass weights='resident'",
+        )
 
     def device_parameters(self) -> int:
         """Device pointer of the parameters, each at its one of ``gpu_offsets``."""

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 
 from superoffload._core import optimizers, policies, run, stored
@@ -97,23 +96,15 @@ def attach(
             again="compute the gradients of this step again, from the parameters that this process has",
             streamed=streams.of(subject.hosted),
         )
-        _check_blocks(attachment)
+        if error := attachment.why_none_streams():
+            attachment.end()
+            attachment.leave_memory()
+            raise error
     if existing is not None:
         optimizers.update_policies(subject.connection, subject.name, existing.policies, subject.policies)
     if request.sync == optimizer_pb2.SYNC_PUSH:
         push(attachment, subject.hosted, leaves)
     return attachment, request.sync == optimizer_pb2.SYNC_PULL
-
-
-def _check_blocks(attachment: GpuAttachment) -> None:
-    if attachment.streamed.units and not any(attachment.streamed_units):
-        attachment.end()
-        attachment.leave_memory()
-        raise Error(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"optimizer {attachment.optimizer.name} was created for weights that stay on the GPU, and its blocks share "
-            "buckets; create another one (with restore= of a checkpoint of it), or pass weights='resident'",
-        )
 
 
 def _restore(subject: Subject, source: optimizer_pb2.RestoreOptimizerRequest, created: bool) -> None:

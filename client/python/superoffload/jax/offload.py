@@ -67,7 +67,7 @@ def _streamed(optimizer: Optimizer, hosted: Sequence[int | None]) -> dict[int, j
 
 
 def _with_streamed(optimizer: Optimizer, name: str, params: Any, stacked: bool, after: Any) -> Any:
-    """A layer's parameters. Those that stream come once one of the arrays of ``after`` is there."""
+    """A layer's parameters: ``params`` itself, unless some stream, which come once an array of ``after`` is there."""
     hosted = _slices(optimizer, name, params, stacked)
     forms = _streamed(optimizer, hosted)
     if not forms:
@@ -115,8 +115,8 @@ def offloaded(layer_fn: Callable[..., Any], optimizer: Optimizer, name: str = ""
         return layer_fn(_with_streamed(optimizer, name, params, index is not None, inputs), *inputs)
 
     def forward(params: Any, index: Any, *inputs: Any) -> Any:
-        if _streamed(optimizer, _slices(optimizer, name, params, index is not None)):
-            given = _with_streamed(optimizer, name, params, index is not None, inputs)
+        given = _with_streamed(optimizer, name, params, index is not None, inputs)
+        if given is not params:
             return layer_fn(given, *inputs), (None, index, params, inputs)
         output, backward = jax.vjp(layer_fn, params, *inputs)
         return output, (backward, index, params, None)

@@ -177,16 +177,14 @@ class GpuBackend:
         return attachment, GpuParameters(subject.hosted, attachment, synchronize, subject.replicas)
 
     def _check_blocks(self, attachment: GpuAttachment) -> None:
-        if self.streams and not any(attachment.streamed_units):
-            if self._where == "auto":
-                self._why_resident = "no blocks stream: the optimizer was created for weights that stay on the GPU"
-                return
-            attachment.end()
-            raise Error(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"optimizer {attachment.optimizer.name} was created for weights that stay on the GPU, and its blocks "
-                "share buckets; create another one (with restore= of a checkpoint of it), or pass weights='resident'",
-            )
+        error = attachment.why_none_streams()
+        if error is None:
+            return
+        if self._where == "auto":
+            self._why_resident = "no blocks stream: the optimizer was created for weights that stay on the GPU"
+            return
+        attachment.end()
+        raise error
 
     def _moving(self, subject: Subject) -> move.Moving:
         moving = move.Moving(subject.hosted, self._device, self._options.weights)

@@ -139,11 +139,13 @@ class _Mover:
     @torch.no_grad()
     def move_back(self) -> None:
         """What streams has memory of its own, on the CPU."""
+        sharded = any(shards.is_sharded(parameter.tensor) for parameter in self._hosted)
+        gathered = fsdp.Gathered() if sharded else None
         for index, parameter in enumerate(self._hosted):
             if self._attachment.streamed_units[index] and index in self._moved:
                 value = published_of(self._attachment, index, parameter.local).clone()
-                if shards.is_sharded(parameter.tensor):
-                    fsdp.Gathered().give(parameter.tensor, value)
+                if gathered is not None and shards.is_sharded(parameter.tensor):
+                    gathered.give(parameter.tensor, value)
                 else:
                     parameter.tensor.data = value
 

@@ -30,9 +30,13 @@ _SHARES = {"resident": 0.0, "streamed": 1.0, "auto": 1.0}  # that can stream
 _WATCHED = 3
 
 
+def _names_and_sizes(hosted: Sequence[HostedParameter]) -> tuple[list[str], list[int]]:
+    return [parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted]
+
+
 def count(hosted: list[HostedParameter]) -> int:
     """How many blocks there are."""
-    return blocks.count([parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted])
+    return blocks.count(*_names_and_sizes(hosted))
 
 
 def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Streamed:
@@ -40,14 +44,13 @@ def choose(hosted: list[HostedParameter], weights: Weights, slots: int) -> Strea
     share = _SHARES[weights] if isinstance(weights, str) else weights
     if share == 0:
         return NONE_STREAMS
-    names, sizes = [parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted]
-    return Streamed(frozenset(blocks.choose(names, sizes, share)), slots)
+    return Streamed(frozenset(blocks.choose(*_names_and_sizes(hosted), share)), slots)
 
 
 def obstacle_of_ranks(hosted: Sequence[HostedParameter], streamed: Streamed) -> str:
     """Why blocks of several ranks cannot stream: FSDP has to gather each by itself. Empty: they can."""
-    names, sizes = [parameter.name for parameter in hosted], [parameter.local.nbytes for parameter in hosted]
-    units = {id(p.tensor): unit for p, unit in zip(hosted, blocks.units(names, sizes), strict=True)}
+    numbers = blocks.units(*_names_and_sizes(hosted))
+    units = {id(p.tensor): unit for p, unit in zip(hosted, numbers, strict=True)}
     gathered = fsdp.gathered_together() if any(shards.is_sharded(parameter.tensor) for parameter in hosted) else []
     known = {id(tensor) for together in gathered for tensor in together}
     for parameter in hosted:
