@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Shows in a few minutes what superoffload does: trains a transformer of 57 million parameters with torch.optim.AdamW and
-# with superoffload, kills the daemon in the middle of it, and ends with a table and a picture of both loss curves.
+# with superoffload, kills the daemon in the middle of it, and ends with a picture of both loss curves, a table, and another
+# of what it would be on a Superchip.
 # Usage: deploy/quickstart.sh [--steps=N]
 # It takes the wheel in build/wheels where there is one (deploy/wheel.sh makes it) and builds a release where there is none.
 set -euo pipefail
@@ -35,6 +36,7 @@ else
 fi
 
 "$venv/bin/python" deploy/quickstart/compare.py "$daemon" "$picture" "$@"
+"$venv/bin/python" deploy/quickstart/superchip.py "$ctl"
 cat <<NEXT
 In your script:    optimizer = superoffload.torch.AdamW(model.parameters(), lr=3e-4, max_grad_norm=1.0)
 Watch a trainer:   $ctl watch

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+from columns import aligned
 from picture import draw
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
@@ -44,9 +45,8 @@ def table(ours, torchs):
         ("memory of the trainer's process", *(f"{r['anonymous_bytes'] / 1e9:.2f} GB" for r in (torchs, ours))),
         ("loss of the last step", *(f"{r['losses'][-1]:.3f}" for r in (torchs, ours))),
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [f"   {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
-    lines += [
+    lines = [
+        aligned(rows),
         "",
         f"   {moved / 1e9:.2f} GB ({moved / parameters:.0f} bytes for each of {parameters / 1e6:.0f} M parameters)"
         " left the trainer's process.",
