@@ -128,6 +128,24 @@ def test_it_trains_without_variables_and_with_its_own_daemon(environment, tmp_pa
         assert run(environment / "bin" / program, "--version", env=clean()).startswith(f"{program} ")
 
 
+def test_it_runs_scripts_that_do_not_know_it(environment, tmp_path):
+    script = TRAINS.replace("import superoffload.torch, torch", "import sys, torch").replace(
+        "superoffload.torch.AdamW", "torch.optim.AdamW"
+    )
+    script = script.replace("superoffload.torch.__file__", "sys.modules['superoffload.torch'].__file__")
+    trained = run(
+        environment / "bin/superoffload",
+        "run",
+        "--",
+        environment / "bin/python",
+        "-c",
+        script,
+        cwd=tmp_path,
+        env=clean(),
+    )
+    assert pathlib.Path(trained.strip()).is_relative_to(environment)
+
+
 def test_it_plans(environment, tmp_path):
     words = ("plan", "--model=gpt2-1b", "--machine=laptop", "--batch=1", "--sequence=128", "--quick")
     for program in ("superoffloadctl", "superoffload"):
@@ -158,6 +176,8 @@ def test_the_quick_start_takes_the_wheel_and_ends_with_a_table_a_picture_and_thr
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for row in ("time that the trainer waits for the optimizer", "memory of the trainer's process", "was killed once"):
         assert row in ended.stdout
+    (simulated,) = (line for line in ended.stdout.splitlines() if "GPU memory, of 95 GiB" in line)
+    assert re.fullmatch(r".* 1\d\d GiB: does not fit +\d\d GiB", simulated)
     script, watch, install = ended.stdout.splitlines()[-3:]
     assert "superoffload.torch.AdamW(" in script and "install-service" in install
     run(watch.split()[-2], "--version", env=clean())

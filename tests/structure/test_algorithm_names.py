@@ -29,6 +29,7 @@ HOMES = {
     "client/python/superoffload/jax/__init__.py": "the names that users import",
     "client/python/superoffload/jax/adam.py": "its Optax façade",
     "client/python/superoffload/jax/lion.py": "its Optax façade",
+    "client/python/superoffload/stand_ins/": "others' optimizers, by the names that they have",
     "client/python/superoffload/torch/__init__.py": "the names that users import",
     "client/python/superoffload/torch/adam.py": "its torch.optim façade",
     "client/python/superoffload/torch/lion.py": "its torch.optim façade",

@@ -10,6 +10,10 @@ def main() -> int:
         from superoffload import plan
 
         return plan.main(words[1:])
+    if words[:1] == ["run"]:
+        from superoffload import run
+
+        return run.main(words[1:])
     if words == ["--version"]:
         from importlib import metadata
 
@@ -18,6 +22,7 @@ def main() -> int:
     asked = words[:1] in (["--help"], ["-h"])
     usage = (
         "superoffload plan --help   what training a model on a machine would take\n"
+        "superoffload run --help    a command in whose processes torch's optimizers are superoffload's\n"
         "superoffload --version     the version of this package"
     )
     print(usage, file=sys.stdout if asked else sys.stderr)

@@ -20,6 +20,10 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
 
 
+class ParametersChanged(Error):
+    """By somebody else than the optimizer; nothing was committed, and ``push_params()`` makes them the masters."""
+
+
 class Replicas(Protocol):
     """Parameters of which several ranks have the same elements; see ranks/replicas.py."""
 
@@ -114,7 +118,7 @@ class LiveParameters(abc.ABC):
         changed = find_changed()
         if changed:
             others = f" and {len(changed) - 1} more were" if len(changed) > 1 else " was"
-            raise Error(
+            raise ParametersChanged(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"parameter {changed[0]}{others} changed by somebody else than the optimizer, and nothing was "
                 "committed; call push_params() to make the model's parameters the masters, or pull_params() to undo "

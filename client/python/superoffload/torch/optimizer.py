@@ -33,6 +33,8 @@ from superoffload.torch.state.saving import State
 from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
 
+# Named, not super(): between an optimizer and this there may be the class that it stands in for (../stand_ins).
+_Base = torch.optim.Optimizer
 _MEASURED = GpuOptions()
 
 
@@ -102,7 +104,7 @@ class Optimizer(torch.optim.Optimizer):
             device=gpu.device,
         )
         self._hosting = Lifecycle(self, self.algorithm, wanted, functools.partial(_backend_of, gpu, weights))
-        super().__init__(params, {**defaults, "maximize": maximize})
+        _Base.__init__(self, params, {**defaults, "maximize": maximize})
         groups.check_flags({**flags, "differentiable": differentiable}, self.algorithm)
         groups.check_groups(self.param_groups, self.algorithm)
         self._optim_bits = groups.optim_bits(self.param_groups)
@@ -199,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._hosting.attached:
             self._hosting.stepping.zero_grad()
         self._grad_scale.forget()
-        super().zero_grad(set_to_none)
+        _Base.zero_grad(self, set_to_none)
         if self._hosting.attached and self._hosting.gpu is not None:
             self._hosting.gpu.after_zero_grad(self._hosting.quiesce)
 
@@ -259,11 +261,11 @@ class Optimizer(torch.optim.Optimizer):
         The daemon plans anew, with a checkpoint in the state directory (or a temporary one) as the way between.
         """
         if not self._hosting.attached:  # while it is being built
-            super().add_param_group(param_group)
+            _Base.add_param_group(self, param_group)
             return
         self._hosting.check_attached()
         self._growing.check()
-        super().add_param_group(param_group)
+        _Base.add_param_group(self, param_group)
         self._growing.take_last_group(self.save_checkpoint)
         self._optim_bits = groups.optim_bits(self.param_groups)
 
@@ -292,12 +294,12 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._hosting.check_attached()
         self._written.send()
-        return self._state.dict_of(super().state_dict())
+        return self._state.dict_of(_Base.state_dict(self))
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A state_dict that the optimizer's counterpart in torch.optim can load, on the same parameters: copies."""
         self._hosting.check_attached()
-        return self._state.torch_dict_of(super().state_dict())
+        return self._state.torch_dict_of(_Base.state_dict(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes to the moment of a ``state_dict()``, or takes over the state of its counterpart in torch.optim.
@@ -306,7 +308,7 @@ class Optimizer(torch.optim.Optimizer):
         moment is free.
         """
         self._state.load(state_dict)
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        _Base.load_state_dict(self, {"state": {}, "param_groups": state_dict["param_groups"]})
         groups.set_optim_bits(self.param_groups, self._optim_bits)
         self._written.fill()
         self._state.load_others(state_dict)
