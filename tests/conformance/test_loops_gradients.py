@@ -4,7 +4,17 @@ import itertools
 
 import pytest
 import torch
-from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, ours_on_host, recorded, told  # noqa: F401
+from tests.support.loops import (  # noqa: F401
+    assert_agree,
+    batch,
+    lone_rank,
+    loop_daemon,
+    net,
+    ours,
+    ours_on_host,
+    recorded,
+    told,
+)
 
 import superoffload
 
@@ -25,14 +35,6 @@ def agree_or_be_told(loop, ours, tolerance=2e-6):  # noqa: F811
             assert ours.form.startswith("gpu"), error
             assert LEFT_THE_GPU in str(error) or "single memory location" in str(error), error
         return None
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def mul(p):
@@ -117,7 +119,7 @@ def test_edits_of_few_elements_that_begin_late(ours_on_host, edit):  # noqa: F81
     assert told(caught, EDITED) == (ours_on_host.form != "off")
 
 
-def test_gradients_reduced_by_hand(ours, process_group):  # noqa: F811
+def test_gradients_reduced_by_hand(ours, lone_rank):  # noqa: F811
     def loop(make):
         model = net()
         optimizer = make(model.parameters())

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 import torch
-from tests.support.loops import assert_agree, batch, loop_daemon, net, ours, ours_on_host  # noqa: F401
+from tests.support.loops import assert_agree, batch, lone_rank, loop_daemon, net, ours, ours_on_host  # noqa: F401
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import superoffload.torch
 
@@ -223,3 +224,21 @@ def test_torch_says_that_it_cannot_load_the_state(ours_on_host, pickled, tmp_pat
     with pytest.raises((ValueError, TypeError), match=r"torch_state_dict\(\) makes one that it can"):
         torch.optim.AdamW(model.parameters()).load_state_dict(state)
     optimizer.load_state_dict(state)
+
+
+def test_what_zero_redundancy_optimizer_consolidates_is_the_state(ours_on_host, lone_rank):  # noqa: F811
+    def begin():
+        model = net()
+        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=ours_on_host, lr=1e-2)
+
+    model, optimizer = begin()
+    train(optimizer, model, steps=range(3))
+    optimizer.consolidate_state_dict()
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    train(optimizer, model, steps=range(3, STEPS))
+    resumed, optimizer = begin()
+    resumed.load_state_dict(weights)
+    optimizer.optim.push_params()
+    optimizer.load_state_dict(saved)
+    train(optimizer, resumed, steps=range(3, STEPS))
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))

@@ -65,6 +65,15 @@ class Maker:
             optimizer.close()
 
 
+@pytest.fixture
+def lone_rank(tmp_path):
+    """A process group of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def loop_daemon():
     with pytest.MonkeyPatch.context() as patch:

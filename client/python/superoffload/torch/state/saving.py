@@ -27,7 +27,10 @@ _KEY = "superoffload"  # of the moment in a state_dict
 _NOT_OF_TORCH = (
     b"a state of superoffload.torch, which torch.optim cannot load: torch_state_dict() makes one that it can"
 )
-_STATE_DICT_CALLERS = ("torch.distributed.checkpoint.state_dict",)  # they take tensors out of state_dict()
+_STATE_DICT_CALLERS = (  # they take tensors out of state_dict()
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+)
 _SAVE_SECONDS = 60  # that ranks may save after one another
 _SLOW_SECONDS = 10  # until a rank that waits for others says so
 
