@@ -13,6 +13,7 @@ import torch
 from superoffload._core.error import Error
 from superoffload.stand_ins import counterparts, named_groups, options
 from superoffload.stand_ins.counterparts import Counterpart, NoCounterpart
+from superoffload.torch.guards.grad_scale import ATTRIBUTES
 from superoffload.torch.live import ParametersChanged
 from superoffload.torch.optimizer import Optimizer
 
@@ -84,18 +85,21 @@ class _StandIn(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What the script has written to parameters counts, as with what it has asked for."""
         loss = None
+        of_scaler = {name: value for name, value in vars(self).items() if name in ATTRIBUTES}
 
         def compute() -> Any:
             nonlocal loss
             loss = None if closure is None else closure()
             return loss
 
+        # Not super(): torch has put hooks around the step of the class between, and calls them around this one already.
         try:
-            return super().step(compute)
+            return Optimizer.step(self, compute)
         except ParametersChanged as error:
             _say(f"{error.message.partition(',')[0]}: that counts, also where it is less precise than the masters")
         self.push_params()
-        super().step()
+        vars(self).update(of_scaler)
+        Optimizer.step(self)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from superoffload._core.error import Error
 
-_ATTRIBUTES = ("grad_scale", "found_inf")
+ATTRIBUTES = ("grad_scale", "found_inf")  # of the optimizer, for one step
 
 
 class GradScale:
@@ -40,7 +40,7 @@ class GradScale:
         """The step has raised."""
         if getattr(optimizer, "grad_scale", None) is not None:
             self._scaled = [weakref.ref(tensor.grad) for tensor in tensors if tensor.grad is not None]
-        for name in _ATTRIBUTES:
+        for name in ATTRIBUTES:
             vars(optimizer).pop(name, None)
 
     def forget(self) -> None:
