@@ -98,7 +98,7 @@ class _StandIn(Optimizer):
         except ParametersChanged as error:
             _say(f"{error.message.partition(',')[0]}: that counts, also where it is less precise than the masters")
         self.push_params()
-        vars(self).update(of_scaler)
+        self.__dict__.update(of_scaler)
         Optimizer.step(self)
         return loss
 
