@@ -32,6 +32,7 @@ from superoffload.torch.state.moment import Lineage
 from superoffload.torch.state.saving import State
 from superoffload.torch.state.written import WrittenState
 from superoffload.torch.submitter import Submitter
+from superoffload.torch.waiting import Waiting
 
 # Named, not super(): between an optimizer and this there may be the class that it stands in for (../stand_ins).
 _Base = torch.optim.Optimizer
@@ -110,6 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self._optim_bits = groups.optim_bits(self.param_groups)
         directory = None if state_directory is None else os.path.abspath(state_directory)
         self._grad_scale = GradScale()
+        self._waiting = Waiting()
         self._copies = StateCopies()
         self._lineage = Lineage(self._hosting)
         self._checkpoints = Checkpoints(self._hosting, self._lineage, directory, self._copies.on_another_moment)
@@ -171,7 +173,8 @@ class Optimizer(torch.optim.Optimizer):
                 with torch.enable_grad():
                     loss = closure()
             self._hosting.check_attached()
-            self._step()
+            with self._waiting.counted():
+                self._step()
         except BaseException as error:
             self._grad_scale.on_error(self, self._hosting.trained())
             if self._hosting.attached:
@@ -188,6 +191,7 @@ class Optimizer(torch.optim.Optimizer):
             with hosting.submitter.told():
                 hosting.check_unfrozen()
             stall_seconds = 0.0 if hosting.gpu is None else hosting.gpu.stall_seconds()
+            self._waiting.seconds += stall_seconds
             grad_scale = self._grad_scale.take(self, hosting.trained())
             ended = hosting.stepping.step(self.param_groups, grad_scale, self.max_grad_norm)
         self._grad_scale.forget()
@@ -212,8 +216,10 @@ class Optimizer(torch.optim.Optimizer):
         torch.nn.utils.clip_grad_norm_ on all parameters of this optimizer comes here.
         """
         self._hosting.check_attached()
-        self._written.send()
-        return torch.tensor(self._hosting.stepping.clip_grad_norm(max_norm), dtype=torch.float32, device="cpu")
+        with self._waiting.counted():
+            self._written.send()
+            norm = self._hosting.stepping.clip_grad_norm(max_norm)
+        return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
     def clips_as_torch(self) -> bool:
         """Whether torch.nn.utils.clip_grad_norm_ scales ``.grad``; nothing has been submitted then."""
@@ -233,6 +239,14 @@ class Optimizer(torch.optim.Optimizer):
     def last_result(self) -> StepResult | None:
         """The daemon's report on the last step; None before the first one."""
         return self._hosting.stepping.last_result
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the loop has waited for this optimizer so far: in ``step()`` and ``clip_grad_norm_()``.
+
+        On a GPU also in forward passes, for parameters that the daemon did not have yet.
+        """
+        return self._waiting.seconds
 
     @property
     def committed_steps(self) -> int:

@@ -263,8 +263,8 @@ class UsedGpu:
         self.waits.wait_all()
 
     def stall_seconds(self) -> float:
-        """How long the forward passes since the last step have waited for parameters, if that is of interest."""
-        return self.residents.stall_seconds()
+        """How long the forward passes since the last step have waited for parameters that the daemon did not have."""
+        return self._attachment.stall_seconds()
 
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
         if self._watched or self._was_watched:  # without overlap forward waits for more

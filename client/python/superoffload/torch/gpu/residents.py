@@ -107,10 +107,6 @@ class Residents:
             self._count = min(options.resident_buckets, len(attachment.optimizer.layout.buckets))
             self._fit()
 
-    def stall_seconds(self) -> float:
-        """How long the forward passes since the last step have waited for parameters, if that is of interest."""
-        return 0.0 if self._tuner is None else self._attachment.stall_seconds()
-
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
         if self._tuner is not None:
             now = time.monotonic()
