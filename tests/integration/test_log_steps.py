@@ -57,18 +57,17 @@ def train(make, tmp_path, *callbacks, **options):
         save_strategy="no",
         disable_tqdm=True,
     )
-    optimizer = make(model.parameters(), lr=1e-2, **options)
     trainer = transformers.Trainer(
         *(model, arguments),
         train_dataset=Data(),
-        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
+        optimizer_cls_and_kwargs=(make, {"lr": 1e-2, **options}),
         callbacks=[reporter, LogSteps(), *callbacks],
     )
     trainer.train()
     losses = [logs for logs in reporter.reported if "loss" in logs]
     for logs, entry in zip(losses, trainer.state.log_history, strict=False):
         assert logs.items() <= entry.items()
-    return optimizer, reporter.reported
+    return trainer.optimizer.optimizer, reporter.reported
 
 
 def test_reporters_that_came_before_see_what_the_daemon_reports(daemon, tmp_path):
