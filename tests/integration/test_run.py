@@ -105,6 +105,12 @@ def test_a_variable_turns_it_off(run, plain):
     assert equal(off, plain[1])
 
 
+def test_an_optimizer_for_the_engine_of_deepspeed_stays(run, plain):
+    """accelerate's launcher says that there is going to be one."""
+    assert equal(run(PLAIN, ACCELERATE_USE_DEEPSPEED="true"), plain[1])
+    assert run.lines == ["superoffload: torch.optim.AdamW stays as it is: DeepSpeed's engine has weights of its own"]
+
+
 def test_a_script_that_derives_a_class_or_asks_for_another_keeps_it(run):
     text = """
 class Mine(torch.optim.AdamW):

@@ -33,8 +33,8 @@ def build(self: Any, initialize: Callable[..., None], arguments: Sequence[Any], 
     (_, parameters), *others = ((name, bound.arguments[name]) for name in list(bound.arguments)[1:])
     groups = _repeatable(parameters)
     try:
-        if sys._getframe(2).f_globals.get("__name__", "").startswith("deepspeed."):
-            raise NoCounterpart("DeepSpeed's engine builds it for weights of its own")
+        if _is_for_deepspeed(sys._getframe(2).f_globals.get("__name__", "")):
+            raise NoCounterpart("DeepSpeed's engine has weights of its own")
         counterpart = counterparts.find(asked, dict(others))
         _become(self, asked, counterpart, groups)
         _say_hosted(self, asked, counterpart)
@@ -104,6 +104,15 @@ class _StandIn(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(named_groups.added(self.param_groups, param_group))
+
+
+def _is_for_deepspeed(caller: str) -> bool:
+    """Whether its engine builds the optimizer, or is given it: accelerate's launcher and the Trainer say so before."""
+    launched = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    trainer = sys.modules.get("transformers.integrations.deepspeed")
+    return (
+        caller.startswith("deepspeed.") or launched or (trainer is not None and trainer.deepspeed_config() is not None)
+    )
 
 
 def _ranks() -> int:

@@ -9,14 +9,11 @@ import torch
 def find(parameters: Sequence[torch.Tensor]) -> list[str] | None:
     """Names as in ``named_parameters()`` of the smallest module that has all of them; None where no module has."""
     wanted = {id(parameter) for parameter in parameters}
-    found: dict[int, str] | None = None
-    for root in _roots():
-        names = {id(tensor): name for name, tensor in root.named_parameters()}
-        if not wanted <= names.keys():
-            continue
-        if found is None or len(names) < len(found):
-            found = _names_in_smallest(root, wanted)
-    return None if found is None else [found[id(parameter)] for parameter in parameters]
+    having = [_names_in_smallest(root, wanted) for root in _roots() if wanted <= set(map(id, root.parameters()))]
+    if not having:
+        return None
+    names = min(having, key=len)
+    return [names[id(parameter)] for parameter in parameters]
 
 
 def _roots() -> list[torch.nn.Module]:
