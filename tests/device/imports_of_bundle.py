@@ -12,7 +12,18 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-MACHINES = {"torch", "jax", "jaxlib", "numpy", "transformers", "torchao", "deepspeed", "safetensors", "accelerate"}
+MACHINES = {
+    "torch",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "transformers",
+    "torchao",
+    "deepspeed",
+    "safetensors",
+    "accelerate",
+    "yaml",
+}
 HANDLERS = (("step", "cpu"), ("publish", "cuda"))  # that XLA calls; a library built without XLA's headers has none
 
 
