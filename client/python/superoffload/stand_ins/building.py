@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -31,7 +31,7 @@ def build(self: Any, initialize: Callable[..., None], arguments: Sequence[Any], 
     bound = inspect.signature(initialize).bind(self, *arguments, **named)
     bound.apply_defaults()
     (_, parameters), *others = ((name, bound.arguments[name]) for name in list(bound.arguments)[1:])
-    groups = _repeatable(parameters)
+    groups = named_groups.repeatable(parameters)
     try:
         if _is_for_deepspeed(sys._getframe(2).f_globals.get("__name__", "")):
             raise NoCounterpart("DeepSpeed's engine has weights of its own")
@@ -49,17 +49,6 @@ def build(self: Any, initialize: Callable[..., None], arguments: Sequence[Any], 
     self.__dict__.clear()
     _say(f"{_name(asked)} stays as it is: {reason}")
     initialize(self, groups, **dict(others))
-
-
-def _repeatable(parameters: Any) -> Any:
-    """What can be looked at more than once; else as given."""
-    if isinstance(parameters, Iterator):
-        parameters = list(parameters)
-    if isinstance(parameters, (list, tuple)):
-        for group in parameters:
-            if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
-                group["params"] = list(group["params"])
-    return parameters
 
 
 def _become(self: Any, asked: type, counterpart: Counterpart, groups: Any) -> None:

@@ -11,6 +11,17 @@ import torch
 from superoffload.stand_ins import module_names
 
 
+def repeatable(parameters: Any) -> Any:
+    """What can be looked at more than once; else as given."""
+    if isinstance(parameters, Iterator):
+        parameters = list(parameters)
+    if isinstance(parameters, (list, tuple)):
+        for group in parameters:
+            if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
+                group["params"] = list(group["params"])
+    return parameters
+
+
 def copies(groups: Any) -> Any:
     """With names where no parameter has one and a module has them all. What is no list of parameters: as given."""
     if isinstance(groups, torch.Tensor):
@@ -34,8 +45,7 @@ def added(groups: Sequence[Mapping[str, Any]], group: dict[str, Any]) -> dict[st
     known = [name for before in groups for name in before.get("param_names", ())]
     if not known:
         return group
-    if isinstance(group.get("params"), Iterator):
-        group = {**group, "params": list(group["params"])}
+    (group,) = repeatable([group])
     parameters = _listed(group.get("params"))
     if not all(map(torch.is_tensor, parameters)):
         return group
