@@ -6,22 +6,13 @@ import types
 import pytest
 import torch
 import transformers
+from tests.support import small_llama
 
 import superoffload.torch
 from superoffload.torch import waiting
 from superoffload.torch.trainer import LogSteps
 
 STEPS = 6
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        tokens = torch.randint(61, (12,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": tokens}
 
 
 class Reporter(transformers.TrainerCallback):
@@ -43,23 +34,12 @@ class LoseStep(transformers.TrainerCallback):
 
 
 def train(make, tmp_path, *callbacks, **options):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     reporter = Reporter()
-    arguments = transformers.TrainingArguments(
-        output_dir=tmp_path,
-        max_steps=STEPS,
-        per_device_train_batch_size=2,
-        max_grad_norm=0.0,
-        logging_steps=2,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    options_of_trainer = {"per_device_train_batch_size": 2, "max_grad_norm": 0.0, "logging_steps": 2}
     trainer = transformers.Trainer(
-        *(model, arguments),
-        train_dataset=Data(),
+        small_llama.build(layers=1),
+        small_llama.arguments(tmp_path, max_steps=STEPS, save_strategy="no", **options_of_trainer),
+        train_dataset=small_llama.Tokens(),
         optimizer_cls_and_kwargs=(make, {"lr": 1e-2, **options}),
         callbacks=[reporter, LogSteps(), *callbacks],
     )

@@ -10,9 +10,9 @@ import torch
 
 from superoffload import run as program
 
-ROOT = pathlib.Path(__file__).parents[2]
+OURS = f"{pathlib.Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"  # where scripts find tests.support
 
-# What each script below trains; it saves weights and losses to the path that it gets.
+# What each script below trains; it saves weights, and what it has seen, to the path that it gets.
 MODEL = """
 import sys
 import torch
@@ -43,8 +43,7 @@ train(model, optimizer)
 scheduler.step()
 train(model, optimizer)
 save(model, isinstance=isinstance(optimizer, torch.optim.AdamW) and isinstance(optimizer, torch.optim.Adam),
-     name=type(optimizer).__name__, ours=hasattr(optimizer, "last_result"), keys=sorted(optimizer.param_groups[0]),
-     bits=getattr(optimizer, "state_dtype", None))
+     name=type(optimizer).__name__, ours=hasattr(optimizer, "last_result"), keys=sorted(optimizer.param_groups[0]))
 """
 
 DIRECT = "import superoffload.torch" + PLAIN.replace("torch.optim.AdamW(", "superoffload.torch.AdamW(")
@@ -396,18 +395,16 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 def test_on_a_gpu_blocks_are_known_whose_names_the_script_has_not_passed(run, tmp_path):
-    found = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    resident = run(GPU, PYTHONPATH=found)
+    resident = run(GPU, PYTHONPATH=OURS)
     assert resident["seen"] == ["", ""]
     (tmp_path / "options.yaml").write_text("weights: auto\ngpu: {stream_slots: 2}\n")
-    automatic = run(GPU, "--config", tmp_path / "options.yaml", PYTHONPATH=found)
+    automatic = run(GPU, "--config", tmp_path / "options.yaml", PYTHONPATH=OURS)
     assert equal(automatic, resident)
     assert automatic["seen"][0].startswith("6 of 6 blocks stay on the GPU and 0 stream")
     assert "no blocks are found" in automatic["seen"][1]
 
 
 RANKS = """
-import os
 import torch.distributed
 
 torch.distributed.init_process_group("gloo")
@@ -433,24 +430,14 @@ def test_processes_that_a_launcher_starts(run, tmp_path):
 
 TRAINER = """
 import transformers
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        tokens = torch.randint(61, (12,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": tokens}
+from tests.support import small_llama
 
 def trained(directory, steps, resume=False):
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=61)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    arguments = transformers.TrainingArguments(
-        output_dir=directory, max_steps=steps, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-        max_grad_norm=0.5, learning_rate=1e-2, use_cpu=True, report_to=[], save_steps=2, disable_tqdm=True,
-        lr_scheduler_type="constant")
-    trainer = transformers.Trainer(model, arguments, train_dataset=Data())
+    model = small_llama.build()
+    arguments = small_llama.arguments(
+        directory, max_steps=steps, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_grad_norm=0.5,
+        learning_rate=1e-2, save_steps=2, lr_scheduler_type="constant")
+    trainer = transformers.Trainer(model, arguments, train_dataset=small_llama.Tokens())
     trainer.train(resume_from_checkpoint=resume)
     return model, trainer.optimizer.optimizer
 
@@ -464,6 +451,8 @@ save(model, ours=hasattr(optimizer, "last_result"), names=names)
 
 
 def test_the_hugging_face_trainer_trains_saves_and_resumes(run):
-    ours = run(TRAINER)
+    ours = run(TRAINER, PYTHONPATH=OURS)
     assert ours["ours"] and "model.layers.1.mlp.down_proj.weight" in ours["names"]
-    torch.testing.assert_close(ours["weights"], run(TRAINER, plainly=True)["weights"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ours["weights"], run(TRAINER, plainly=True, PYTHONPATH=OURS)["weights"], rtol=1e-4, atol=1e-5
+    )

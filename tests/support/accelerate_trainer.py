@@ -13,24 +13,13 @@ import pytest
 import torch
 import torch.distributed
 import transformers
-from tests.support import fake_torch_gpu
+from tests.support import fake_torch_gpu, small_llama
 
 import superoffload.torch
 import superoffload.torch.trainer
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-
 SAVES_EVERY = 2
 DIES_AFTER = 3
-
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(61, (12,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": tokens}
 
 
 class KillJob(transformers.TrainerCallback):
@@ -45,25 +34,21 @@ class KillJob(transformers.TrainerCallback):
 
 
 def train(make, steps: int = 5, saves: str | None = None, callbacks=(), resume: bool = False, **options) -> dict:
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    arguments = transformers.TrainingArguments(  # makes the process group
-        output_dir=saves or tempfile.mkdtemp(),
+    model = small_llama.build()
+    arguments = small_llama.arguments(  # makes the process group
+        saves or tempfile.mkdtemp(),
         max_steps=steps,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         max_grad_norm=0.5,
-        use_cpu=True,
-        report_to=[],
         save_strategy="steps" if saves else "no",
         save_steps=SAVES_EVERY,
         logging_steps=1,
-        disable_tqdm=True,
     )
     arguments.device  # noqa: B018
     optimizer = make(model.parameters(), lr=1e-2, weight_decay=0.01, **options)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=5)
-    given = {"train_dataset": Data(), "optimizers": (optimizer, scheduler), "callbacks": list(callbacks)}
+    given = {"train_dataset": small_llama.Tokens(), "optimizers": (optimizer, scheduler), "callbacks": list(callbacks)}
     trainer = transformers.Trainer(model, arguments, **given)
     trainer.train(resume_from_checkpoint=resume)
     assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
