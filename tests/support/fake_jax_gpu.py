@@ -52,6 +52,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("LD_LIBRARY_PATH", str(DRIVER.parent))  # of daemons
     patch.setenv("FAKE_CUDA_DELAY", "300")
     patch.setenv("FAKE_CUDA_HOST_IS_GPU", "1")
+    patch.setenv("FAKE_CUDA_NO_THREADS", "1")
     patch.setattr(cuda, "is_on_gpu", lambda sharding: True)
     patch.setattr(cuda, "ordinal", lambda device: 0)
     patch.setattr(ffi, "_register", _register)

@@ -102,6 +102,7 @@ def install(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     patch.setenv("LD_LIBRARY_PATH", str(DRIVER.parent))  # of daemons
     patch.setenv("FAKE_CUDA_DELAY", "300")
     patch.setenv("FAKE_CUDA_HOST_IS_GPU", "1")
+    patch.setenv("FAKE_CUDA_NO_THREADS", "1")
     kept = []
     patch.setattr(cuda, "is_on_gpu", lambda tensor: True)
     patch.setattr(cuda, "resolve", lambda device: torch.device("cpu"))

@@ -53,10 +53,15 @@ using ResidentCode = void (*)(ResidentArguments);
 void PackAlone(const PackArguments& a) {
   const size_t width = kernels::DTypeBytes(a.slot.dtype);
   auto* const slot = static_cast<std::byte*>(a.slot.data);
-  for (uint64_t i = 0; !a.adds && i < a.elements; ++i) kernels::StoreElement(a.slot, i, a.gap);
+  uint64_t filled = 0;
+  const auto fill_gap = [&](uint64_t end) {
+    for (; !a.adds && filled < end; ++filled) kernels::StoreElement(a.slot, filled, a.gap);
+  };
   for (const PackedTensor& tensor : std::span(a.table.tensors, a.table.count)) {
+    fill_gap(tensor.first);
+    filled = tensor.first + tensor.elements;
     if (a.dtype == a.slot.dtype && !a.adds) {
-      std::memcpy(slot + tensor.first * width, tensor.data, tensor.elements * width);
+      std::memmove(slot + tensor.first * width, tensor.data, tensor.elements * width);  // may be there already
       continue;
     }
     for (uint64_t i = 0; i < tensor.elements; ++i) {
@@ -65,6 +70,7 @@ void PackAlone(const PackArguments& a) {
       kernels::StoreElement(a.slot, place, a.adds ? kernels::LoadElement({slot, a.slot.dtype}, place) + value : value);
     }
   }
+  fill_gap(a.elements);
   for (uint64_t first = 0; first < a.elements; first += kernels::kChunkElements) {
     a.chunk_sums[first / kernels::kChunkElements] = kernels::SumOfSquares(
         std::min<uint64_t>(kernels::kChunkElements, a.elements - first), {slot + first * width, a.slot.dtype});
