@@ -26,6 +26,8 @@ from generate import generate  # noqa: E402
 class BuildWithPrograms(build_py):
     def run(self):
         super().run()
+        recipes = pathlib.Path(self.build_lib) / "superoffload" / "finetune" / "recipes"
+        shutil.copytree(ROOT / "client" / "examples" / "recipes", recipes, dirs_exist_ok=True)
         if PROGRAMS:
             shutil.copytree(PROGRAMS, pathlib.Path(self.build_lib) / "superoffload", dirs_exist_ok=True)
 

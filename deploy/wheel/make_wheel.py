@@ -66,7 +66,7 @@ def stage(build: pathlib.Path, folder: pathlib.Path, strip: str) -> None:
 
 def build_wheel(scratch: pathlib.Path, arch: str) -> pathlib.Path:
     """From a copy: building leaves files beside the sources."""
-    for folder in ("client/python", "proto"):
+    for folder in ("client/python", "client/examples/recipes", "proto"):
         shutil.copytree(ROOT / folder, scratch / folder, ignore=_GENERATED)
     for file in ("CMakeLists.txt", "README.md"):
         shutil.copy(ROOT / file, scratch)

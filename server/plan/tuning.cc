@@ -186,8 +186,10 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     absl::StrAppend(&settings, settings.empty() ? "" : " and ", search.best().gpu.resident_buckets,
                     " resident buckets (GpuOptions)");
   }
-  if (search.best().spec.in_place != question.spec.in_place) {
-    absl::StrAppend(&settings, settings.empty() ? "" : " and ", "gradient_slots=\"in_place\" (GpuOptions)");
+  if (search.best().spec.gradient_slots != question.spec.gradient_slots) {
+    absl::StrAppend(
+        &settings, settings.empty() ? "" : " and ",
+        search.best().spec.in_place ? "gradient_slots=\"in_place\" (GpuOptions)" : "gradient_slots=1 (GpuOptions)");
   }
   recommendation.add_sentences(
       absl::StrFormat("With %s a step takes %.3f s instead of %.3f s.", settings, search.seconds(), step_seconds));

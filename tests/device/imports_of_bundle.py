@@ -23,6 +23,11 @@ MACHINES = {
     "safetensors",
     "accelerate",
     "yaml",
+    "tqdm",
+    "datasets",
+    "peft",
+    "matplotlib",
+    "huggingface_hub",
 }
 HANDLERS = (("step", "cpu"), ("publish", "cuda"))  # that XLA calls; a library built without XLA's headers has none
 

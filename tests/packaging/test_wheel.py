@@ -95,6 +95,11 @@ def test_it_holds_every_module_of_the_package(wheel):
     assert "superoffload/torch/ranks/shards.py" in held and held >= modules
 
 
+def test_it_holds_the_published_recipes(wheel):
+    recipes = {f"superoffload/finetune/recipes/{path.name}" for path in (ROOT / "client/examples/recipes").iterdir()}
+    assert len(recipes) == 7 and recipes <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_every_library_that_it_carries_is_listed_with_its_licence(wheel):
     archive = zipfile.ZipFile(wheel)
     (listed,) = [name for name in archive.namelist() if name.endswith("/licenses/licenses.json")]

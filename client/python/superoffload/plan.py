@@ -25,7 +25,7 @@ from superoffload.v1 import optimizer_pb2, plan_pb2
 
 _TIMELINES = {".svg": plan_pb2.TIMELINE_FORMAT_SVG, ".json": plan_pb2.TIMELINE_FORMAT_TRACE}
 _FIELDS = plan_pb2.PlanRequest.DESCRIPTOR.fields_by_name
-_DOES_NOT_FIT = 3  # exit status
+DOES_NOT_FIT = 3  # exit status
 # What a configuration must say itself: transformers' defaults are often another model of the family.
 _STATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -214,6 +214,11 @@ def _check_stated(path: pathlib.Path, stated: dict[str, Any], config: Any) -> No
         )
 
 
+def fits(response: plan_pb2.PlanResponse) -> bool:
+    """Whether all ranks have the memory."""
+    return all(rank.gpu.fits and rank.host.fits for rank in response.memory)
+
+
 def _word(enum: Any, number: int) -> str:
     prefix = len(enum.values_by_number[0].name) - len("UNSPECIFIED")
     return enum.values_by_number[number].name[prefix:].lower()
@@ -272,6 +277,14 @@ def _read(path: str, message: Any) -> None:
         ) from error
 
 
+def set_machine(request: plan_pb2.PlanRequest, machine: str) -> None:
+    """A machine's name, or a MachineDescription in a .textproto file. Raises Error: INVALID_ARGUMENT."""
+    if machine.endswith(".textproto") or os.sep in machine:
+        _read(machine, request.machine)
+    else:
+        request.machine_name = machine
+
+
 def _describe(path: str, dtype: str) -> plan_pb2.ModelDescription:
     """As describe_config; what a configuration's sizes make transformers raise is an Error, too."""
     try:
@@ -291,10 +304,7 @@ def _request(arguments: argparse.Namespace) -> plan_pb2.PlanRequest:
         request.model.CopyFrom(_describe(arguments.model, arguments.dtype or ""))
     else:
         request.model_name = arguments.model
-    if arguments.machine.endswith(".textproto") or os.sep in arguments.machine:
-        _read(arguments.machine, request.machine)
-    else:
-        request.machine_name = arguments.machine
+    set_machine(request, arguments.machine)
     for name in _FIELDS:
         value = getattr(arguments, name, None)
         if value is not None and value is not False and name not in ("model", "machine", "timeline"):
@@ -330,7 +340,7 @@ def main(words: list[str]) -> int:
     response.ClearField("report")
     response.ClearField("timeline_file")
     print(json_format.MessageToJson(response, preserving_proto_field_name=True) if arguments.json else report, end="")
-    status = 0 if all(rank.gpu.fits and rank.host.fits for rank in response.memory) else _DOES_NOT_FIT
+    status = 0 if fits(response) else DOES_NOT_FIT
     if arguments.timeline is None or drawn:
         return status
     sys.stdout.flush()

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from superoffload._core import names, owner, policies, stored
+from superoffload._core import names, owner, policies, run, stored
+from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
 from superoffload._core.optimizers import Directories
@@ -405,6 +406,17 @@ class Optimizer(torch.optim.Optimizer):
         self.state.clear()
         self._lineage.end()
         self._hosting.close()
+
+    def delete(self) -> None:
+        """Ends the attachment, and deletes the optimizer from the daemon. Of several ranks, each deletes its own."""
+        self._hosting.check_attached()
+        name, endpoint = self.name, self._hosting.endpoint
+        self.close()
+        connection = Connection(endpoint)
+        try:
+            run.delete(connection, name)
+        finally:
+            connection.close()
 
     def disown(self) -> None:
         """In a forked child: hooks and finalizers leave the parent's optimizer alone."""

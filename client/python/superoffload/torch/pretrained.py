@@ -15,6 +15,8 @@ import torch
 from superoffload._core.error import Error
 
 _OPEN_FILES = 4  # a parameter that is in parts may have them in several
+# 32 values of 4 bits and their exponent, as GPT-OSS has its experts.
+_MXFP4, _BLOCKS, _SCALES = "mxfp4", "_blocks", "_scales"
 
 
 def pretrained_weights(model: torch.nn.Module, directory: str | os.PathLike[str]) -> Mapping[str, torch.Tensor]:
@@ -22,7 +24,8 @@ def pretrained_weights(model: torch.nn.Module, directory: str | os.PathLike[str]
 
     Nothing is read before it is asked for, and nothing is kept: for ``GpuOptions(weights=)``, so that a model larger
     than a GPU's memory goes into the daemon's shard by shard, and never exists in this process. Parameters that the
-    files have in parts (experts one by one, projections apart) are put together. ``model``: on meta, with the dtypes
+    files have in parts (experts one by one, projections apart) are put together, and those in MXFP4 are made bf16.
+    ``model``: on meta, with the dtypes
     that it is to have, as of ``accelerate.init_empty_weights()``.
 
     Args:
@@ -43,7 +46,8 @@ class _Files:
         self._directory = directory
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_anew)
         config = _read_json(os.path.join(directory, "config.json")) or {}
-        if "quantization_config" in config:
+        quantization = config.get("quantization_config")
+        if quantization is not None and quantization.get("quant_method") != _MXFP4:
             raise _refused(
                 f"{directory} holds quantized weights; load them with from_pretrained and a configuration that "
                 "dequantizes them, and save_pretrained() them"
@@ -61,9 +65,21 @@ class _Files:
         return [file for file in every if file.startswith("model")] or every
 
     def names(self) -> list[str]:
-        return list(self._file_of)
+        """Of values in MXFP4, which are two tensors, the one that they are of."""
+        return [name.removesuffix(_BLOCKS) for name in self._file_of if not self._is_scale(name)]
+
+    def _is_scale(self, name: str) -> bool:
+        return name.endswith(_SCALES) and name.removesuffix(_SCALES) + _BLOCKS in self._file_of
 
     def read(self, name: str) -> torch.Tensor:
+        if name + _BLOCKS in self._file_of:
+            from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+            values: torch.Tensor = convert_moe_packed_tensors(self._read(name + _BLOCKS), self._read(name + _SCALES))
+            return values
+        return self._read(name)
+
+    def _read(self, name: str) -> torch.Tensor:
         from safetensors import SafetensorError
 
         file = self._file_of[name]

@@ -141,9 +141,7 @@ class SequenceParallel:
             raise refused("DeepSpeed drops the masks of packed rows; use a flash kernel, or leave attention= out")
         if self._rows not in (None, tokens.shape[0]):
             raise refused(f"a batch has {tokens.shape[0]} rows, but rows={self._rows} was given")
-        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=_IGNORED)
-        # The first token of the next sequence is nobody's target.
-        targets = targets.masked_fill(torch.nn.functional.pad(positions[:, 1:] == 0, (0, 1)), _IGNORED)
+        targets = targets_of(labels, positions)
         missing = -tokens.shape[1] % self.ranks
         # Rope that depends on the length has to see that of the tokens, so padding does not count on.
         positions = torch.cat([positions, positions[:, -1:].expand(-1, missing)], dim=1)
@@ -160,6 +158,12 @@ class SequenceParallel:
         count = (targets != _IGNORED).sum()
         torch.distributed.all_reduce(count)
         return total * torch.distributed.get_world_size() / count.clamp(min=1)
+
+
+def targets_of(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The next label of each token, [batch, sequence]; -100 where the next token begins another sequence."""
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+    return targets.masked_fill(torch.nn.functional.pad(positions[:, 1:] == 0, (0, 1)), _IGNORED)
 
 
 def _check_model(model: Any, ranks: int, attention: str) -> None:

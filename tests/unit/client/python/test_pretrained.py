@@ -85,6 +85,33 @@ def test_parameters_that_one_tensor_holds_are_read_in_any_order(tmp_path, monkey
         assert torch.equal(weights[f"model.layers.0.{names[each]}"], values[32 * each : 32 * each + 32]), each
 
 
+def test_experts_in_mxfp4_are_those_that_from_pretrained_makes_of_them(tmp_path):
+    from safetensors.torch import save_file
+
+    config = config_of("gpt_oss")
+    config.intermediate_size = 32
+    values = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
+    for name in [name for name in values if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = values.pop(name).shape
+        generator = torch.Generator().manual_seed(len(values))
+        values[f"{name}_blocks"] = torch.randint(
+            256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator
+        )
+        values[f"{name}_scales"] = torch.randint(
+            118, 126, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator
+        )
+    save_file(values, tmp_path / "model.safetensors", {"format": "pt"})
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    config.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=transformers.Mxfp4Config(dequantize=True)
+    )
+    weights = pretrained_weights(empty(config_of("gpt_oss")), tmp_path)
+    assert len(weights) == len(list(loaded.parameters()))
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(weights[name], parameter), name
+
+
 def test_a_model_of_ones_own_has_the_names_of_its_files(tmp_path):
     from safetensors.torch import save_file
 
@@ -117,5 +144,5 @@ def test_what_cannot_be_read_is_named(tmp_path):
     assert "model-1.safetensors" in refused() and "fetch it again" in refused()
     (tmp_path / "config.json").write_text("{")
     assert "is not JSON" in refused()
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
     assert "holds quantized weights" in refused()

@@ -139,6 +139,21 @@ TEST(AnswerTest, WhereSourcesDisagreeTheStepIsGivenForBothEnds) {
   EXPECT_THAT(response->assumptions(), Contains(HasSubstr("With the GPU numbers that the SuperOffload paper's rows")));
 }
 
+TEST(AnswerTest, WhatMakesAStepShorterIsNamed) {
+  v1::PlanRequest request = Request("gpt-oss-20b", 1, 8192);
+  request.set_accumulation(4);
+  request.set_sums_on_host(true);
+  request.set_loss(v1::LOSS_CHUNKED);
+  request.set_attention(v1::ATTENTION_IMPLEMENTATION_EAGER);
+  request.clear_resident_buckets();
+  request.set_clipping(true);
+  request.set_quick(false);
+  const absl::StatusOr<v1::PlanResponse> response = Answer(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_THAT(response->recommendation().sentences(),
+              Contains(HasSubstr("With gradient_slots=1 (GpuOptions) a step takes")));
+}
+
 TEST(AnswerTest, AMachineWithoutAModelMustBeWhole) {
   v1::PlanRequest request = Request("llama-8b");
   request.clear_machine_name();

@@ -17,25 +17,14 @@ from typing import Any
 import torch
 
 from superoffload._core.error import Error
+from superoffload.torch.ranks import narrowing
 from superoffload.torch.ranks.divided_attention import REMEDY, DividedAttention, divides, layers, refused
 
 _ROWS = 2
 _PART = 12  # tokens of a row on a rank
-_SHORT = 16  # tokens above which a model is beyond its training: between those of a part and of the whole
-_WINDOW = 7
 _VOCABULARY = 64
-_EXPERTS = 16  # at most
-_SIZE = 8  # of a head, at least
 _LIMIT = 1 << 27  # parameters
 _TOLERANCE = 5e-3  # of norms; rounding makes 1e-6 in most families, and tokens that are not seen 1e-2 and more
-
-_WIDTHS = re.compile(
-    r"(hidden|head|intermediate|latent|embedding)_size|_dim$|_rank$|d_model|d_head|d_ssm|n_embd|n_inner"
-)
-_FORWARD = re.compile(r"(?<!mamba_)intermediate_size|ffn|n_inner")  # most parameters, and few depend on them
-_FEWER = 8
-_WINDOWS = re.compile(r"window|chunk_size$")
-_COUNTS = re.compile(r"experts$")
 
 
 @dataclasses.dataclass
@@ -63,7 +52,7 @@ def check(model: Any, without: Sequence[str] = ()) -> None:
     original = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
     if original is None:
         raise refused(f"{type(model).__name__} is no model of transformers; {REMEDY}")
-    kind = next(each for each in type(original).__mro__ if not each.__name__.startswith("FSDP"))
+    kind = _kind_of(original)
     ranks = next(ranks for ranks in itertools.count(2) if divides(original.config, ranks))
     doing = "made"
     threads = torch.get_num_threads()
@@ -90,9 +79,23 @@ def check(model: Any, without: Sequence[str] = ()) -> None:
     _compare(kind.__name__, whole, parts)
 
 
+def make(original: Any) -> Any:
+    """A miniature of a model of transformers', in fp32 on the CPU, not in training mode; nothing random is drawn.
+
+    ValueError, or what else the model raises: there is none.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return _make(_kind_of(original), original, ())
+
+
+def _kind_of(original: Any) -> Any:
+    return next(each for each in type(original).__mro__ if not each.__name__.startswith("FSDP"))
+
+
 def _make(kind: Any, original: Any, without: Sequence[str]) -> Any:
     config = copy.deepcopy(original.config)
-    _narrow(config, _depth(original), getattr(config.get_text_config(), "num_hidden_layers", None))
+    narrowing.narrow(config, _depth(original), _VOCABULARY)
     for name in without:
         setattr(config, name, None)
     config._attn_implementation = "eager"
@@ -124,56 +127,6 @@ def _depth(model: Any) -> int:
 def _tells(name: str, value: Any) -> bool:
     """Whether an attribute tells a layer's kind."""
     return isinstance(value, bool | int | str) and not re.search("idx|index", name) and not name.startswith("_")
-
-
-def _narrow(config: Any, depth: int, count: int | None) -> None:
-    """Makes a configuration that of a miniature; ``count``: of its layers, until now. Widths keep their ratios."""
-    size = vars(config).get("head_dim")
-    if not isinstance(size, int) and isinstance(getattr(config, "num_attention_heads", None), int):
-        size = config.hidden_size // config.num_attention_heads
-    divisor = 1
-    while size and size % (2 * divisor) == 0 and size // (2 * divisor) >= _SIZE:
-        divisor *= 2
-    dynamic = "dynamic" in str(vars(config).get("rope_parameters", vars(config).get("rope_scaling")))
-    for name, value in list(vars(config).items()):
-        if hasattr(value, "get_text_config"):
-            _narrow(value, depth, count)
-        elif isinstance(value, dict):
-            _narrow_rope(value, divisor)
-        elif isinstance(value, list | tuple) and len(value) == count:
-            setattr(config, name, value[:depth])
-        elif isinstance(value, bool) or not isinstance(value, int):
-            continue
-        elif name.endswith(("num_hidden_layers", "n_layer", "n_layers", "num_layers")):
-            setattr(config, name, min(value, depth))
-        elif name == "original_max_position_embeddings" or (name == "max_position_embeddings" and dynamic):
-            setattr(config, name, _SHORT)
-        elif "vocab_size" in name or name in ("max_position_embeddings", "n_positions"):
-            setattr(config, name, _VOCABULARY)
-        elif re.search(r"_token_(id|index)$", name):
-            setattr(config, name, min(value, _VOCABULARY - 1))
-        elif _WINDOWS.search(name):
-            setattr(config, name, min(value, _WINDOW))
-        elif _COUNTS.search(name):
-            setattr(config, name, min(value, _EXPERTS))
-        elif _FORWARD.search(name) and value % (8 * _FEWER * divisor) == 0:
-            setattr(config, name, value // (_FEWER * divisor))
-        elif _WIDTHS.search(name) and value % divisor == 0:
-            setattr(config, name, value // divisor)
-    config.use_cache = False
-
-
-def _narrow_rope(parameters: dict[str, Any], divisor: int) -> None:
-    for name, value in parameters.items():
-        if isinstance(value, dict):
-            _narrow_rope(value, divisor)
-        elif name == "original_max_position_embeddings":
-            parameters[name] = _SHORT
-        elif name in ("short_factor", "long_factor"):
-            parameters[name] = value[::divisor]
-        elif name == "mrope_section":
-            less = [section // divisor for section in value[:-1]]
-            parameters[name] = [*less, sum(value) // divisor - sum(less)]
 
 
 class _ThreadRanks:

@@ -1,0 +1,68 @@
+"""What a recipe would take on a machine: memory and time of a step, by superoffload-plan."""
+
+import sys
+
+import torch
+
+from superoffload import plan
+from superoffload._core.error import Error
+from superoffload.finetune import hosting
+from superoffload.finetune import model as models
+from superoffload.finetune.recipe import Recipe
+from superoffload.v1 import plan_pb2
+
+
+def run(recipe: Recipe, machine: str) -> int:
+    """Prints the plan; the exit status is that of `superoffload plan`."""
+    try:
+        response = answer(recipe, machine)
+    except Error as error:
+        print(f"superoffload finetune: {error.message}", file=sys.stderr)
+        return 2
+    print(response.report, end="")
+    return 0 if plan.fits(response) else plan.DOES_NOT_FIT
+
+
+def answer(recipe: Recipe, machine: str) -> plan_pb2.PlanResponse:
+    """Raises ValueError and Error with a sentence."""
+    if recipe.lora is not None:
+        raise ValueError("a plan is of a model whose parameters are all trained: leave lora out")
+    return answered(request_of(recipe, machine), recipe)
+
+
+def answered(request: plan_pb2.PlanRequest, recipe: Recipe) -> plan_pb2.PlanResponse:
+    """With `weights: auto` as many blocks stream as have to."""
+    response = plan.ask(request)
+    advice = response.recommendation
+    streams = advice.weights == plan_pb2.Recommendation.WEIGHTS_STREAMED and advice.ranks == recipe.ranks
+    if recipe.weights == "auto" and not plan.fits(response) and streams:
+        request.streamed_weights = advice.streamed_fraction
+        response = plan.ask(request)
+    return response
+
+
+def request_of(recipe: Recipe, machine: str) -> plan_pb2.PlanRequest:
+    """Of a sequence that ranks share, each computes a part."""
+    config = models.unquantized(models.config_of(recipe, own=recipe.architecture is None))
+    with torch.device("meta"):
+        model = models.make_random(recipe, config)
+    state_dtype = hosting.options_of(recipe).get("state_dtype", torch.float32)
+    eager = models.attention_of(recipe, config) == "eager"
+    request = plan_pb2.PlanRequest(
+        model=plan.describe(model, config, recipe.model),
+        ranks=recipe.ranks,
+        batch=recipe.rows_per_pass,
+        sequence=recipe.length // recipe.sequence_parallel,
+        accumulation=recipe.passes,
+        sums_on_host=recipe.passes > 1 and recipe.ranks == 1,
+        loss=plan_pb2.LOSS_CHUNKED,
+        algorithm=hosting.kind_of(recipe).algorithm.stored_as(state_dtype, "stochastic").daemon_name,
+        clipping=recipe.max_grad_norm is not None,
+        streamed_weights=1.0 if recipe.weights == "streamed" else 0.0,
+    )
+    if eager:
+        request.attention = plan_pb2.ATTENTION_IMPLEMENTATION_EAGER
+    if not recipe.recompute:
+        request.checkpointing = plan_pb2.ACTIVATION_CHECKPOINTING_NONE
+    plan.set_machine(request, machine)
+    return request
