@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pathlib
 import pydoc_data.topics
 import random
 import signal
@@ -29,9 +30,10 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A model, and data of two kinds."""
+    """Models, and data of two kinds."""
     directory = tmp_path_factory.mktemp("given")
     tiny_checkpoint.save(directory / "model")
+    tiny_checkpoint.save(directory / "tied", tie_word_embeddings=True)
     topics = sorted(pydoc_data.topics.topics.items())[:48]
     with (directory / "chat.jsonl").open("w") as file:
         for name, text in topics:
@@ -49,6 +51,12 @@ def write(path, given, **fields):
     return path
 
 
+def of_ranks(given, ranks):
+    """They share sequences; the model of two has tied weights."""
+    model = str(given / ("model" if ranks == 1 else "tied"))
+    return {"model": model, "ranks": ranks, "sequence_parallel": ranks}
+
+
 @pytest.fixture
 def make(given, tmp_path):
     """Writes a recipe and returns its path."""
@@ -62,7 +70,7 @@ def undisturbed(given, tmp_path_factory):
     @functools.cache
     def trained(ranks):
         path = tmp_path_factory.mktemp("undisturbed") / "run.yaml"
-        finished(write(path, given, ranks=ranks, sequence_parallel=ranks))
+        finished(write(path, given, **of_ranks(given, ranks)))
         return path
 
     return trained
@@ -144,14 +152,16 @@ def test_a_recipe_becomes_a_model_that_has_learned(make, given, daemon, monkeypa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_anywhere_it_goes_on_to_the_same_weights(make, undisturbed, ranks):
-    whole, killed = undisturbed(ranks), make(ranks=ranks, sequence_parallel=ranks)
+def test_killed_anywhere_it_goes_on_to_the_same_weights(make, given, undisturbed, ranks):
+    fields = of_ranks(given, ranks)
+    whole, killed = undisturbed(ranks), make(**fields)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     kill_after(killed, random.Random(seed).randrange(1, STEPS - 1))
     finished(killed)
     assert same(weights(killed), weights(whole))
     assert [entry["loss"] for entry in log(killed)] == [entry["loss"] for entry in log(whole)]
+    assert weights(whole).keys() == load_file(pathlib.Path(fields["model"]) / "model.safetensors").keys()
 
 
 def test_a_daemon_that_stays_has_the_steps_after_the_last_checkpoint_and_nothing_when_all_is_done(
@@ -165,6 +175,20 @@ def test_a_daemon_that_stays_has_the_steps_after_the_last_checkpoint_and_nothing
     connection = Connection(daemon.endpoint)
     assert not connection.call("ListOptimizers", optimizer_pb2.ListOptimizersRequest()).optimizers
     connection.close()
+
+
+def test_adapters_are_trained_and_nothing_else(make, given, daemon, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.setenv("SUPEROFFLOAD_ENDPOINT", daemon.endpoint)
+    path = make(lora={"rank": 4}, learning_rate=1e-2)
+    assert command.main([str(path)]) == 0
+    losses = [entry["loss"] for entry in log(path)]
+    assert losses[-1] < losses[0] - 0.1
+    directory = path.with_suffix("") / "model"
+    assert not (directory / "model.safetensors").exists()
+    trained = peft.AutoPeftModelForCausalLM.from_pretrained(directory)
+    adapters = {name: p for name, p in trained.named_parameters() if "lora_B" in name}
+    assert len(adapters) == 14 and all(bool(adapter.any()) for adapter in adapters.values())
 
 
 def test_on_a_gpu_blocks_stream_in_and_the_weights_are_the_same(make, gpu_daemon, monkeypatch):  # noqa: F811
@@ -187,7 +211,7 @@ def test_on_a_gpu_blocks_stream_in_and_the_weights_are_the_same(make, gpu_daemon
             {"batch_size": 3, "ranks": 2},
             "batch_size is 3, which 2 ranks with sequences of their own cannot share evenly",
         ),
-        ({"data": "/nowhere.txt"}, "/nowhere.txt is no file"),
+        ({"data": "/nowhere.txt"}, "/nowhere.txt"),
         ({"model": "/nowhere"}, "the model /nowhere cannot be read"),
         ({"batch_size": 1000}, "but a step takes batch_size = 1000"),
         ({"lora": {"rang": 4}}, "there is no field lora.rang; did you mean lora.rank?"),

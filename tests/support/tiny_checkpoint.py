@@ -1,6 +1,7 @@
 """A Hugging Face directory with a small Llama and a tokenizer of bytes, as from the Hub."""
 
 import pathlib
+from typing import Any
 
 import torch
 import transformers
@@ -25,7 +26,8 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return made
 
 
-def save(directory: pathlib.Path) -> None:
+def save(directory: pathlib.Path, **more: Any) -> None:
+    """``more``: of the configuration."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=260,
@@ -35,6 +37,7 @@ def save(directory: pathlib.Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
+        **more,
     )
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
     tokenizer().save_pretrained(directory)

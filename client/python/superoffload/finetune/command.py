@@ -5,13 +5,14 @@ import importlib.util
 import pathlib
 import sys
 
+from superoffload._core.error import Error
 from superoffload.finetune import recipe as recipes
 
 _NEEDED = ("torch", "transformers", "accelerate", "yaml")
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 2 when the recipe is wrong or something is missing."""
+    """The exit status: 2 when the recipe is wrong or something is missing, 1 when the daemon cannot do it."""
     parser = argparse.ArgumentParser(
         prog="superoffload finetune",
         description="Fine-tunes a Hugging Face causal language model as a recipe says. The same command again goes on "
@@ -51,6 +52,9 @@ def main(words: list[str]) -> int:
     except ValueError as error:
         print(f"superoffload finetune: {error}", file=sys.stderr)
         return 2
+    except Error as error:
+        print(f"superoffload finetune: {error.message}", file=sys.stderr)
+        return 1
 
 
 def _run(recipe: recipes.Recipe, words: list[str], small: bool) -> int:

@@ -20,8 +20,9 @@ def save(recipe: Recipe, model: Any, config: Any, tokenizer: Any, output: pathli
         if recipe.lora is not None:
             model.save_pretrained(beside, state_dict=weights)
         else:
-            plain = models.load(recipe, models.unquantized(config), on_meta=True)  # without FSDP's classes and hooks
-            plain.save_pretrained(beside, state_dict=weights)
+            plain = models.load(recipe, config, on_meta=True)  # without FSDP's classes and hooks
+            once = dict([*plain.named_parameters(), *plain.named_buffers()])  # tied ones under one name
+            plain.save_pretrained(beside, state_dict={n: weight for n, weight in weights.items() if n in once})
         tokenizer.save_pretrained(beside)
         shutil.rmtree(target, ignore_errors=True)
         beside.rename(target)

@@ -102,7 +102,9 @@ def load(recipe: Recipe, config: Any, on_meta: bool) -> Any:
     import accelerate
 
     with accelerate.init_empty_weights():  # buffers are real
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        model = transformers.AutoModelForCausalLM.from_config(
+            unquantized(config), dtype=dtype, attn_implementation=attention
+        )
     model.tie_weights()
     return model
 

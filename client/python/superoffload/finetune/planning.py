@@ -1,11 +1,8 @@
 """What a recipe would take on a machine: memory and time of a step, by superoffload-plan."""
 
-import sys
-
 import torch
 
 from superoffload import plan
-from superoffload._core.error import Error
 from superoffload.finetune import hosting
 from superoffload.finetune import model as models
 from superoffload.finetune.recipe import Recipe
@@ -13,12 +10,8 @@ from superoffload.v1 import plan_pb2
 
 
 def run(recipe: Recipe, machine: str) -> int:
-    """Prints the plan; the exit status is that of `superoffload plan`."""
-    try:
-        response = answer(recipe, machine)
-    except Error as error:
-        print(f"superoffload finetune: {error.message}", file=sys.stderr)
-        return 2
+    """Prints the plan; the exit status: 3 when it does not fit."""
+    response = answer(recipe, machine)
     print(response.report, end="")
     return 0 if plan.fits(response) else plan.DOES_NOT_FIT
 

@@ -85,5 +85,6 @@ class Progress:
             words += f", MFU {entry['mfu']:.0%}"
         words += f", optimizer {entry['waited_seconds'] / entry['seconds']:.1%}"
         if self._ranks.device.type == "cuda":
-            words += f", {torch.cuda.max_memory_allocated(self._ranks.device) / 2**30:.1f} GiB"
+            free, total = torch.cuda.mem_get_info(self._ranks.device)  # parameters are not in torch's memory
+            words += f", {(total - free) / 2**30:.1f} GiB"
         return words
