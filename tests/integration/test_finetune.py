@@ -177,11 +177,11 @@ def test_a_daemon_that_stays_has_the_steps_after_the_last_checkpoint_and_nothing
     connection.close()
 
 
-def test_adapters_are_trained_and_nothing_else(make, given, daemon, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_are_trained_and_nothing_else(make, daemon, ranks):
     peft = pytest.importorskip("peft")
-    monkeypatch.setenv("SUPEROFFLOAD_ENDPOINT", daemon.endpoint)
-    path = make(lora={"rank": 4}, learning_rate=1e-2)
-    assert command.main([str(path)]) == 0
+    path = make(lora={"rank": 4}, learning_rate=1e-2, ranks=ranks)
+    finished(path, SUPEROFFLOAD_ENDPOINT=daemon.endpoint)
     losses = [entry["loss"] for entry in log(path)]
     assert losses[-1] < losses[0] - 0.1
     directory = path.with_suffix("") / "model"

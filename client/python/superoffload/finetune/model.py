@@ -134,7 +134,8 @@ def with_adapters(model: Any, recipe: Recipe) -> Any:
         target_modules=recipe.lora.targets,
         task_type="CAUSAL_LM",
     )
-    adapted = peft.get_peft_model(model, options)
+    # In the model's dtype, as their masters are fp32 anyway; FSDP2 shards parameters of one dtype together.
+    adapted = peft.get_peft_model(model, options, autocast_adapter_dtype=False)
     adapted.enable_input_require_grads()  # else nothing is learned through blocks that are computed again
     return adapted
 

@@ -85,8 +85,6 @@ class Recipe:
                 f"micro_batch_size is {self.micro_batch_size}, which does not divide the {self.rows} rows that a rank "
                 "has in a step"
             )
-        if self.lora is not None and self.ranks > 1:
-            raise ValueError("lora trains few parameters, of one rank: leave ranks out")
 
     @property
     def groups(self) -> int:

@@ -41,7 +41,7 @@ def test_rows_are_shared_by_groups_of_ranks_and_passes(tmp_path):
         ("optimizer_options: 3", "optimizer_options is 3 but must be fields by name"),
         ("ranks: 3\nsequence_parallel: 2", "sequence_parallel is 2, which does not divide ranks (3)"),
         ("micro_batch_size: 3", "micro_batch_size is 3, which does not divide the 4 rows"),
-        ("ranks: 2\nlora: {}", "lora trains few parameters, of one rank"),
+        ("lora: {rank: 0}", "lora.rank is 0 but must be at least 1"),
         ("recompute: 1", "recompute is 1 but must be true or false"),
         ("weights: [", "is not YAML"),
     ],
