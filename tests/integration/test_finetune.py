@@ -225,6 +225,25 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(make, fields, said, cap
     assert said in printed.out + printed.err
 
 
+def test_a_run_goes_on_with_the_data_that_it_began_with_or_not_at_all(
+    make, given, tmp_path, daemon, monkeypatch, capsys
+):
+    monkeypatch.setenv("SUPEROFFLOAD_ENDPOINT", daemon.endpoint)
+    data = tmp_path / "data.txt"
+    data.write_text((given / "topics.txt").read_text())
+    path = make(data=str(data))
+    kill_after(path, 2, SUPEROFFLOAD_ENDPOINT=daemon.endpoint)
+    data.write_text(data.read_text().replace("e", "E", 1))
+    assert command.main([str(path)]) == 2
+    assert "has a run on other data" in capsys.readouterr().err
+
+
+def test_another_number_of_ranks_than_the_recipe_has_is_refused(make, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert command.main([str(make())]) == 2
+    assert "the launcher has started 2 ranks, but the recipe has ranks: 1" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_there_is(make, capsys):
     assert command.main(["--dry-run", str(make())]) == 0
     lines = capsys.readouterr().out.splitlines()

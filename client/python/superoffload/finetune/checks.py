@@ -1,6 +1,7 @@
 """What can be checked of a recipe before a model is loaded: a line each, and what to do where a check fails."""
 
 import dataclasses
+import datetime
 import os
 import pathlib
 import shutil
@@ -91,8 +92,8 @@ def _files(checked: _Checked) -> str:
 def _data(checked: _Checked) -> str:
     recipe = checked.recipe
     checked.tokenizer = models.tokenizer_of(recipe)
-    rows = data.training_rows(recipe, checked.tokenizer)
-    evaluated = data.evaluation_rows(recipe, checked.tokenizer)
+    rows = data.training_rows(recipe, checked.tokenizer, datetime.date.today())
+    evaluated = data.evaluation_rows(recipe, checked.tokenizer, datetime.date.today())
     order = Order(len(rows), recipe.batch_size, recipe.seed)
     used = float(rows.used.sum()) / rows.tokens.numel()
     said = (

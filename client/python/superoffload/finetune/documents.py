@@ -1,8 +1,10 @@
 """What a model learns from: documents of tokens, made of a text file, of JSON lines or of a Hugging Face dataset."""
 
 import dataclasses
+import datetime
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ _ALPACA_WITH_INPUT = (
     "response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n"
     "### Response:\n"
 )
+_DAY = re.compile(r"""strftime_now\((['"])(.*?)\1\)""")  # in chat templates
 _SHAPES = "messages, prompt and completion, instruction and output, or text"
 
 
@@ -38,11 +41,13 @@ def of_file(path: pathlib.Path, tokenizer: Any) -> Document:
     return Document(tokens, [True] * len(tokens))
 
 
-def of_records(records: Iterable[Mapping[str, Any]], tokenizer: Any, learn: str) -> Iterator[Document]:
-    """Raises ValueError for a record that has none of the known shapes."""
+def of_records(
+    records: Iterable[Mapping[str, Any]], tokenizer: Any, learn: str, today: datetime.date
+) -> Iterator[Document]:
+    """Raises ValueError for a record that has none of the known shapes. ``today``: what chat templates take it for."""
     for number, record in enumerate(records):
         try:
-            text = _text_of(record, tokenizer)
+            text = _text_of(record, tokenizer, today)
         except ValueError as error:
             raise ValueError(f"record {number}: {error}") from None
         yield _tokens_of(text, tokenizer, learn)
@@ -83,9 +88,9 @@ def _lines(path: pathlib.Path) -> Iterator[Mapping[str, Any]]:
             yield record
 
 
-def _text_of(record: Mapping[str, Any], tokenizer: Any) -> _Text:
+def _text_of(record: Mapping[str, Any], tokenizer: Any, today: datetime.date) -> _Text:
     if record.get("messages"):
-        return _chat(record["messages"], tokenizer)
+        return _chat(record["messages"], tokenizer, today)
     if isinstance(record.get("prompt"), str) and isinstance(record.get("completion"), str):
         return _completed(record["prompt"], record["completion"], tokenizer)
     if isinstance(record.get("instruction"), str) and isinstance(record.get("output"), str):
@@ -102,7 +107,7 @@ def _completed(prompt: str, completion: str, tokenizer: Any) -> _Text:
     return _Text(text, [(len(prompt), len(text))], whole=False)
 
 
-def _chat(messages: list[dict[str, Any]], tokenizer: Any) -> _Text:
+def _chat(messages: list[dict[str, Any]], tokenizer: Any, today: datetime.date) -> _Text:
     """As the model's template renders it."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
@@ -110,8 +115,11 @@ def _chat(messages: list[dict[str, Any]], tokenizer: Any) -> _Text:
             "completion"
         )
 
+    # The clock's day would be another one when a run goes on.
+    template = _DAY.sub(lambda call: json.dumps(today.strftime(call[2])), tokenizer.get_chat_template())
+
     def rendered(count: int, **options: Any) -> str:
-        text: str = tokenizer.apply_chat_template(messages[:count], tokenize=False, **options)
+        text: str = tokenizer.apply_chat_template(messages[:count], tokenize=False, chat_template=template, **options)
         return text
 
     text = rendered(len(messages))

@@ -25,8 +25,9 @@ def run(recipe: Recipe, ranks: Ranks) -> int:
         _say(ranks, f"{output} has the model that this recipe trains; delete it to train again")
         return 0
     tokenizer = models.tokenizer_of(recipe)
-    rows = data.training_rows(recipe, tokenizer)
-    evaluated = data.evaluation_rows(recipe, tokenizer)
+    rows = data.training_rows(recipe, tokenizer, record.begun)
+    evaluated = data.evaluation_rows(recipe, tokenizer, record.begun)
+    record.check_data(rows.digest(), ranks)
     config = models.config_of(recipe)
     on_meta = ranks.on_gpu and recipe.lora is None
     model = models.load(recipe, config, on_meta)

@@ -43,13 +43,11 @@ class Ranks:
 
 
 def are_started(recipe: Recipe) -> bool:
-    """Whether a launcher has started this process as one of the recipe's ranks, or it has one. Raises ValueError."""
-    if recipe.ranks == 1:
-        return True
+    """Whether this process is one of the recipe's ranks; ValueError: a launcher has started another number of them."""
     world = os.environ.get("WORLD_SIZE")
     if world is not None and world != str(recipe.ranks):
         raise ValueError(f"the launcher has started {world} ranks, but the recipe has ranks: {recipe.ranks}")
-    return world is not None
+    return world is not None or recipe.ranks == 1
 
 
 def start(recipe: Recipe, words: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """What a run has done, in its output directory: state.json, and a line in log.jsonl for each step."""
 
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -27,12 +28,22 @@ _MAY_CHANGE = {
 }
 
 
+@dataclasses.dataclass
+class _State:
+    """What state.json has."""
+
+    recipe: dict[str, Any]
+    begun: str  # the day, in ISO's form
+    data: str = ""  # digest of the rows
+    skipped: list[int] = dataclasses.field(default_factory=list)  # steps
+    finished: bool = False
+
+
 class Record:
     """Rank 0 writes it; all ranks read the same file system."""
 
-    def __init__(self, output: pathlib.Path, recipe: dict[str, Any], skipped: list[int], finished: bool) -> None:
-        self._output, self._recipe, self._skipped = output, recipe, skipped
-        self.finished = finished
+    def __init__(self, output: pathlib.Path, state: _State) -> None:
+        self._output, self._state = output, state
         self.entries: list[dict[str, Any]] = _read_lines(output / "log.jsonl")
 
     @staticmethod
@@ -41,17 +52,17 @@ class Record:
         fields = json.loads(json.dumps(dataclasses.asdict(recipe)))
         wanted = {name: value for name, value in fields.items() if name not in _MAY_CHANGE}
         path = output / "state.json"
-        found: dict[str, Any] = {"recipe": wanted, "skipped": [], "finished": False}
+        state = _State(wanted, datetime.date.today().isoformat())
         if path.exists():
-            found = json.loads(path.read_text())
+            state = _State(**json.loads(path.read_text()))
         for name, value in wanted.items():
-            before = found["recipe"].get(name)
+            before = state.recipe.get(name)
             if before != value:
                 raise ValueError(
                     f"{output} has a run with {name}: {before}, and the recipe has {name}: {value}; give the recipe "
                     "another output, or delete that directory"
                 )
-        return Record(output, wanted, found["skipped"], found["finished"])
+        return Record(output, state)
 
     @staticmethod
     def open(output: pathlib.Path, recipe: Recipe, ranks: Ranks) -> "Record":
@@ -63,11 +74,30 @@ class Record:
             record._write()
         return record
 
+    @property
+    def begun(self) -> datetime.date:
+        return datetime.date.fromisoformat(self._state.begun)
+
+    @property
+    def finished(self) -> bool:
+        return self._state.finished
+
+    def check_data(self, digest: str, ranks: Ranks) -> None:
+        """Raises ValueError where a run would go on with other data than it began with."""
+        if self._state.data not in ("", digest):
+            raise ValueError(
+                f"{self._output} has a run on other data: the files, the tokenizer or its template have changed since; "
+                "give the recipe another output, or delete that directory"
+            )
+        self._state.data = digest
+        if ranks.first:
+            self._write()
+
     def step_after(self, committed_steps: int) -> int:
         """The step with which a loop goes on, counting those that were skipped."""
         step = taken = 0
-        while taken < committed_steps or step in self._skipped:
-            taken += step not in self._skipped
+        while taken < committed_steps or step in self._state.skipped:
+            taken += step not in self._state.skipped
             step += 1
         return step
 
@@ -79,20 +109,19 @@ class Record:
         _replace(self._output / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in self.entries))
 
     def add(self, entry: dict[str, Any], skipped: bool) -> None:
-        if skipped and entry["step"] not in self._skipped:
-            self._skipped.append(entry["step"])
+        if skipped and entry["step"] not in self._state.skipped:
+            self._state.skipped.append(entry["step"])
             self._write()
         self.entries.append(entry)
         with (self._output / "log.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     def finish(self) -> None:
-        self.finished = True
+        self._state.finished = True
         self._write()
 
     def _write(self) -> None:
-        state = {"recipe": self._recipe, "skipped": self._skipped, "finished": self.finished}
-        _replace(self._output / "state.json", json.dumps(state, indent=2) + "\n")
+        _replace(self._output / "state.json", json.dumps(dataclasses.asdict(self._state), indent=2) + "\n")
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Rows of as many tokens as a recipe's length, into which documents are packed; and which rows a step has."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def digest(self) -> str:
+        """Of what is in them."""
+        made = hashlib.sha256()
+        for tensor in (self.tokens, self.positions, self.labels):
+            made.update(tensor.numpy().tobytes())
+        return made.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         which = torch.tensor(indices)

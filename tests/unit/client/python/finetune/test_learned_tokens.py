@@ -1,5 +1,6 @@
 """Which tokens of records are learned."""
 
+import datetime
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from tests.support import tiny_checkpoint
 
 from superoffload.finetune import documents
 
+TODAY = datetime.date(2026, 2, 3)
 CHAT = [
     {"role": "user", "content": "Why?"},
     {"role": "assistant", "content": "Because."},
@@ -21,7 +23,7 @@ def tokenizer():
 
 
 def learned(record, tokenizer, learn="completions"):
-    (document,) = documents.of_records([record], tokenizer, learn)
+    (document,) = documents.of_records([record], tokenizer, learn, TODAY)
     tokens = [t for t, is_learned in zip(document.tokens, document.learned, strict=True) if is_learned]
     return tokenizer.decode(document.tokens), tokenizer.decode(tokens)
 
@@ -42,6 +44,12 @@ def test_a_template_that_drops_the_reasoning_of_earlier_turns(tokenizer):
     assert learned({"messages": CHAT}, tokenizer)[1] == "Because.<think></think>Yes.<|im_end|>"
 
 
+def test_a_template_that_asks_for_the_day_gets_the_one_on_which_the_run_began():
+    tokenizer = tiny_checkpoint.tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert learned({"messages": CHAT}, tokenizer, "all")[0].startswith("2026-02-03Why?")
+
+
 def test_a_template_that_renders_turns_by_what_follows_is_refused(tokenizer):
     tokenizer = tiny_checkpoint.tokenizer()
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -59,7 +67,7 @@ def test_of_prompts_and_instructions_the_completion_and_its_end(tokenizer):
 
 def test_what_has_no_known_shape_is_named(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="record 1: has question but must have messages, prompt and completion"):
-        list(documents.of_records([{"text": "a"}, {"question": "b"}], tokenizer, "all"))
+        list(documents.of_records([{"text": "a"}, {"question": "b"}], tokenizer, "all", TODAY))
     tokenizer = tiny_checkpoint.tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has messages, but the model's tokenizer has no chat template"):
