@@ -50,6 +50,8 @@ if(SUPEROFFLOAD_PYTHON)
   add_custom_target(wheel ALL
     COMMAND ${CMAKE_COMMAND} -E rm -rf ${wheel_source}
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/client/python ${wheel_source}/client/python
+    COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/client/examples/recipes
+            ${wheel_source}/client/examples/recipes
     COMMAND ${CMAKE_COMMAND} -E copy_directory ${CMAKE_SOURCE_DIR}/proto ${wheel_source}/proto
     COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/CMakeLists.txt ${CMAKE_SOURCE_DIR}/README.md ${wheel_source}
     COMMAND ${SUPEROFFLOAD_PYTHON} -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir

@@ -89,7 +89,7 @@ def test_pip_installs_the_python_package(tmp_path):
     (command,) = re.findall(r"^    (pip install \./\S+)", (ROOT / "deploy/README.md").read_text(), re.MULTILINE)
     clone = tmp_path / "clone"
     generated = shutil.ignore_patterns("__pycache__", "*_pb2*", "*.egg-info", "build")
-    for folder in ("client/python", "proto"):
+    for folder in ("client/python", "client/examples/recipes", "proto"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=generated)
     for file in ("CMakeLists.txt", "README.md"):  # the version, the description
         shutil.copy(ROOT / file, clone)

@@ -98,7 +98,7 @@ def expected(loop_daemon):  # noqa: F811
     """Weights after each number of steps, on the host."""
     loop = Loop(loop_daemon.endpoint, None)
     weights = []
-    for loop.step in range(300 * STEPS):
+    for loop.step in range(750 * STEPS):
         weights.append(loop.weights())
         loop.backward()
         loop.optimizer.step()
