@@ -14,7 +14,7 @@ source tests/support/runners.sh
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("2 dependencies" "9 build" "5 cpp_tests" "12 arm64" "19 asan" "16 python_tests" "14 tsan" "4 frameworks")
+steps=("2 dependencies" "9 build" "5 cpp_tests" "12 arm64" "14 asan" "18 python_tests" "11 tsan" "4 frameworks")
 ((quick)) && steps=("3 dependencies" "9 build" "1 cpp_tests" "7 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
