@@ -186,7 +186,8 @@ void RecommendBuckets(const Question& question, const simulator::Workload& workl
     absl::StrAppend(&settings, settings.empty() ? "" : " and ", search.best().gpu.resident_buckets,
                     " resident buckets (GpuOptions)");
   }
-  if (search.best().spec.gradient_slots != question.spec.gradient_slots) {
+  if (search.best().spec.gradient_slots != question.spec.gradient_slots ||
+      search.best().spec.in_place != question.spec.in_place) {
     absl::StrAppend(
         &settings, settings.empty() ? "" : " and ",
         search.best().spec.in_place ? "gradient_slots=\"in_place\" (GpuOptions)" : "gradient_slots=1 (GpuOptions)");
