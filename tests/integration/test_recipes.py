@@ -25,7 +25,8 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_recipes_are_of_the_published_models(name):
     read = recipe.read(RECIPES / f"{name}.yaml")
-    request = planning.request_of(read, "gh200-96-480")
+    request = planning.request_of(read)
+    request.machine_name = "gh200-96-480"
     assert sum(torch.Size(each.shape).numel() for each in request.model.parameters) == PARAMETERS[name]
     request.quick = True
     assert plan.fits(planning.answered(request, read))

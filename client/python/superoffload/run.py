@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 
+from superoffload._core import yaml_text
 from superoffload.stand_ins import imports
 
 
@@ -57,17 +58,7 @@ def _read(path: pathlib.Path) -> dict[str, object]:
         text = path.read_text()
     except OSError as error:
         raise ValueError(error.strerror) from error
-    if path.suffix == ".json":
-        read = json.loads(text)
-    else:
-        try:
-            import yaml
-        except ModuleNotFoundError as error:
-            raise ValueError("to read YAML needs PyYAML (pip install pyyaml); a .json file does not") from error
-        try:
-            read = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(" ".join(str(error).split())) from error
+    read = json.loads(text) if path.suffix == ".json" else yaml_text.parse(text)
     if not isinstance(read, dict):
         raise ValueError(f"has {type(read).__name__} but must have options by name, as in `weights: auto`")
     return read

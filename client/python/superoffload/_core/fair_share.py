@@ -10,6 +10,12 @@ _MEMORY_PERCENT = 80
 
 def memory_bytes(meminfo: str = "/proc/meminfo") -> int | None:
     """Of what is available now, not of what the machine has; None where the kernel does not say."""
+    available = available_bytes(meminfo)
+    return None if available is None else available * _MEMORY_PERCENT // 100
+
+
+def available_bytes(meminfo: str = "/proc/meminfo") -> int | None:
+    """Memory that the machine has for another process now; None where the kernel does not say."""
     fields = {}
     for line in pathlib.Path(meminfo).read_text().splitlines():
         name, _, value = line.partition(":")
@@ -17,7 +23,7 @@ def memory_bytes(meminfo: str = "/proc/meminfo") -> int | None:
     if "MemAvailable" not in fields:
         return None
     pool_kib = fields.get("HugePages_Free", 0) * fields.get("Hugepagesize", 0)  # which MemAvailable leaves out
-    return (fields["MemAvailable"] + pool_kib) * 1024 * _MEMORY_PERCENT // 100
+    return (fields["MemAvailable"] + pool_kib) * 1024
 
 
 @contextlib.contextmanager

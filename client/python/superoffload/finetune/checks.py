@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import superoffload.torch
+from superoffload._core import fair_share
 from superoffload._core.error import Error
 from superoffload.finetune import data, hosting, planning
 from superoffload.finetune import model as models
@@ -31,7 +32,6 @@ class _Checked:
     recipe: Recipe
     config: Any = None
     model: Any = None  # on meta
-    tokenizer: Any = None
 
 
 def run(recipe: Recipe) -> int:
@@ -91,9 +91,9 @@ def _files(checked: _Checked) -> str:
 
 def _data(checked: _Checked) -> str:
     recipe = checked.recipe
-    checked.tokenizer = models.tokenizer_of(recipe)
-    rows = data.training_rows(recipe, checked.tokenizer, datetime.date.today())
-    evaluated = data.evaluation_rows(recipe, checked.tokenizer, datetime.date.today())
+    tokenizer = models.tokenizer_of(recipe)
+    rows = data.training_rows(recipe, tokenizer, datetime.date.today())
+    evaluated = data.evaluation_rows(recipe, tokenizer, datetime.date.today())
     order = Order(len(rows), recipe.batch_size, recipe.seed)
     used = float(rows.used.sum()) / rows.tokens.numel()
     said = (
@@ -123,10 +123,9 @@ def _memory(checked: _Checked) -> str:
     recipe = checked.recipe
     if recipe.lora is not None:
         return "not planned for adapters"
-    available = _available_bytes() / recipe.ranks
+    available = (fair_share.available_bytes() or 0) / recipe.ranks
     gpu = float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else _UNBOUNDED
-    request = planning.request_of(recipe, "gh200-96-480")
-    request.ClearField("machine_name")
+    request = planning.request_of(recipe)
     request.machine.like, request.machine.name = "gh200-96-480", "this machine"
     request.machine.host.memory_bytes, request.machine.gpu.memory_bytes = available, gpu
     request.quick = True
@@ -171,13 +170,6 @@ _CHECKS: dict[str, Callable[[_Checked], str]] = {
     "memory": _memory,
     "output": _output,
 }
-
-
-def _available_bytes() -> int:
-    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def _gib(size: float) -> str:

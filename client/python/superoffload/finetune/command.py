@@ -1,10 +1,10 @@
 """The command line of ``superoffload finetune``."""
 
 import argparse
-import importlib.util
 import pathlib
 import sys
 
+from superoffload._core import extras
 from superoffload._core.error import Error
 from superoffload.finetune import recipe as recipes
 
@@ -35,10 +35,9 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--machine", default="gh200-96-480", help="for --plan; as of superoffload plan")
     given = parser.parse_args(words)
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        parser.error(f"{', '.join(missing)} must be installed: pip install 'superoffload[finetune]'")
     try:
+        for module in _NEEDED:
+            extras.need(module, "finetune")
         recipe = recipes.read(given.recipe)
         if given.plan:
             from superoffload.finetune import planning
@@ -49,7 +48,7 @@ def main(words: list[str]) -> int:
 
             return checks.run(recipe)
         return _run(recipe, words, given.miniature)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         print(f"superoffload finetune: {error}", file=sys.stderr)
         return 2
     except Error as error:

@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import superoffload.torch
@@ -36,7 +35,7 @@ def run(recipe: Recipe, ranks: Ranks) -> int:
     model = models.with_adapters(model, recipe)
     models.recompute(model, recipe)
     parallel = processes.divide(model, recipe)
-    with _optimizer(recipe, model, ranks, values) as optimizer:
+    with contextlib.closing(_optimizer(recipe, model, ranks, values)) as optimizer:
         model.to(ranks.device)
         trainer = Trainer(recipe, ranks, model.train(), parallel, rows)
         if not trainer.compare_losses():
@@ -60,8 +59,7 @@ def run(recipe: Recipe, ranks: Ranks) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _optimizer(recipe: Recipe, model: Any, ranks: Ranks, values: Any) -> Iterator[Any]:
+def _optimizer(recipe: Recipe, model: Any, ranks: Ranks, values: Any) -> Any:
     """Begins where the daemon, or else the newest checkpoint, has it."""
     output = pathlib.Path(recipe.output)
     options: dict[str, Any] = {"name": hosting.name_of(output), "sync": "pull_params"}
@@ -72,11 +70,7 @@ def _optimizer(recipe: Recipe, model: Any, ranks: Ranks, values: Any) -> Iterato
         options["checkpoint"] = superoffload.torch.CheckpointSchedule(
             recipe.checkpoint_every, str(directory.resolve()), recipe.keep_checkpoints
         )
-    optimizer = hosting.make(recipe, model, ranks, values, **options)
-    try:
-        yield optimizer
-    finally:
-        optimizer.close()
+    return hosting.make(recipe, model, ranks, values, **options)
 
 
 def _is_due(recipe: Recipe, step: int, steps: int) -> bool:

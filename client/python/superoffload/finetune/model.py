@@ -14,10 +14,6 @@ from superoffload.torch.ranks import narrowing
 MINIATURE_VOCABULARY = 320  # bytes, and the special tokens that configurations name
 
 
-class NotThere(ValueError):
-    """What a recipe names cannot be read; a sentence says why."""
-
-
 def config_of(recipe: Recipe, own: bool = True) -> Any:
     """transformers' configuration. ``own``: as the model's files have it, not the recipe's."""
     import transformers
@@ -27,7 +23,7 @@ def config_of(recipe: Recipe, own: bool = True) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(recipe.model)
     except (OSError, ValueError) as error:
-        raise NotThere(
+        raise ValueError(
             f"the model {recipe.model} cannot be read: {_first_line(error)}; give a directory that has it, or its name "
             "on huggingface.co (`hf auth login` where its licence is asked for)"
         ) from error
@@ -57,7 +53,7 @@ def tokenizer_of(recipe: Recipe) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(recipe.model)
     except (OSError, ValueError) as error:
-        raise NotThere(f"the tokenizer of {recipe.model} cannot be read: {_first_line(error)}") from error
+        raise ValueError(f"the tokenizer of {recipe.model} cannot be read: {_first_line(error)}") from error
 
 
 def attention_of(recipe: Recipe, config: Any) -> str:
@@ -155,12 +151,6 @@ def unquantized(config: Any) -> Any:
         if hasattr(each, "quantization_config"):
             del each.quantization_config
     return config
-
-
-def blocks_of(model: Any) -> Any:
-    """The list of the model's blocks."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
 
 def _is_mxfp4(config: Any) -> bool:

@@ -10,17 +10,12 @@ from superoffload.v1 import plan_pb2
 
 
 def run(recipe: Recipe, machine: str) -> int:
-    """Prints the plan; the exit status: 3 when it does not fit."""
-    response = answer(recipe, machine)
+    """Prints the plan; the exit status: 3 when it does not fit. Raises ValueError and Error with a sentence."""
+    request = request_of(recipe)
+    plan.set_machine(request, machine)
+    response = answered(request, recipe)
     print(response.report, end="")
     return 0 if plan.fits(response) else plan.DOES_NOT_FIT
-
-
-def answer(recipe: Recipe, machine: str) -> plan_pb2.PlanResponse:
-    """Raises ValueError and Error with a sentence."""
-    if recipe.lora is not None:
-        raise ValueError("a plan is of a model whose parameters are all trained: leave lora out")
-    return answered(request_of(recipe, machine), recipe)
 
 
 def answered(request: plan_pb2.PlanRequest, recipe: Recipe) -> plan_pb2.PlanResponse:
@@ -34,8 +29,10 @@ def answered(request: plan_pb2.PlanRequest, recipe: Recipe) -> plan_pb2.PlanResp
     return response
 
 
-def request_of(recipe: Recipe, machine: str) -> plan_pb2.PlanRequest:
-    """Of a sequence that ranks share, each computes a part."""
+def request_of(recipe: Recipe) -> plan_pb2.PlanRequest:
+    """All but the machine. Of a sequence that ranks share, each computes a part."""
+    if recipe.lora is not None:
+        raise ValueError("a plan is of a model whose parameters are all trained: leave lora out")
     config = models.unquantized(models.config_of(recipe, own=recipe.architecture is None))
     with torch.device("meta"):
         model = models.make_random(recipe, config)
@@ -57,5 +54,4 @@ def request_of(recipe: Recipe, machine: str) -> plan_pb2.PlanRequest:
         request.attention = plan_pb2.ATTENTION_IMPLEMENTATION_EAGER
     if not recipe.recompute:
         request.checkpointing = plan_pb2.ACTIVATION_CHECKPOINTING_NONE
-    plan.set_machine(request, machine)
     return request

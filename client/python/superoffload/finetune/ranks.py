@@ -1,6 +1,7 @@
 """The processes of a run: started where a recipe has several ranks, joined, and the model divided among them."""
 
 import dataclasses
+import gc
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from superoffload.finetune import model as models
 from superoffload.finetune.recipe import Recipe
+from superoffload.torch.ranks import divided_attention
 
 
 @dataclasses.dataclass
@@ -38,7 +39,12 @@ class Ranks:
             torch.distributed.barrier()
 
     def leave(self) -> None:
+        """Ends gloo's threads, too: one that still drops a tensor when Python ends would abort the process.
+
+        They end with the last reference to their group, of which models and optimizers have some in cycles.
+        """
         if self.count > 1:
+            gc.collect()
             torch.distributed.destroy_process_group()
 
 
@@ -89,7 +95,7 @@ def divide(model: Any, recipe: Recipe) -> Any:
     if recipe.ranks > 1:
         from torch.distributed.fsdp import fully_shard
 
-        for block in models.blocks_of(model):
+        for block in divided_attention.layers(model).values():
             fully_shard(block)
         fully_shard(model)
     return parallel

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from superoffload._core import yaml_text
+
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
@@ -128,12 +130,10 @@ def _read(path: pathlib.Path) -> Recipe:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    import yaml
-
     try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        given = yaml_text.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
     try:
         recipe: Recipe = _made(Recipe, "", given)
     except ValueError as error:
