@@ -39,6 +39,7 @@ def given(tmp_path_factory):
         for name, text in topics:
             asked = {"role": "user", "content": f"What is {name}?"}
             print(json.dumps({"messages": [asked, {"role": "assistant", "content": text[:80]}]}), file=file)
+    (directory / "nothing.txt").touch()
     (directory / "topics.txt").write_text("".join(text for _, text in topics)[:9000])
     return directory
 
@@ -212,13 +213,15 @@ def test_on_a_gpu_blocks_stream_in_and_the_weights_are_the_same(make, gpu_daemon
             "batch_size is 3, which 2 ranks with sequences of their own cannot share evenly",
         ),
         ({"data": "/nowhere.txt"}, "/nowhere.txt"),
+        ({"data": "nothing.txt"}, "nothing.txt has nothing to learn from"),
         ({"model": "/nowhere"}, "the model /nowhere cannot be read"),
         ({"batch_size": 1000}, "but a step takes batch_size = 1000"),
         ({"lora": {"rang": 4}}, "there is no field lora.rang; did you mean lora.rank?"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_loaded(make, fields, said, capsys, monkeypatch):
+def test_what_is_wrong_is_said_before_anything_is_loaded(make, given, fields, said, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(given)
     path = make(**fields)
     assert command.main(["--dry-run", str(path)]) in (1, 2)
     printed = capsys.readouterr()

@@ -43,7 +43,7 @@ def split(document: Document, length: int) -> Rows:
         Document(document.tokens[i * length : (i + 1) * length], document.learned[i * length : (i + 1) * length])
         for i in range(count)
     ]
-    return _rows([[piece] for piece in pieces], length, document.tokens[0])
+    return _rows([[piece] for piece in pieces], length, padding=0)
 
 
 def pack(documents: Sequence[Document], length: int, padding: int, seed: int, together: bool = True) -> Rows:
