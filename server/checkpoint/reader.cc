@@ -43,6 +43,8 @@ class Reader {
   // checkpoint can be restored into an optimizer of another algorithm that has the same arrays.
   absl::Status Match(const engine::OptimizerSpec& spec, std::vector<engine::Scalars> groups) {
     moment_.groups = std::move(groups);
+    // By group here: one of its parameters, and the hyper-parameters that it was saved with.
+    std::map<size_t, std::pair<const engine::ParameterSpec*, const NamedScalars*>> saved_groups;
     for (const engine::ParameterSpec& parameter : spec.parameters) {
       const Box box = parameter.global_shape.empty()
                           ? Box::Whole(parameter.shape)
@@ -73,6 +75,13 @@ class Reader {
       moment_.parameter_steps.push_back(steps.value_or(moment_.statistics.committed_steps));
       const auto group = groups_.find(parameter.name);
       if (group == groups_.end()) continue;
+      const auto [first, is_first] = saved_groups.try_emplace(parameter.group, &parameter, &group->second);
+      if (!is_first && *first->second.second != group->second) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "parameters \"", first->second.first->name, "\" and \"", parameter.name,
+            "\" are in one group, and the checkpoint has them in two, with other hyper-parameters; build the optimizer "
+            "with the groups that were saved"));
+      }
       for (size_t i = 0; i < algorithm_.scalars.size(); ++i) {
         const auto scalar = group->second.find(std::string(algorithm_.scalars[i].name));
         if (scalar != group->second.end()) moment_.groups[parameter.group][i] = scalar->second;

@@ -211,6 +211,30 @@ def refused(call, code, words):
     assert words in str(raised.value)
 
 
+def test_groups_that_were_saved_apart_are_not_restored_as_one(daemon, tmp_path):
+    def groups(model, decay):
+        named = list(model.named_parameters())
+        return [{"params": named[:1], "weight_decay": decay}, {"params": named[1:], "weight_decay": 0.0}]
+
+    for name, decay in (("apart", 0.1), ("alike", 0.0)):
+        model = build()
+        optimizer = superoffload.torch.AdamW(groups(model, decay), lr=1e-2, endpoint=daemon.endpoint, name=name)
+        train(model, optimizer, 0, 2)
+        optimizer.save_checkpoint(tmp_path / name)
+        optimizer.close()
+    one = optimizer_of(build(seed=2), daemon, "one")
+    before = one.state_tensors()
+    refused(
+        lambda: one.restore_checkpoint(tmp_path / "apart"),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "are in one group, and the checkpoint has them in two",
+    )
+    assert states_equal(before, one.state_tensors())
+    one.restore_checkpoint(tmp_path / "alike")
+    assert one.param_groups[0]["weight_decay"] == 0.0
+    one.close()
+
+
 def test_what_cannot_be_is_refused_with_a_sentence(daemon, tmp_path):
     model = build()
     optimizer = optimizer_of(model, daemon, "refused")
