@@ -17,7 +17,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file
 from tests.support import tiny_checkpoint
-from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon  # noqa: F401
+from tests.support.fake_torch_gpu import fake_gpu, gpu_daemon, nothing_stays  # noqa: F401
 
 from superoffload._core.control import Connection
 from superoffload.finetune import command, job, recipe
@@ -192,7 +192,7 @@ def test_adapters_are_trained_and_nothing_else(make, daemon, ranks):
     assert len(adapters) == 14 and all(bool(adapter.any()) for adapter in adapters.values())
 
 
-def test_on_a_gpu_blocks_stream_in_and_the_weights_are_the_same(make, gpu_daemon, monkeypatch):  # noqa: F811
+def test_on_a_gpu_blocks_stream_in_and_the_weights_are_the_same(make, gpu_daemon, nothing_stays, monkeypatch):  # noqa: F811
     monkeypatch.setenv("SUPEROFFLOAD_ENDPOINT", gpu_daemon.endpoint)
     path = make(weights="streamed", micro_batch_size=2)
     assert job.run(recipe.read(path), Ranks(0, 1, torch.device("cpu"), on_gpu=True)) == 0
