@@ -1,9 +1,13 @@
-"""The index of a checkpoint is written and read by server/checkpoint alone: nobody else spells its JSON."""
+"""The index of a checkpoint is written and read by server/checkpoint alone, but for a file that writes it for others.
+
+Nobody else spells its JSON.
+"""
 
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = ("weight_map", "parameter_groups", "index.json")
+HOMES = ("server/checkpoint/", "client/python/superoffload/_core/checkpoint_files.py")
 
 
 def spelled(root: pathlib.Path) -> list[str]:
@@ -11,13 +15,13 @@ def spelled(root: pathlib.Path) -> list[str]:
         f"{path.relative_to(root)}:{at}: {line.strip()}"
         for folder in ("client", "server", "kernels")
         for path in sorted((root / folder).rglob("*"))
-        if path.suffix in {".py", ".cc", ".h", ".hpp"} and not path.is_relative_to(root / "server" / "checkpoint")
+        if path.suffix in {".py", ".cc", ".h", ".hpp"} and not path.relative_to(root).as_posix().startswith(HOMES)
         for at, line in enumerate(path.read_text().splitlines(), 1)
         if any(f'"{word}"' in line or f'{word}"' in line for word in WORDS)
     ]
 
 
-def test_only_the_daemon_spells_the_index():
+def test_only_its_homes_spell_the_index():
     assert not spelled(ROOT)
 
 

@@ -3,7 +3,12 @@
 import importlib
 import sys
 
-_COMMANDS = {"plan": "superoffload.plan", "run": "superoffload.run", "finetune": "superoffload.finetune.command"}
+_COMMANDS = {
+    "plan": "superoffload.plan",
+    "run": "superoffload.run",
+    "finetune": "superoffload.finetune.command",
+    "import-checkpoint": "superoffload.import_checkpoint.command",
+}
 
 
 def main() -> int:
@@ -19,10 +24,11 @@ def main() -> int:
         return 0
     asked = words[:1] in (["--help"], ["-h"])
     usage = (
-        "superoffload plan --help       what training a model on a machine would take\n"
-        "superoffload finetune --help   a recipe becomes a fine-tuned Hugging Face model\n"
-        "superoffload run --help        a command in whose processes torch's optimizers are superoffload's\n"
-        "superoffload --version         the version of this package"
+        "superoffload plan --help                what training a model on a machine would take\n"
+        "superoffload finetune --help            a recipe becomes a fine-tuned Hugging Face model\n"
+        "superoffload run --help                 a command in whose processes torch's optimizers are superoffload's\n"
+        "superoffload import-checkpoint --help   a checkpoint of DeepSpeed becomes one of superoffload's\n"
+        "superoffload --version                  the version of this package"
     )
     print(usage, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
