@@ -167,6 +167,21 @@ def test_weights_are_those_of_the_host(gpu_daemon, fake_gpu, expected, mover, re
     assert same(weights(model), expected[1])
 
 
+@pytest.mark.parametrize(
+    ("cls", "state_dtype", "moved"),
+    [
+        (superoffload.torch.AdamW, torch.float32, "46 instead of 34"),
+        (superoffload.torch.AdamW, torch.bfloat16, "34 instead of 26"),
+        (superoffload.torch.Lion, torch.float32, "34 instead of 26"),
+    ],
+)
+def test_what_one_gradient_slot_costs_depends_on_the_state(gpu_daemon, cls, state_dtype, moved):
+    gpu = GpuOptions(gradient_slots=1, resident_buckets=0, cast="fused")
+    optimizer = cls(build().named_parameters(), gpu=gpu, endpoint=gpu_daemon.endpoint, state_dtype=state_dtype)
+    assert optimizer.gpu_report.notes.endswith(f"2 bytes of host memory per parameter less, but a step moves {moved}")
+    optimizer.close()
+
+
 @pytest.mark.parametrize(("resident_steps", "slots"), [(1, "auto"), (4, "auto"), (1, "in_place")])
 def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, expected, resident_steps, slots):
     model = build()

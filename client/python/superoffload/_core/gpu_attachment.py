@@ -13,7 +13,7 @@ from superoffload._core.attachment import Attachment, Await, Resumed, Stays
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_memory import GpuMemory
-from superoffload._core.layout import array_offsets
+from superoffload._core.layout import array_offsets, element_bytes
 from superoffload.v1 import optimizer_pb2
 
 Mover = Literal["auto", "daemon", "trainer", "direct"]
@@ -81,17 +81,20 @@ def _options(
     )
 
 
-def _saved_room(gradient_slots: int, in_place: bool) -> str:
+def _saved_room(layout: optimizer_pb2.Layout, gradient_slots: int) -> str:
     """What an optimizer with less room than two gradient slots and published parameters saves, and what that costs."""
-    if in_place:
+    state, gradient, parameter = element_bytes(layout)
+    if layout.in_place:
         return (
-            "parameters are published into the only gradient slot: 4 bytes of host memory per parameter less in bf16, "
-            "but all of the update comes after the verdict"
+            f"parameters are published into the only gradient slot: {gradient + parameter:g} bytes of host memory per "
+            "parameter less, but all of the update comes after the verdict"
         )
     if gradient_slots == 1:
+        # One pass over the state reads two gradients and writes parameters; one lands meanwhile, and parameters leave.
+        one_pass = 2 * state + 3 * gradient + 2 * parameter
         return (
-            "one gradient slot for each bucket: 2 bytes of host memory per parameter less in bf16, but a step moves 46 "
-            "instead of 34"
+            f"one gradient slot for each bucket: {gradient:g} bytes of host memory per parameter less, but a step "
+            f"moves {one_pass + state:.4g} instead of {one_pass:.4g}"
         )
     return ""
 
@@ -233,7 +236,7 @@ class GpuAttachment(Attachment):
             self.pull()
         layout = self.optimizer.layout
         gradient_slots = min(len(set(bucket.gradient_offsets)) for bucket in layout.buckets)
-        notes = [report.notes.decode(errors="replace"), _saved_room(gradient_slots, layout.in_place)]
+        notes = [report.notes.decode(errors="replace"), _saved_room(layout, gradient_slots)]
         self.report = GpuReport(
             gpu=report.gpu.decode(),
             mover=MOVERS[report.mover],

@@ -64,6 +64,15 @@ def bucket_bytes(layout: optimizer_pb2.Layout, bucket: optimizer_pb2.Bucket) -> 
     return state + bucket.elements * dtypes.BYTES[bucket.gradient_dtype]
 
 
+def element_bytes(layout: optimizer_pb2.Layout) -> tuple[float, float, float]:
+    """Returns bytes per element, on average: of state, of one gradient, and of a published parameter."""
+    elements = sum(bucket.elements for bucket in layout.buckets)
+    gradients = sum(bucket.elements * dtypes.BYTES[bucket.gradient_dtype] for bucket in layout.buckets)
+    both = sum(bucket_bytes(layout, bucket) for bucket in layout.buckets)
+    parameters = sum(bucket.elements * dtypes.BYTES[bucket.dtype] for bucket in layout.buckets)
+    return (both - gradients) / elements, gradients / elements, parameters / elements
+
+
 def _arrays(layout: optimizer_pb2.Layout, format: int) -> list[optimizer_pb2.StateArray]:
     return [array for array in layout.arrays if array.format == format]
 

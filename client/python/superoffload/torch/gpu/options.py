@@ -42,7 +42,8 @@ class GpuOptions:
     # has no room for logs, "auto" above takes shorter ones. Never changes results.
     resident_steps: int = 4
     # For each bucket's gradient in the host's memory, 1 or 2. With one slot a gradient waits until the daemon has taken
-    # in the one before it: that saves 2 bytes per parameter, and a step moves 46 instead of 34 through memory.
+    # in the one before it: that saves 2 bytes per parameter, and a step reads the state twice (46 bytes per parameter
+    # instead of 34 where the state takes 12).
     # "in_place": one, over which the daemon publishes the parameters, so that they take no memory of their own. That
     # saves 2 more and moves 32, all of it after the step's verdict; there are no logs. "auto": two, one or "in_place",
     # the first that the daemon has room for. Buckets with a log have two. Never changes results.
