@@ -60,7 +60,7 @@ names = [f"{d.name} {d.version}" for d in m.distributions() if d.name in ("torch
 print("== Python", platform.python_version(), "with", ", ".join(sorted(names)))'
 
 tests=(tests/unit/client/python tests/conformance/test_{torch,lion,resume,random_loops,readme,optax}.py tests/conformance/test_loops_*.py
-  tests/integration/test_{finetune,log_steps,models,options,recipes,replicas,run,ulysses}.py tests/integration/test_{torch,jax,fsdp2}*.py tests/integration/*_ranks.py)
+  tests/integration/test_{deepspeed,finetune,log_steps,models,options,recipes,replicas,run,ulysses}.py tests/integration/test_{torch,jax,fsdp2}*.py tests/integration/*_ranks.py)
 # What knows most of their inside, and starts few processes.
 ranks=tests/integration/test_gpu_ranks.py
 ((quick)) && tests=(tests/conformance/test_optax.py tests/integration/test_{jax_plain,jax_overlap,torch_gpu}.py

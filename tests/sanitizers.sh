@@ -55,5 +55,6 @@ run_pytest "$python" "$results" "$preset-pytest" tests/integration \
   --ignore-glob '*/test_jax_*' --ignore-glob '*/test_fsdp2*' --ignore-glob '*/test_replicas.py' --ignore-glob '*/test_ulysses.py' \
   --ignore-glob '*_ranks.py' --ignore-glob '*/test_model*.py' --ignore-glob '*/test_torch_*' \
   --ignore-glob '*/test_run.py' --ignore-glob '*/test_finetune.py' --ignore-glob '*/test_recipes.py' \
+  --ignore-glob '*/test_deepspeed*.py' \
   --ignore-glob '*/test_log_steps.py' --ignore-glob '*/test_plan.py' \
   --ignore-glob '*/test_interrupts.py' --ignore-glob '*/test_install_service.py' -k "not ($without)" --durations 10

@@ -111,6 +111,11 @@ def _private_daemon() -> str:
     return _private.endpoint
 
 
+def uses_private() -> bool:
+    """Whether this process has a private daemon."""
+    return _private is not None
+
+
 def is_private(endpoint: str) -> bool:
     """Whether a daemon ends with this process."""
     return _private is not None and _private.endpoint == endpoint

@@ -52,6 +52,15 @@ _SOCKET = "descriptors.sock"  # the longer one
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
 
 
+_workers_share: float | None = None
+
+
+def set_workers_share(share: float) -> None:
+    """A daemon that is started from now on runs its kernels on this part of its cores, 0 to 1."""
+    global _workers_share
+    _workers_share = share
+
+
 def _binary() -> str:
     """Raises Error; when the client library is missing as well the error says so, too."""
     path = programs.daemon()
@@ -262,6 +271,7 @@ class PrivateDaemon:
             os.set_blocking(reader, True)
             with open(self._path("log"), "wb") as log, fair_share.cores_of(_ranks()) as cores:
                 memory = fair_share.memory_bytes()
+                workers = None if _workers_share is None else max(1, round(_workers_share * cores))
                 self._process = subprocess.Popen(
                     [
                         binary,
@@ -269,6 +279,7 @@ class PrivateDaemon:
                         "--metrics_address=127.0.0.1:0",
                         "--exit_on_stdin_eof",
                         *([f"--memory_budget_bytes={memory}"] if memory is not None else []),
+                        *([f"--worker_threads={workers}"] if workers is not None else []),
                     ],
                     stdin=reader,
                     stdout=log,

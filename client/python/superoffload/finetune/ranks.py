@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 
 from superoffload.finetune.recipe import Recipe
+from superoffload.torch import cuda
 from superoffload.torch.ranks import divided_attention
 
 
@@ -73,12 +74,7 @@ def start(recipe: Recipe, words: Sequence[str]) -> int:
 def join(recipe: Recipe) -> Ranks:
     """Raises ValueError where there are fewer GPUs than ranks."""
     local = int(os.environ.get("LOCAL_RANK", 0)) if recipe.ranks > 1 else 0
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        if local >= torch.cuda.device_count():
-            raise ValueError(f"rank {local} of this machine has no GPU: it has {torch.cuda.device_count()}")
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
+    device = cuda.of_rank(local) or torch.device("cpu")
     if recipe.ranks == 1:
         return Ranks(0, 1, device, device.type == "cuda")
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

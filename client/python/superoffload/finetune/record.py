@@ -3,10 +3,10 @@
 import dataclasses
 import datetime
 import json
-import os
 import pathlib
 from typing import Any
 
+from superoffload._core import whole_file
 from superoffload.finetune.ranks import Ranks
 from superoffload.finetune.recipe import Recipe
 
@@ -125,13 +125,7 @@ class Record:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """The file has the old text or the new one, whenever the process ends."""
-    beside = path.with_name(f".{path.name}")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    whole_file.replace(path, lambda file: file.write(text.encode()))
 
 
 def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -13,6 +13,19 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
+def of_rank(local: int) -> torch.device | None:
+    """The GPU of the process that is the ``local``-th on this machine, current from now on; None without any GPU.
+
+    Raises ValueError where there are fewer.
+    """
+    if not torch.cuda.is_available():
+        return None
+    if local >= torch.cuda.device_count():
+        raise ValueError(f"rank {local} of this machine has no GPU: it has {torch.cuda.device_count()}")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
 def resolve(device: str | int | torch.device) -> torch.device:
     """Returns a GPU with its number."""
     found = torch.device(device)

@@ -1,0 +1,33 @@
+"""A forward pass of which this rank computes a part of each sequence (Ulysses)."""
+
+from typing import Any
+
+import torch
+import torch.distributed
+
+_IGNORED = -100  # a target that no token has
+
+
+def forward(module: torch.nn.Module, parallel: Any, *inputs: Any, **batch: Any) -> Any:
+    """``parallel``: the SequenceParallel of the module; ``batch``: what all ranks of a sequence have.
+
+    The output has the mean loss over all targets of the sequences, and the logits of this rank's part.
+    """
+    if inputs or "input_ids" not in batch:
+        raise ValueError("with sequence_parallel_size, call the engine as engine(input_ids=..., labels=...)")
+    part = parallel.part(batch)
+    output = module(**part.inputs)
+    output["loss"] = _loss(parallel, output.logits, part.targets)
+    return output
+
+
+def _loss(parallel: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Gradients of this rank's part are so large that their average over ranks is the gradient of the mean."""
+    total = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
+    sums = torch.stack([total.detach(), (targets != _IGNORED).sum().to(total.dtype)])
+    torch.distributed.all_reduce(sums, group=parallel.group)
+    count = sums[1].clamp(min=1)
+    of_rank = total * (parallel.ranks / count)
+    return of_rank + (sums[0] / count - of_rank).detach()
