@@ -99,6 +99,18 @@ def test_an_engine_computes_what_a_loop_does(daemon):
     optimizer.close()
 
 
+def test_an_engine_answers_as_deepspeeds(daemon):
+    engine = build(daemon, network(), bf16={"enabled": True}, gradient_accumulation_steps=2, gradient_clipping=0.5)
+    assert engine.get_global_grad_norm() is None
+    assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()) == (ROWS, ROWS // 2)
+    assert (engine.gradient_accumulation_steps(), engine.gradient_clipping()) == (2, 0.5)
+    assert (engine.zero_optimization_stage(), engine.zero_optimization()) == (0, False)
+    assert (engine.bfloat16_enabled(), engine.fp16_enabled(), engine.loss_scale) == (True, False, 1.0)
+    assert (engine.get_lr(), engine.get_mom()) == ([1e-2], [(0.9, 0.999)])
+    assert engine.get_sequence_parallel_group() is None
+    engine.destroy()
+
+
 def test_it_is_close_to_torchs_on_fp32(daemon):
     engine = build(daemon, network(), "AdamW", gradient_clipping=0.5)
     ours = run(engine, range(8))

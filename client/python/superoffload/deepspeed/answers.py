@@ -26,7 +26,6 @@ class Answers(torch.nn.Module):
     def get_mom(self) -> list[Any]:
         return [group["betas"] for group in self.optimizer.param_groups]
 
-    @property
     def train_batch_size(self) -> int:
         return self.config.batches.total
 
