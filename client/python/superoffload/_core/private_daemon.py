@@ -51,7 +51,6 @@ CONTROL_SOCKET = "control.sock"
 _SOCKET = "descriptors.sock"  # the longer one
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
 
-
 _workers_share: float | None = None
 
 

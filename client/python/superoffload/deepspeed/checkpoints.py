@@ -111,14 +111,15 @@ def load(engine: Any, found: Found, strict: bool, with_state: bool) -> Saved:
         of_ranks, counts = state["client_states"], {name: state[name] for name in engine.counts()}
         own = torch.distributed.get_rank() if len(of_ranks) == torch.distributed.get_world_size() else 0
         return Saved(**counts, client_state=of_ranks[own])
-    directory, saved = found.directory, None
     if found.foreign:
         directory = found.directory.with_name(f"{found.directory.name}.superoffload")
         _on_first(lambda: foreign.import_once(found.directory, directory))
         saved, buffers = foreign.read(found.directory, torch.distributed.get_rank(), torch.distributed.get_world_size())
         _fill(engine.module, buffers, strict)
-    _restore(engine, directory, with_state)
-    return saved or of_steps(engine)
+        _restore(engine, directory, with_state)
+        return saved
+    _restore(engine, found.directory, with_state)
+    return of_steps(engine)
 
 
 def whole_state(module: torch.nn.Module, without: set[str] | None = None) -> dict[str, torch.Tensor]:

@@ -105,7 +105,7 @@ def read(config: Any, ranks: int) -> Config:
     clipping_is_said = fields.has("gradient_clipping")
     zero = _zero(fields)
     checkpoint = fields.object("checkpoint")
-    read = Config(
+    made = Config(
         batches=batches,
         counts_passes=fields.take("managed_gradient_accumulation", bool, True),
         sequence_parallel_size=sequence_parallel_size,
@@ -127,14 +127,14 @@ def read(config: Any, ranks: int) -> Config:
         **half,
         **zero,
     )
-    _check_types(types, read)
+    _check_types(types, made)
     checkpoint.refuse("use_node_local_storage", [False], "but all ranks write to one file system here")
     checkpoint.tunes("parallel_write", "writer", "async_save")
     checkpoint.end()
-    if read.sums_gradients and read.stage == 3:
+    if made.sums_gradients and made.stage == 3:
         raise ValueError("gradient_allreduce_op is 'sum', which DeepSpeed refuses with ZeRO stage 3, too")
     _end(fields)
-    return dataclasses.replace(read, ignored=tuple(ignored))
+    return dataclasses.replace(made, ignored=tuple(ignored))
 
 
 def _load(config: Any) -> Any:

@@ -69,9 +69,10 @@ class Engine(Answers):
                 if self.config.casts_inputs:
                     inputs, named = tree_map_only(torch.Tensor, _to_half, (inputs, named))
                 output = self.module(*inputs, **named)
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._check_backward)
+        if self.config.batches.passes > 1 or self._factor() != 1.0:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    leaf.register_hook(self._check_backward)
         return output
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
@@ -101,8 +102,7 @@ class Engine(Answers):
         return self.loss_scale * (self.dp_world_size if self.config.sums_gradients else 1)
 
     def _check_backward(self, gradient: torch.Tensor) -> None:
-        differs = self.config.batches.passes > 1 or self._factor() != 1.0
-        if differs and not self._in_backward:
+        if not self._in_backward:
             raise RuntimeError(
                 "loss.backward() knows neither the loss scale nor the passes of a step; call engine.backward(loss)"
             )

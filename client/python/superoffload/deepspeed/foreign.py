@@ -11,13 +11,12 @@ import torch
 from superoffload._core import warn
 from superoffload._core.error import Error
 from superoffload.deepspeed.saved import Saved
-from superoffload.import_checkpoint import torch_file
+from superoffload.import_checkpoint import torch_file, zero_checkpoint
 from superoffload.import_checkpoint.command import import_checkpoint
 from superoffload.import_checkpoint.inert_pickle import Inert
 from superoffload.import_checkpoint.saved_state import inconsistent, optional, whole_number
 from superoffload.import_checkpoint.torch_file import StoredTensor
 
-_OF_ALL, _OF_RANK = "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_model_states.pt"  # to stage 2, and of 3
 _OF_DEEPSPEED = {
     *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params"),
     *("frozen_param_fragments", "lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps"),
@@ -33,19 +32,15 @@ def import_once(directory: pathlib.Path, output: pathlib.Path) -> None:
         print(f"superoffload: {directory} is DeepSpeed's, and was imported as {output}", file=sys.stderr)
 
 
-def read(directory: pathlib.Path, rank: int, ranks: int) -> tuple[Saved | None, dict[str, torch.Tensor]]:
-    """An engine's counts and the client's state, None where no file has them; and buffers by name.
+def read(directory: pathlib.Path, rank: int, ranks: int) -> tuple[Saved, dict[str, torch.Tensor]]:
+    """An engine's counts and the client's state; and buffers by name.
 
     Of this rank where so many ranks have saved, else of rank 0.
     """
-    saved_by = len(list(directory.glob(_OF_RANK.format("*"))))
-    names = (_OF_ALL, _OF_RANK.format(rank if saved_by == ranks else 0))
-    path = next((directory / name for name in names if (directory / name).exists()), None)
-    if path is None:
-        return None, {}
-    state = torch_file.load(str(path))
+    path, *_ = zero_checkpoint.model_files(str(directory), rank, ranks)
+    state = torch_file.load(path)
     if not isinstance(state, dict):
-        raise inconsistent(str(path), "has no dict of states")
+        raise inconsistent(path, "has no dict of states")
     client = {name: _made(value) for name, value in state.items() if name not in _OF_DEEPSPEED}
     if unread := [name for name, value in client.items() if _has_inert(value)]:
         warn.warn(f"{path} has objects of other classes as {', '.join(unread)}, which are not read")
@@ -63,7 +58,7 @@ def read(directory: pathlib.Path, rank: int, ranks: int) -> tuple[Saved | None, 
     return saved, {name: _made(module[name]) for name in buffers if isinstance(module.get(name), StoredTensor)}
 
 
-def _count(path: pathlib.Path, state: Mapping[str, Any], field: str) -> int:
+def _count(path: str, state: Mapping[str, Any], field: str) -> int:
     return whole_number(state.get(field) or 0, f"{path}: {field}")
 
 

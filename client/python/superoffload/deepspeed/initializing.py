@@ -92,8 +92,8 @@ def initialize(
     gpu = cuda.of_rank(int(os.environ.get("LOCAL_RANK", 0)))
     device = gpu or torch.device("cpu")
     options = dict(optimizer_options or {})
-    wanted = optimizers.wanted(read, optimizer, model, model_parameters, ranks)
     groups = optimizers.by_names(model, model_parameters)
+    wanted = optimizers.wanted(read, optimizer, model, groups, ranks)
     _cast(model, read)
     parallel = stages.divide(model, read, ranks)
     if read.cores_share is not None:

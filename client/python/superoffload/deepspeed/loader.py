@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
@@ -24,7 +23,7 @@ def make(
         if not hasattr(dataset, "__len__"):
             raise ValueError("training data must be a torch dataset, with a length or iterable")
         sampler = DistributedSampler(dataset, num_replicas=ranks, rank=rank, shuffle=shuffle)
-    return torch.utils.data.DataLoader(
+    return DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,

@@ -38,8 +38,8 @@ class Wanted:
 Client: TypeAlias = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None
 
 
-def wanted(config: Config, client: Client, model: torch.nn.Module, parameters: Any, ranks: int) -> Wanted | None:
-    """``client``: the script's, before the section; ``parameters``: as DeepSpeed's model_parameters, None for all.
+def wanted(config: Config, client: Client, model: torch.nn.Module, groups: list[Group], ranks: int) -> Wanted | None:
+    """``client``: the script's, before the section, which ``groups`` are for.
 
     None: the script's is one of ours already, or a function, which is called when the model is as it will be. Raises
     ValueError for what has no counterpart here.
@@ -54,7 +54,7 @@ def wanted(config: Config, client: Client, model: torch.nn.Module, parameters: A
     if config.optimizer is None:
         raise ValueError("the configuration has no optimizer section, and no optimizer= was given; add one of them")
     cls, arguments = _of_section(config.optimizer)
-    return Wanted(cls, arguments, by_names(model, parameters))
+    return Wanted(cls, arguments, groups)
 
 
 def build(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-_IGNORED = -100  # a target that no token has
+from superoffload.torch import ulysses
 
 
 def forward(module: torch.nn.Module, parallel: Any, *inputs: Any, **batch: Any) -> Any:
@@ -23,11 +23,9 @@ def forward(module: torch.nn.Module, parallel: Any, *inputs: Any, **batch: Any) 
 
 def _loss(parallel: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Gradients of this rank's part are so large that their average over ranks is the gradient of the mean."""
-    total = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum"
-    )
-    sums = torch.stack([total.detach(), (targets != _IGNORED).sum().to(total.dtype)])
-    torch.distributed.all_reduce(sums, group=parallel.group)
-    count = sums[1].clamp(min=1)
-    of_rank = total * (parallel.ranks / count)
-    return of_rank + (sums[0] / count - of_rank).detach()
+    total, count = ulysses.sums(logits, targets)
+    of_all = torch.stack([total.detach(), count.to(total.dtype)])
+    torch.distributed.all_reduce(of_all, group=parallel.group)
+    targets_of_all = of_all[1].clamp(min=1)
+    of_rank = total * (parallel.ranks / targets_of_all)
+    return of_rank + (of_all[0] / targets_of_all - of_rank).detach()

@@ -22,7 +22,7 @@ parts of the parameters of a sub-group one after the other:
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -87,19 +87,22 @@ def read(directory: str) -> SavedState:
     if isinstance(model, dict) and model.get("param_shapes") is None:
         raise _stage_0(directory)
     divided = shapes(model, model_path)
-    read_parts = _read_stage_3 if parts[0].is_stage_3 else _read_stages_1_and_2
-    parameters = read_parts(parts, divided)
+    parameters = _put_together(parts, divided)
     configuration = optional(model, "ds_config", dict, {})
     return SavedState(parameters, parts[0].groups(len(divided)), configuration, left_out(model, list(parameters)))
 
 
-def model_files(directory: str) -> list[str]:
-    """Those of rank 0, one per rank of model parallelism. Raises Error where there is none."""
-    found = {name: _MODEL_FILE.fullmatch(name) for name in sorted(os.listdir(directory))}
-    of_rank_0 = [os.path.join(directory, name) for name, match in found.items() if match and match[1] in (None, "0")]
-    if not of_rank_0:
+def model_files(directory: str, rank: int = 0, ranks: int = 1) -> list[str]:
+    """Those of ``rank`` where so many ranks have saved, else of rank 0; one per rank of model parallelism.
+
+    Raises Error where there is none.
+    """
+    found = {name: match[1] for name in sorted(os.listdir(directory)) if (match := _MODEL_FILE.fullmatch(name))}
+    saved_by = len(set(found.values()) - {None})
+    own = [name for name, by in found.items() if by in (None, str(rank if saved_by == ranks else 0))]
+    if not own:
         raise inconsistent(directory, "lacks the file of rank 0 that ends in mp_rank_00_model_states.pt")
-    return of_rank_0
+    return [os.path.join(directory, name) for name in own]
 
 
 def _of_ranks(directory: str, names: Sequence[str]) -> list[str]:
@@ -213,12 +216,6 @@ class _Part:
         return [whole_number(padding, where) for padding in of_flat]
 
 
-def _check_flats(parts: Sequence[_Part], divided: Sequence[dict[str, Any]]) -> None:
-    for part in parts:
-        if part.flats != len(divided):
-            raise inconsistent(part.path, f"has {part.flats} groups of masters, but param_shapes has {len(divided)}")
-
-
 def _steps(parts: Sequence[_Part], flat: int) -> int:
     steps = parts[0].steps(flat)
     for part in parts[1:]:
@@ -227,67 +224,80 @@ def _steps(parts: Sequence[_Part], flat: int) -> int:
     return steps
 
 
-def _add(parameters: dict[str, Parameter], name: str, parameter: Parameter, path: str) -> None:
-    if name in parameters:
-        raise inconsistent(path, f"has parameter {name!r} twice")
-    parameters[name] = parameter
-
-
-def _read_stages_1_and_2(parts: Sequence[_Part], divided: Sequence[dict[str, tuple[int, ...]]]) -> dict[str, Parameter]:
-    _check_flats(parts, divided)
+def _put_together(parts: Sequence[_Part], divided: Sequence[dict[str, tuple[int, ...]]]) -> dict[str, Parameter]:
+    for part in parts:
+        if part.flats != len(divided):
+            raise inconsistent(part.path, f"has {part.flats} groups of masters, but param_shapes has {len(divided)}")
     parameters: dict[str, Parameter] = {}
     arrays = parts[0].arrays()
+    find = _find_in_stage_3 if parts[0].is_stage_3 else _find_in_stages_1_and_2
     for flat, of_group in enumerate(divided):
         steps, group = _steps(parts, flat), parts[0].group_of(flat)
         tensors = {array: [part.array(array, flat) for part in parts] for array in arrays}
-        between = parts[0].paddings_between(flat, len(of_group))
-        first = 0
-        places = {}
-        for (name, shape), padding in zip(of_group.items(), between, strict=True):
-            places[name] = first, math.prod(shape)
-            first += math.prod(shape) + padding
-        slack = max(_ALIGNMENT * len(parts), sum(part.padding(flat) for part in parts))
-        for array, of_ranks in tensors.items():
-            has = sum(tensor.elements for tensor in of_ranks)
-            if not first <= has <= first + slack:
+        for name, found in find(parts, flat, of_group, tensors).items():
+            if name in parameters:
+                raise inconsistent(parts[0].path, f"has parameter {name!r} twice")
+            parameters[name] = Parameter(of_group[name], group, steps, found)
+    return parameters
+
+
+# By parameter of a group, or of a sub-group, and by array.
+_Found = dict[str, dict[str, list[Piece]]]
+
+
+def _find_in_stages_1_and_2(
+    parts: Sequence[_Part],
+    flat: int,
+    of_group: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Sequence[StoredTensor]],
+) -> _Found:
+    """``tensors``: by array, those of all ranks."""
+    first = 0
+    places = {}
+    for (name, shape), padding in zip(of_group.items(), parts[0].paddings_between(flat, len(of_group)), strict=True):
+        places[name] = first, math.prod(shape)
+        first += math.prod(shape) + padding
+    slack = max(_ALIGNMENT * len(parts), sum(part.padding(flat) for part in parts))
+    for array, of_ranks in tensors.items():
+        has = sum(tensor.elements for tensor in of_ranks)
+        if not first <= has <= first + slack:
+            raise inconsistent(
+                os.path.dirname(parts[0].path),
+                f"has {has} elements of {array} in group {flat}, whose parameters have {first}",
+            )
+    return {
+        name: {array: pieces(of_ranks, *place) for array, of_ranks in tensors.items()} for name, place in places.items()
+    }
+
+
+def _find_in_stage_3(
+    parts: Sequence[_Part],
+    flat: int,
+    of_sub_group: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Sequence[StoredTensor]],
+) -> _Found:
+    """``tensors``: by array, those of all ranks."""
+    of_rank = sum(-(-math.prod(shape) // len(parts)) for shape in of_sub_group.values())
+    for array, of_ranks in tensors.items():
+        for part, tensor in zip(parts, of_ranks, strict=True):
+            if tensor.elements != of_rank:
                 raise inconsistent(
-                    os.path.dirname(parts[0].path),
-                    f"has {has} elements of {array} in group {flat}, whose parameters have {first}",
+                    part.path,
+                    f"has {tensor.elements} elements of {array} in sub-group {flat}, where its parts of "
+                    f"parameters have {of_rank}",
                 )
-        for name, shape in of_group.items():
-            found = {array: pieces(of_ranks, *places[name]) for array, of_ranks in tensors.items()}
-            _add(parameters, name, Parameter(shape, group, steps, found), parts[0].path)
-    return parameters
-
-
-def _read_stage_3(parts: Sequence[_Part], divided: Sequence[dict[str, tuple[int, ...]]]) -> dict[str, Parameter]:
-    _check_flats(parts, divided)
-    parameters: dict[str, Parameter] = {}
-    arrays = parts[0].arrays()
-    for flat, of_sub_group in enumerate(divided):
-        steps, group = _steps(parts, flat), parts[0].group_of(flat)
-        tensors = {array: [part.array(array, flat) for part in parts] for array in arrays}
-        of_rank = sum(-(-math.prod(shape) // len(parts)) for shape in of_sub_group.values())
-        for array, of_ranks in tensors.items():
-            for part, tensor in zip(parts, of_ranks, strict=True):
-                if tensor.elements != of_rank:
-                    raise inconsistent(
-                        part.path,
-                        f"has {tensor.elements} elements of {array} in sub-group {flat}, where its parts of "
-                        f"parameters have {of_rank}",
-                    )
-        first = 0
-        for name, shape in of_sub_group.items():
-            elements = math.prod(shape)
-            share = -(-elements // len(parts))
-            found = {
-                array: [
-                    Piece(tensor, first, count)
-                    for rank, tensor in enumerate(of_ranks)
-                    if (count := min(share, elements - rank * share)) > 0
-                ]
-                for array, of_ranks in tensors.items()
-            }
-            _add(parameters, name, Parameter(shape, group, steps, found), parts[0].path)
-            first += share
-    return parameters
+    first = 0
+    found: _Found = {}
+    for name, shape in of_sub_group.items():
+        elements = math.prod(shape)
+        share = -(-elements // len(parts))
+        found[name] = {
+            array: [
+                Piece(tensor, first, count)
+                for rank, tensor in enumerate(of_ranks)
+                if (count := min(share, elements - rank * share)) > 0
+            ]
+            for array, of_ranks in tensors.items()
+        }
+        first += share
+    return found

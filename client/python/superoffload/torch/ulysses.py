@@ -152,12 +152,17 @@ class SequenceParallel:
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropy. Its average over all ranks is the mean over all targets of all ranks, and so are gradients."""
-        total = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum"
-        )
-        count = (targets != _IGNORED).sum()
+        total, count = sums(logits, targets)
         torch.distributed.all_reduce(count)
         return total * torch.distributed.get_world_size() / count.clamp(min=1)
+
+
+def sums(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of a batch's part, added up over its targets; and how many these are."""
+    total = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
+    return total, (targets != _IGNORED).sum()
 
 
 def targets_of(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
