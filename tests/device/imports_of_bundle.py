@@ -27,6 +27,8 @@ MACHINES = {
     "datasets",
     "peft",
     "matplotlib",
+    "axolotl",
+    "pydantic",
     "huggingface_hub",
 }
 HANDLERS = (("step", "cpu"), ("publish", "cuda"))  # that XLA calls; a library built without XLA's headers has none

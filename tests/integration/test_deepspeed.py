@@ -99,6 +99,30 @@ def test_an_engine_computes_what_a_loop_does(daemon):
     optimizer.close()
 
 
+def test_passes_are_summed_in_fp32_where_the_configuration_says_so(daemon):
+    halves = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
+    engine = build(daemon, network(), data_types={"grad_accum_dtype": "fp32"}, **halves)
+    ours = run(engine, range(3))
+    engine.destroy()
+
+    model = network().to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    optimizer = superoffload.torch.AdamW(model.named_parameters(), lr=1e-2, weight_decay=0.0, endpoint=daemon.endpoint)
+    for step in range(3):
+        halves_of_step = inputs(step, torch.bfloat16).chunk(2)
+        losses = [model(half).float().pow(2).mean() / 2 for half in halves_of_step]
+        found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+        for parameter, first, second in zip(model.parameters(), *found, strict=True):
+            parameter.grad = first.float() + second.float()
+        optimizer.step()
+    equal(ours, weights(model))
+    optimizer.close()
+    rounded = build(daemon, network(), **halves)
+    assert not torch.equal(run(rounded, range(3))["0.weight"], ours["0.weight"])
+    rounded.destroy()
+
+
 def test_an_engine_answers_as_deepspeeds(daemon):
     engine = build(daemon, network(), bf16={"enabled": True}, gradient_accumulation_steps=2, gradient_clipping=0.5)
     assert engine.get_global_grad_norm() is None
@@ -288,7 +312,7 @@ def test_optimizers_that_do_not_fit_are_refused(daemon):
     other = torch.optim.AdamW(network().parameters())
     ours = superoffload.torch.AdamW(model.named_parameters(), endpoint=daemon.endpoint, max_grad_norm=2.0)
     for optimizer, fields, match in [
-        (torch.optim.SGD(model.parameters(), lr=1.0), {}, "torch.optim.sgd.SGD, which has no counterpart"),
+        (torch.optim.SGD(model.parameters(), lr=1.0), {}, "torch.optim.sgd.SGD: it has no counterpart; give torch"),
         (torch.optim.AdamW(model.parameters(), amsgrad=True), {}, "amsgrad"),
         (used, {}, "has made steps already"),
         (other, {}, "that is not of the model"),
@@ -588,5 +612,10 @@ def test_on_a_gpu_parameters_stream_and_a_share_of_the_states_stays(gpu_daemon, 
     assert use.streamed_units == 2
     equal(plain, streamed)
     in_passes, _ = trained({"offload_optimizer": offload}, gradient_accumulation_steps=2)
+    sums = {"gradient_accumulation_steps": 2, "data_types": {"grad_accum_dtype": "fp32"}}
+    in_fp32, _ = trained({"offload_optimizer": offload}, **sums)
     for name, tensor in in_passes.items():  # means of halves are added in bf16
         assert (tensor.float() - plain[name].float()).abs().mean() < 3e-4, name
+    monkeypatch.setattr(cuda, "of_rank", lambda local: None)
+    on_cpu, _ = trained({}, **sums)
+    equal(on_cpu, in_fp32)

@@ -26,6 +26,7 @@ HOMES = {
     "kernels/cuda/resident.cu": "its arithmetic on the GPU",
     "client/examples/": "use it",
     "client/bench/": "measure it",
+    "client/python/superoffload/axolotl.py": "optimizers of a YAML file, by the names that they have",
     "client/python/superoffload/deepspeed/": "DeepSpeed's fields and optimizers, by the names that they have",
     "client/python/superoffload/import_checkpoint/": "DeepSpeed's files, by the names that they have",
     "client/python/superoffload/finetune/recipe.py": "the optimizer of recipes that name none",

@@ -61,6 +61,7 @@ class Config:
     sequence_parallel_size: int
     dtype: torch.dtype | None  # of parameters; None: as the model has them
     buffer_dtype: torch.dtype | None  # None: as the model has them
+    sums_dtype: torch.dtype | None  # of gradients of several passes; None: that of parameters
     autocast: torch.dtype | None
     loss_scale: LossScaleFields | None
     casts_inputs: bool  # to fp16
@@ -110,6 +111,7 @@ def read(config: Any, ranks: int) -> Config:
         counts_passes=fields.take("managed_gradient_accumulation", bool, True),
         sequence_parallel_size=sequence_parallel_size,
         buffer_dtype=types.one_of("buffer_dtype", None, _DTYPES),
+        sums_dtype=_sums_dtype(types, batches.passes, half["dtype"], ranks),
         autocast=_autocast(fields, half["dtype"]),
         clipping=_clipping(fields),
         clipping_is_said=clipping_is_said,
@@ -323,16 +325,24 @@ def _named(fields: Fields, field: str) -> Named | None:
 
 def _check_types(types: Fields, read: Config) -> None:
     parameters = types.one_of("param_dtype", None, _DTYPES)
-    sums = types.one_of("grad_accum_dtype", None, _DTYPES)
     types.refuse("keep_in_fp32_modules", ["auto", []], "but buffers keep the dtype that they have; cast them yourself")
     types.end()
     if parameters is not None and parameters != (read.dtype or torch.float32):
         raise ValueError("data_types.param_dtype is not that of bf16 or fp16; leave it out")
-    if sums is not None and read.batches.passes > 1 and sums != (read.dtype or torch.float32):
+
+
+def _sums_dtype(types: Fields, passes: int, dtype: torch.dtype | None, ranks: int) -> torch.dtype | None:
+    wanted: torch.dtype | None = types.one_of("grad_accum_dtype", None, _DTYPES)
+    if wanted is None or passes == 1 or wanted == dtype:
+        return None
+    if wanted != torch.float32:
+        raise ValueError("data_types.grad_accum_dtype must be fp32 or the dtype of parameters")
+    if ranks > 1 and dtype is not None:
         raise ValueError(
-            "data_types.grad_accum_dtype is not the dtype of parameters, in which gradients of several passes are "
-            "summed here; leave it out"
+            "data_types.grad_accum_dtype is fp32: FSDP2, which divides parameters among ranks here, sums gradients of "
+            "several passes in the dtype of parameters; leave it out, or train in fp32 with torch_autocast"
         )
+    return wanted
 
 
 def _end(fields: Fields) -> None:

@@ -122,6 +122,10 @@ def _cast(model: torch.nn.Module, config: Config) -> None:
         for parameter in model.parameters():
             if parameter.is_floating_point() and parameter.dtype != config.dtype:
                 parameter.data = parameter.data.to(config.dtype)
+    if config.sums_dtype is not None:
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.grad_dtype = config.sums_dtype
     if config.buffer_dtype is not None:
         for buffer in model.buffers():
             if buffer.is_floating_point():

@@ -13,7 +13,7 @@ from superoffload.stand_ins import counterparts
 from superoffload.torch.optimizer import Optimizer
 from superoffload.torch.ranks import shards
 
-_KNOWN = {("torch", "Adam"), ("torch", "AdamW"), ("deepspeed", "DeepSpeedCPUAdam"), ("deepspeed", "FusedAdam")}
+_WITH_DEFAULTS = ("torch", "deepspeed")  # packages whose optimizers say in .defaults all that they were built with
 _REMEDY = "give torch.optim.AdamW or Adam, or optimizer=lambda parameters: superoffload.torch.AdamW(parameters, ...)"
 _BUCKET_BYTES = 64 << 20  # the daemon's default
 
@@ -125,18 +125,16 @@ def follow(client: torch.optim.Optimizer, made: Optimizer) -> None:
 
 def _of_client(client: torch.optim.Optimizer, model: torch.nn.Module) -> Wanted:
     kind = type(client)
-    package = kind.__module__.partition(".")[0]
-    if (package, kind.__name__) not in _KNOWN:
-        raise ValueError(
-            f"the optimizer is a {kind.__module__}.{kind.__qualname__}, which has no counterpart here: {_REMEDY}"
-        )
+    known = f"the optimizer is a {kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.partition(".")[0] not in _WITH_DEFAULTS:
+        raise ValueError(f"{known}: it has no counterpart; {_REMEDY}")
     if client.state:
         raise ValueError("the optimizer has made steps already, whose state would be lost; give one that has not")
     arguments = {**client.defaults, "adamw_mode": bool(getattr(client, "adam_w_mode", True))}
     try:
         counterpart = counterparts.find(kind, arguments)
     except counterparts.NoCounterpart as error:
-        raise ValueError(f"the optimizer: {error}") from error
+        raise ValueError(f"{known}: {error}; {_REMEDY}") from error
     return Wanted(counterpart.cls, counterpart.arguments, by_names(model, client.param_groups))
 
 

@@ -1,10 +1,11 @@
 """What our optimizers are in place of others': the class and its arguments, or why there is none."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import superoffload.torch
+from superoffload.stand_ins import imports
 from superoffload.torch.optimizer import Optimizer
 
 _TAKEN = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "differentiable")
@@ -26,7 +27,10 @@ class Counterpart:
 
 def find(asked: type, arguments: Mapping[str, Any]) -> Counterpart:
     """For an object of class ``asked``; raises NoCounterpart. ``arguments``: all of its constructor's, by name."""
-    return _OF_PACKAGES[asked.__module__.split(".", 1)[0]](asked, arguments)
+    names, make = _OF_PACKAGES.get(asked.__module__.partition(".")[0], ((), _of_torch))
+    if asked.__name__ not in names:
+        raise NoCounterpart("it has no counterpart")
+    return make(asked, arguments)
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,9 +74,9 @@ def _of_transformers(asked: type, arguments: Mapping[str, Any]) -> Counterpart:
     raise NoCounterpart("its eps is added before the bias correction; torch.optim.AdamW has one (optim='adamw_torch')")
 
 
-_OF_PACKAGES: dict[str, Callable[[type, Mapping[str, Any]], Counterpart]] = {
-    "torch": _of_torch,
-    "bitsandbytes": _of_bitsandbytes,
-    "deepspeed": _of_deepspeed,
-    "transformers": _of_transformers,
+_OF_PACKAGES: dict[str, tuple[Collection[str], Callable[[type, Mapping[str, Any]], Counterpart]]] = {
+    "torch": (("Adam", "AdamW"), _of_torch),
+    "bitsandbytes": (imports.BITSANDBYTES, _of_bitsandbytes),
+    "deepspeed": (("DeepSpeedCPUAdam", "FusedAdam"), _of_deepspeed),
+    "transformers": (("AdamW",), _of_transformers),
 }

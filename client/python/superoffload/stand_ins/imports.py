@@ -14,7 +14,7 @@ from typing import Any
 
 SWITCH = "SUPEROFFLOAD_STAND_INS"  # 0: off, also in a process in which they stand in already
 
-_BITSANDBYTES = [
+BITSANDBYTES = [
     f"{paged}{name}{bits}"
     for paged in ("", "Paged")
     for name in ("Adam", "AdamW", "Lion")
@@ -23,7 +23,7 @@ _BITSANDBYTES = [
 # Modules, and the classes in them that are asked for.
 _CLASSES = {
     "torch.optim": ["Adam", "AdamW"],
-    "bitsandbytes.optim": _BITSANDBYTES,
+    "bitsandbytes.optim": BITSANDBYTES,
     "deepspeed.ops.adam": ["DeepSpeedCPUAdam"],
     "transformers.optimization": ["AdamW"],
 }

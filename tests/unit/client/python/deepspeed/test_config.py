@@ -169,7 +169,11 @@ def test_data_types():
     assert read(bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"}).batches.passes == 1
     assert read(data_types={"buffer_dtype": "bf16"}).buffer_dtype is torch.bfloat16
     assert read(communication_data_type="fp32").reduce_dtype is torch.float32
-    refused("grad_accum_dtype is not the dtype", **halves, data_types={"grad_accum_dtype": "fp32"})
+    in_fp32 = {"data_types": {"grad_accum_dtype": "fp32"}}
+    assert read(**halves, **in_fp32).sums_dtype is torch.float32
+    assert read(ranks=2, gradient_accumulation_steps=2, **in_fp32).sums_dtype is torch.float32  # as parameters are
+    refused("FSDP2, which divides parameters among ranks", ranks=2, **halves, **in_fp32)
+    refused("must be fp32 or the dtype of parameters", **halves, data_types={"grad_accum_dtype": "fp16"})
     refused("param_dtype is not that of", **halves, data_types={"param_dtype": "fp16"})
     refused("keep_in_fp32_modules", data_types={"keep_in_fp32_modules": ["gate"]})
     refused("'int8' but must be one of", communication_data_type="int8")
