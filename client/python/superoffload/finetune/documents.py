@@ -2,11 +2,15 @@
 
 import dataclasses
 import datetime
+import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 # As Stanford Alpaca has it, and most that train base models on such data.
 _ALPACA = (
@@ -18,14 +22,15 @@ _ALPACA_WITH_INPUT = (
     "response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n"
     "### Response:\n"
 )
+_AT_ONCE = 1000  # texts, which the tokenizer divides among its threads
 _DAY = re.compile(r"""strftime_now\((['"])(.*?)\1\)""")  # in chat templates
 _SHAPES = "messages, prompt and completion, instruction and output, or text"
 
 
 @dataclasses.dataclass
 class Document:
-    tokens: list[int]
-    learned: list[bool]  # whether a token is to be predicted
+    tokens: npt.NDArray[np.int32]
+    learned: npt.NDArray[np.bool_]  # whether a token is to be predicted
 
 
 @dataclasses.dataclass
@@ -37,20 +42,28 @@ class _Text:
 
 def of_file(path: pathlib.Path, tokenizer: Any) -> Document:
     """A text, all of which is learned."""
-    tokens = tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"]
-    return Document(tokens, [True] * len(tokens))
+    return learned_whole(tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"])
+
+
+def learned_whole(tokens: Sequence[int]) -> Document:
+    return Document(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
 
 
 def of_records(
     records: Iterable[Mapping[str, Any]], tokenizer: Any, learn: str, today: datetime.date
 ) -> Iterator[Document]:
     """Raises ValueError for a record that has none of the known shapes. ``today``: what chat templates take it for."""
+    for whole, texts in itertools.groupby(_texts_of(records, tokenizer, today), lambda text: text.whole):
+        while some := list(itertools.islice(texts, _AT_ONCE)):
+            yield from _tokens_of(some, whole, tokenizer, learn)
+
+
+def _texts_of(records: Iterable[Mapping[str, Any]], tokenizer: Any, today: datetime.date) -> Iterator[_Text]:
     for number, record in enumerate(records):
         try:
-            text = _text_of(record, tokenizer, today)
+            yield _text_of(record, tokenizer, today)
         except ValueError as error:
             raise ValueError(f"record {number}: {error}") from None
-        yield _tokens_of(text, tokenizer, learn)
 
 
 def read_records(data: str, split: str) -> Iterable[Mapping[str, Any]]:
@@ -142,14 +155,19 @@ def _chat(messages: list[dict[str, Any]], tokenizer: Any, today: datetime.date) 
     return _Text(text, spans, whole=True)
 
 
-def _tokens_of(text: _Text, tokenizer: Any, learn: str) -> Document:
+def _tokens_of(texts: Sequence[_Text], whole: bool, tokenizer: Any, learn: str) -> Iterator[Document]:
     encoded = tokenizer(
-        text.text, add_special_tokens=not text.whole, return_offsets_mapping=learn != "all", verbose=False
+        [text.text for text in texts],
+        add_special_tokens=not whole,
+        return_offsets_mapping=learn != "all",
+        verbose=False,
     )
-    tokens = encoded["input_ids"]
-    if learn == "all":
-        return Document(tokens, [True] * len(tokens))
-    return Document(
-        tokens,
-        [any(begin < to and begin >= first for first, to in text.spans) for begin, _ in encoded["offset_mapping"]],
-    )
+    for i, (text, tokens) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
+        document = learned_whole(tokens)
+        if learn != "all":
+            offsets = encoded["offset_mapping"][i]
+            begins = np.fromiter((begin for begin, _ in offsets), np.int32, len(offsets))
+            document.learned[:] = False
+            for first, to in text.spans:
+                document.learned |= (begins >= first) & (begins < to)
+        yield document

@@ -25,7 +25,7 @@ def run(recipe: Recipe, ranks: Ranks) -> int:
     length = _LENGTH * recipe.sequence_parallel
     small = dataclasses.replace(recipe, length=length, steps=_STEPS, learning_rate=_RATE, warmup=0.0)
     text = "".join(pydoc_data.topics.topics.values()).encode()[:_BYTES]
-    some = rows.split(documents.Document(list(text), [True] * len(text)), small.length)
+    some = rows.split(documents.learned_whole(list(text)), small.length)
     ours = _train(small, ranks, some, hosted=True)
     if ranks.first:
         print(f"{recipe.model} in small: {_words(recipe)}, {_STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}")

@@ -56,7 +56,7 @@ def pack(documents: Sequence[Document], length: int, padding: int, seed: int, to
     room = 0
     for i in order:
         document = Document(documents[i].tokens[:length], documents[i].learned[:length])
-        if not document.tokens:
+        if not len(document.tokens):
             continue
         if len(document.tokens) > room or not together:
             packed.append([])
@@ -78,10 +78,10 @@ def _rows(packed: Sequence[Sequence[Document]], length: int, padding: int) -> Ro
         first = 0
         for document in documents:
             place = (number, slice(first, first + len(document.tokens)))
-            tokens = torch.tensor(document.tokens, dtype=torch.int32)
+            tokens = torch.from_numpy(document.tokens)
             rows.tokens[place] = tokens
             rows.positions[place] = torch.arange(len(tokens), dtype=torch.int32)
-            rows.labels[place] = tokens.masked_fill(~torch.tensor(document.learned, dtype=torch.bool), IGNORED)
+            rows.labels[place] = tokens.masked_fill(torch.from_numpy(~document.learned), IGNORED)
             first += len(tokens)
         rows.used[number] = first
         # Padding goes on: nobody learns from it, and what it follows does not see it.

@@ -3,6 +3,7 @@
 import datetime
 import json
 
+import numpy as np
 import pytest
 from tests.support import tiny_checkpoint
 
@@ -24,8 +25,7 @@ def tokenizer():
 
 def learned(record, tokenizer, learn="completions"):
     (document,) = documents.of_records([record], tokenizer, learn, TODAY)
-    tokens = [t for t, is_learned in zip(document.tokens, document.learned, strict=True) if is_learned]
-    return tokenizer.decode(document.tokens), tokenizer.decode(tokens)
+    return tokenizer.decode(document.tokens), tokenizer.decode(document.tokens[document.learned])
 
 
 def test_of_a_conversation_what_the_assistant_says(tokenizer):
@@ -63,6 +63,16 @@ def test_of_prompts_and_instructions_the_completion_and_its_end(tokenizer):
     assert answer == "2<|im_end|>"
     assert whole.endswith("### Instruction:\nAdd.\n\n### Input:\n1, 1\n\n### Response:\n2<|im_end|>")
     assert learned({"text": "abc"}, tokenizer) == ("abc<|im_end|>", "abc<|im_end|>")
+
+
+def test_of_many_each_is_as_it_is_alone_and_in_its_place(tokenizer, monkeypatch):
+    monkeypatch.setattr(documents, "_AT_ONCE", 3)
+    shapes = [{"text": "a"}, {"prompt": "b", "completion": "c"}, {"messages": CHAT}]
+    records = [{**shapes[i % 5 % 3], **({} if i % 5 == 2 else {"text": "d" * i})} for i in range(23)]
+    together = list(documents.of_records(records, tokenizer, "completions", TODAY))
+    for record, document in zip(records, together, strict=True):
+        (alone,) = documents.of_records([record], tokenizer, "completions", TODAY)
+        assert np.array_equal(document.tokens, alone.tokens) and np.array_equal(document.learned, alone.learned)
 
 
 def test_what_has_no_known_shape_is_named(tokenizer, tmp_path):

@@ -1,5 +1,6 @@
 """The loss in chunks is that of whole logits, with its gradients; and documents in one row do not see each other."""
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -116,8 +117,8 @@ def test_documents_in_one_row_do_not_see_each_other(kind, attention):
     generator = torch.Generator().manual_seed(3)
     documents = []
     for length in (9, 13, 5):
-        tokens = torch.randint(64, (length,), generator=generator).tolist()
-        documents.append(Document(tokens, [i > 2 for i in range(length)]))
+        tokens = torch.randint(64, (length,), generator=generator)
+        documents.append(Document(tokens.numpy().astype(np.int32), np.arange(length) > 2))
     token_loss, masks = loss.TokenLoss(model), apart.needs_masks(model)
     assert masks == (kind == "gpt_oss")
 

@@ -1,5 +1,6 @@
 """How documents become rows, and which rows a step has."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from superoffload.finetune.documents import Document
 
 
 def document(first, length):
-    return Document(list(range(first, first + length)), [i > 0 for i in range(length)])
+    return Document(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)
 
 
 def test_documents_are_packed_whole_and_each_has_positions_of_its_own():
