@@ -1,9 +1,11 @@
 """A plugin for Axolotl: the optimizer that a YAML file names is hosted by superoffloadd.
 
-plugins: [superoffload.axolotl.Plugin]
-optimizer: adamw_torch        # or adamw_bnb_8bit
-superoffload:                 # keyword arguments of superoffload's optimizer, where there are some
-  weights: auto
+    plugins: [superoffload.axolotl.Plugin]
+    optimizer: adamw_torch        # or adamw_bnb_8bit
+    superoffload:                 # keyword arguments of superoffload's optimizer, where there are some
+      weights: auto
+
+What it logs besides: superoffload.torch.trainer.LogSteps.
 """
 
 from typing import Any

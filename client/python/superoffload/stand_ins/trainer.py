@@ -1,8 +1,10 @@
 """A Hugging Face Trainer, or one that is derived from it, gets our counterpart of its own optimizer.
 
-trainer = trl.SFTTrainer(...)
-superoffload.stand_ins.trainer.host(trainer, weights="auto")
-trainer.train()
+    trainer = trl.SFTTrainer(...)
+    superoffload.stand_ins.trainer.host(trainer, weights="auto")
+    trainer.train()
+
+Learning rates, decay and groups of parameters stay those that the Trainer's arguments say.
 """
 
 import inspect
