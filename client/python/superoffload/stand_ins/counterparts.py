@@ -1,7 +1,7 @@
 """What our optimizers are in place of others': the class and its arguments, or why there is none."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import superoffload.torch
@@ -27,10 +27,10 @@ class Counterpart:
 
 def find(asked: type, arguments: Mapping[str, Any]) -> Counterpart:
     """For an object of class ``asked``; raises NoCounterpart. ``arguments``: all of its constructor's, by name."""
-    names, make = _OF_PACKAGES.get(asked.__module__.partition(".")[0], ((), _of_torch))
-    if asked.__name__ not in names:
+    package = asked.__module__.partition(".")[0]
+    if (package, asked.__name__) not in _KNOWN:
         raise NoCounterpart("it has no counterpart")
-    return make(asked, arguments)
+    return _OF_PACKAGES[package](asked, arguments)
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +74,12 @@ def _of_transformers(asked: type, arguments: Mapping[str, Any]) -> Counterpart:
     raise NoCounterpart("its eps is added before the bias correction; torch.optim.AdamW has one (optim='adamw_torch')")
 
 
-_OF_PACKAGES: dict[str, tuple[Collection[str], Callable[[type, Mapping[str, Any]], Counterpart]]] = {
-    "torch": (("Adam", "AdamW"), _of_torch),
-    "bitsandbytes": (imports.BITSANDBYTES, _of_bitsandbytes),
-    "deepspeed": (("DeepSpeedCPUAdam", "FusedAdam"), _of_deepspeed),
-    "transformers": (("AdamW",), _of_transformers),
+_OF_PACKAGES: dict[str, Callable[[type, Mapping[str, Any]], Counterpart]] = {
+    "torch": _of_torch,
+    "bitsandbytes": _of_bitsandbytes,
+    "deepspeed": _of_deepspeed,
+    "transformers": _of_transformers,
 }
+# Those that are stood in for, and one that only ../deepspeed is given.
+_KNOWN = {(module.partition(".")[0], name) for module, names in imports.CLASSES.items() for name in names}
+_KNOWN.add(("deepspeed", "FusedAdam"))

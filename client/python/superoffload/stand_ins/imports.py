@@ -14,16 +14,16 @@ from typing import Any
 
 SWITCH = "SUPEROFFLOAD_STAND_INS"  # 0: off, also in a process in which they stand in already
 
-BITSANDBYTES = [
+_BITSANDBYTES = [
     f"{paged}{name}{bits}"
     for paged in ("", "Paged")
     for name in ("Adam", "AdamW", "Lion")
     for bits in ("", "8bit", "32bit")
 ]
 # Modules, and the classes in them that are asked for.
-_CLASSES = {
+CLASSES = {
     "torch.optim": ["Adam", "AdamW"],
-    "bitsandbytes.optim": BITSANDBYTES,
+    "bitsandbytes.optim": _BITSANDBYTES,
     "deepspeed.ops.adam": ["DeepSpeedCPUAdam"],
     "transformers.optimization": ["AdamW"],
 }
@@ -31,18 +31,18 @@ _CLASSES = {
 
 def watch() -> None:
     """From now on; modules that are imported already count."""
-    for name in _CLASSES.keys() & sys.modules.keys():
+    for name in CLASSES.keys() & sys.modules.keys():
         _replace(sys.modules[name])
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what all others find, and is told when a module of ``_CLASSES`` has been imported."""
+    """Finds what all others find, and is told when a module of ``CLASSES`` has been imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _CLASSES:
+        if fullname not in CLASSES:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -65,7 +65,7 @@ def _call_after(loader: Any, call: Callable[[ModuleType], None]) -> None:
 
 
 def _replace(module: ModuleType) -> None:
-    for name in _CLASSES[module.__name__]:
+    for name in CLASSES[module.__name__]:
         asked = getattr(module, name, None)
         if isinstance(asked, type):
             _ask(asked)
