@@ -1,10 +1,10 @@
 // What an optimizer algorithm is: data. Its name, its state arrays, its scalars and its passes; everything outside an
 // algorithm's own folder loops over these and names none of them.
 //
-// An algorithm turns (state, gradient) into the next state. Array 0 of the state is the fp32 master weight p. What it
-// updates at once is its grain: an element; a block, whose elements share a scale, where blocks count from the
-// beginning of each parameter; or a matrix, a whole parameter, for which stages prepare directions (MatrixStages). A
-// pass over a chunk does one of
+// An algorithm turns (state, gradient) into the next state. Array 0 of the state is the master weight p, in fp32, or in
+// bf16 (Masters). What it updates at once is its grain: an element; a block, whose elements share a scale, where blocks
+// count from the beginning of each parameter; or a matrix, a whole parameter, for which stages prepare directions
+// (MatrixStages). A pass over a chunk does one of
 //
 //   absorb               state = next(state, pending)                                     written
 //   publish              theta = next(state, gradient).p, in the parameter dtype          state is only read
@@ -69,6 +69,32 @@ enum class Moments {
   kRoundedBFloat16,  // rounded stochastically (random/rounding.h): their mean is what fp32 would have
   kDynamic8,         // codes of 8 bits, each array followed by its blocks' scales (codes/dynamic_code.h)
 };
+
+// How the first is. Rounded to nearest, bf16 would lose all updates that are smaller than half of its steps.
+enum class Masters {
+  kFloat32,
+  kRoundedBFloat16,  // stochastically; parameters are bf16, too, and published with the bits that are absorbed
+};
+
+struct Format {
+  Moments moments = Moments::kFloat32;
+  Masters masters = Masters::kFloat32;
+
+  // Of an array that is no code.
+  SUPEROFFLOAD_HOST_DEVICE constexpr DType TypeOf(size_t array) const {
+    const bool whole = array == 0 ? masters == Masters::kFloat32 : moments == Moments::kFloat32;
+    return whole ? DType::kFloat32 : DType::kBFloat16;
+  }
+};
+
+// Those there are, beside fp32.
+namespace formats {
+inline constexpr Format kBFloat16 = {Moments::kRoundedBFloat16}, kBFloat16Nearest = {Moments::kBFloat16},
+                        kDynamic8 = {Moments::kDynamic8};
+inline constexpr Format kMasters16 = {Moments::kFloat32, Masters::kRoundedBFloat16},
+                        kBFloat16Masters16 = {Moments::kRoundedBFloat16, Masters::kRoundedBFloat16},
+                        kDynamic8Masters16 = {Moments::kDynamic8, Masters::kRoundedBFloat16};
+}  // namespace formats
 
 // A hyper-parameter of a parameter group.
 struct Scalar {
@@ -149,7 +175,7 @@ struct MatrixStages {
 
 struct Algorithm {
   std::string_view name;
-  std::span<const StateArray> arrays;  // 1 to kMaxStateArrays; the first is an fp32 array
+  std::span<const StateArray> arrays;  // 1 to kMaxStateArrays; the first are the masters
   std::span<const Scalar> scalars;     // at most kMaxScalars
 
   // `scalars` in the order above, each in its range. `t` counts the steps of the parameter from 1. `gradient_scale`
@@ -162,14 +188,20 @@ struct Algorithm {
 
   const char* resident_kernel;  // kernels/cuda: `plain` on the GPU; null: there is none
 
-  // The algorithm with the same formula, scalars and names of arrays, all of which it stores in fp32; null: this one.
+  // The algorithm with the same formula, scalars and names of arrays, all of which it stores in fp32, masters included;
+  // null: this one.
   const Algorithm* in_fp32 = nullptr;
 
-  bool rounds_stochastically = false;  // as it absorbs, so that it needs StateView::rounding
+  // Stochastically.
+  bool rounds_moments = false;
+  bool rounds_masters = false;  // so that parameters are bf16, too
 
   // The grain, where it is not an element.
   uint32_t block_elements = 1;           // a power of two, and that of the scales in `arrays`
   const MatrixStages* stages = nullptr;  // then no pass both absorbs and publishes: that kernel is null
+
+  // So that its passes need StateView::rounding.
+  bool rounds_stochastically() const { return rounds_moments || rounds_masters; }
 
   const AlgorithmKernels& best() const { return *supported().front(); }
   const AlgorithmKernels& scalar() const { return *supported().back(); }

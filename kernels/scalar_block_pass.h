@@ -14,8 +14,11 @@
 
 namespace superoffload::kernels {
 
-template <class F, bool... kSigned>
-struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
+template <class F, Masters kMasters, bool... kSigned>
+struct ScalarBlockPasses
+    : ScalarTable<ScalarBlockPasses<F, kMasters, kSigned...>, Format{.masters = kMasters}.TypeOf(0)> {
+  static constexpr DType kMasterType = Format{.masters = kMasters}.TypeOf(0);
+  static constexpr size_t kMasterBytes = DTypeBytes(kMasterType);
   static constexpr size_t kMoments = sizeof...(kSigned), kKept = UndoElements(kCodeBlock);
   static_assert(F::kArrays == 1 + kMoments);
   static constexpr BlockCodec kCodecs[] = {DynamicCode<kSigned>::Codec(0)...};
@@ -27,11 +30,11 @@ struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
     return state.Floats(2 + 2 * moment) + first / kCodeBlock;
   }
 
-  // The next state of a block, before it is rounded.
+  // The next state of a block, of which moments are still to be encoded.
   struct Next {
     Next(const StateView& state, size_t first, size_t n, const StepConstants& constants, ConstElements gradient) {
       const auto step = constants.As<typename F::Step>();
-      std::memcpy(values[0], state.Floats(0) + first, n * sizeof(float));
+      for (size_t i = 0; i < n; ++i) values[0][i] = LoadElement({state.arrays[0], kMasterType}, first + i);
       for (size_t moment = 0; moment < kMoments; ++moment) {
         kCodecs[moment].decode(n, Codes(state, moment, first), Scale(state, moment, first), values[1 + moment]);
       }
@@ -40,6 +43,9 @@ struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
         for (size_t a = 0; a < F::kArrays; ++a) element[a] = values[a][i];
         F::Update(step, LoadElement(gradient, first + i), element);
         for (size_t a = 0; a < F::kArrays; ++a) values[a][i] = element[a];
+        if constexpr (kMasters == Masters::kRoundedBFloat16) {
+          values[0][i] = RoundedMaster(element[0], ElementWord(state.rounding, step.step, first + i, RoundingPair(0)));
+        }
       }
     }
 
@@ -53,7 +59,8 @@ struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
 
   static void Save(const StateView& state, size_t first, size_t n, UndoSlot& undo) {
     const size_t at = first % kKept;
-    std::memcpy(undo.OldBytes(0, kKept) + at * sizeof(float), state.Floats(0) + first, n * sizeof(float));
+    std::memcpy(undo.OldBytes(0, kKept) + at * kMasterBytes,
+                static_cast<const std::byte*>(state.arrays[0]) + first * kMasterBytes, n * kMasterBytes);
     for (size_t moment = 0; moment < kMoments; ++moment) {
       std::memcpy(undo.OldBytes(1 + 2 * moment, kKept) + at, Codes(state, moment, first), n);
       std::memcpy(undo.OldBytes(2 + 2 * moment, kKept) + at / kCodeBlock * sizeof(float), Scale(state, moment, first),
@@ -69,7 +76,7 @@ struct ScalarBlockPasses : ScalarTable<ScalarBlockPasses<F, kSigned...>> {
     ForEachBlock(first, n, [&](size_t i, size_t count) {
       const Next next(state, i, count, absorb, pending);
       if (undo != nullptr) Save(state, i, count, *undo);
-      std::memcpy(state.Floats(0) + i, next.values[0], count * sizeof(float));
+      for (size_t j = 0; j < count; ++j) StoreElement({state.arrays[0], kMasterType}, i + j, next.values[0][j]);
       for (size_t moment = 0; moment < kMoments; ++moment) {
         kCodecs[moment].encode(count, next.values[1 + moment], Codes(state, moment, i), Scale(state, moment, i));
       }

@@ -19,13 +19,21 @@
 
 namespace superoffload::kernels {
 
-template <class F, Moments kMoments = Moments::kFloat32>
-struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
-  using Stored = StoredState<F, kMoments>;
+template <class F, Format kFormat = Format{}>
+struct ScalarPasses : ScalarTable<ScalarPasses<F, kFormat>, kFormat.TypeOf(0)> {
+  using Stored = StoredState<F, kFormat>;
+
+  template <bool kMaster, bool kMoments>
+  static RoundingPairs PairsOf(const StateView& state, const typename F::Step& step, size_t i) {
+    RoundingPairs pairs;
+    if constexpr (kMaster) pairs.words[RoundingPair(0)] = ElementWord(state.rounding, step.step, i, RoundingPair(0));
+    if constexpr (kMoments) pairs.words[RoundingPair(1)] = ElementWord(state.rounding, step.step, i, RoundingPair(1));
+    return pairs;
+  }
 
   static void SaveState(const StateView& state, size_t i, UndoSlot& undo) {
     for (size_t a = 0; a < F::kArrays; ++a) {
-      const size_t bytes = DTypeBytes(Stored::TypeOf(a));
+      const size_t bytes = DTypeBytes(kFormat.TypeOf(a));
       std::memcpy(undo.OldBytes(a, kUndoElements) + i % kUndoElements * bytes,
                   static_cast<const std::byte*>(state.arrays[a]) + i * bytes, bytes);
     }
@@ -44,12 +52,7 @@ struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
         KeepOrder();
       }
       F::Update(step, LoadElement(pending, i), element);
-      uint32_t word = 0;
-      if constexpr (Stored::kRounds) {
-        const uint64_t place = state.rounding.box->Find(state.rounding.first + i).element;
-        word = RoundingWord(state.rounding.key, step.step, place, RoundingPair(1));
-      }
-      Stored::Store(state, i, word, element);
+      Stored::Store(state, i, PairsOf<Stored::kRoundsMasters, Stored::kRoundsMoments>(state, step, i), element);
     }
   }
 
@@ -61,7 +64,7 @@ struct ScalarPasses : ScalarTable<ScalarPasses<F, kMoments>> {
       Stored::Load(state, i, element);
       const float g = LoadElement(gradient, i);
       F::Update(step, g, element);
-      StoreElement(theta, i, element[0]);
+      StoreElement(theta, i, Stored::Master(element[0], PairsOf<Stored::kRoundsMasters, false>(state, step, i)));
       if (norm != nullptr) norm->lanes[i % kNormLanes] += double{g} * g;
     }
   }

@@ -8,7 +8,7 @@
 
 namespace superoffload::kernels {
 
-template <class Passes>
+template <class Passes, DType kMasters = DType::kFloat32>
 struct ScalarTable {
   static void AbsorbAndPublish(size_t first, size_t n, const StateView& state, const StepConstants& absorb,
                                ConstElements pending, const StepConstants& publish, ConstElements gradient,
@@ -20,7 +20,9 @@ struct ScalarTable {
   static void Plain(size_t first, size_t n, const StateView& state, const StepConstants& absorb, ConstElements pending,
                     MutableElements theta) {
     Passes::Absorb(first, n, state, absorb, pending, nullptr);
-    for (size_t i = first; i < n; ++i) StoreElement(theta, i, state.Floats(0)[i]);
+    for (size_t i = first; i < n; ++i) {
+      StoreElement(theta, i, LoadElement({state.arrays[0], kMasters}, i));
+    }
   }
 
   static constexpr AlgorithmKernels Table() {

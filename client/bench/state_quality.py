@@ -1,4 +1,4 @@
-"""Trains a small Llama on the text of Python's reference with each format of the moments, and compares the losses.
+"""Trains a small Llama on the text of Python's reference with each format of AdamW's state, and compares the losses.
 
 Usage: python client/bench/state_quality.py [--steps N] [--seeds N] [--picture FILE.svg]
 
@@ -19,15 +19,18 @@ import transformers
 
 import superoffload.torch
 
-SEQUENCE, BATCH, WARM_UP, LR = 96, 8, 100, 2e-3
+SEQUENCE, BATCH, WARM_UP, LR, MAX_GRAD_NORM = 96, 8, 100, 2e-3, 1.0
 FORMATS = {
     "fp32": {},
     "fp32, one weight an ulp away": {"nudge": True},
     "bf16, stochastic": {"state_dtype": torch.bfloat16},
     "bf16, to nearest": {"state_dtype": torch.bfloat16, "rounding": "nearest"},
     "8 bits": {"kind": superoffload.torch.AdamW8bit},
+    "bf16 parameters": {"dtype": torch.bfloat16},
+    "bf16 parameters and masters": {"dtype": torch.bfloat16, "master_dtype": torch.bfloat16},
+    "bf16 parameters, torch.optim": {"dtype": torch.bfloat16, "kind": torch.optim.AdamW},
 }
-COLOURS = ("#f5a623", "#1a4fa0", "#c00000", "#2a7d2a", "#7b3fa0")
+COLOURS = ("#f5a623", "#1a4fa0", "#c00000", "#2a7d2a", "#7b3fa0", "#8a8a8a", "#00868b", "#000000")
 
 
 def text() -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,17 +63,21 @@ def train(
     steps: int,
     learned: torch.Tensor,
     unseen: torch.Tensor,
-    kind: type[superoffload.torch.AdamW] = superoffload.torch.AdamW,
+    kind: type[torch.optim.Optimizer] = superoffload.torch.AdamW,
+    dtype: torch.dtype = torch.float32,
     nudge: bool = False,
     **options,
 ) -> list[tuple[int, float]]:
     """Losses on ``unseen``, by step."""
     torch.manual_seed(seed)
-    llama = model()
+    llama = model().to(dtype)
     if nudge:
         weight = llama.lm_head.weight.data
         weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(1.0))
-    optimizer = kind(llama.named_parameters(), lr=LR, weight_decay=0.1, max_grad_norm=1.0, seed=seed, **options)
+    hosted = issubclass(kind, superoffload.torch.AdamW)
+    if hosted:
+        options |= {"max_grad_norm": MAX_GRAD_NORM, "seed": seed}
+    optimizer = kind(llama.named_parameters(), lr=LR, weight_decay=0.1, **options)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: min(1, (t + 1) / WARM_UP) * (0.55 + 0.45 * math.cos(math.pi * min(1, t / steps)))
     )
@@ -79,12 +86,15 @@ def train(
     for step in range(1, steps + 1):
         tokens = batch(learned, generator)
         llama(input_ids=tokens, labels=tokens).loss.backward()
+        if not hosted:
+            torch.nn.utils.clip_grad_norm_(llama.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step % (steps // 20) == 0:
             losses.append((step, judge(llama, unseen)))
-    optimizer.close()
+    if hosted:
+        optimizer.close()
     return losses
 
 

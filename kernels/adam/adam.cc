@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/adam/adam_element.h"
+#include "kernels/format_variant.h"
 #include "kernels/scalar_block_pass.h"
 #include "kernels/scalar_pass.h"
 #include "kernels/targets.h"
@@ -14,15 +15,20 @@ namespace {
 
 constexpr double kFinite = std::numeric_limits<double>::infinity();
 
-constexpr StateArray kArrays[] = {{"model"}, {"exp_avg"}, {"exp_avg_sq"}};
-constexpr StateArray kBFloat16Arrays[] = {{"model"}, {"exp_avg", DType::kBFloat16}, {"exp_avg_sq", DType::kBFloat16}};
-
+constexpr StateArray kMaster = {"model"}, kMaster16 = {"model", DType::kBFloat16};
+constexpr StateArray kMoment16 = {"exp_avg", DType::kBFloat16}, kSquares16 = {"exp_avg_sq", DType::kBFloat16};
 constexpr BlockCodec kMomentCodec = DynamicCode<true>::Codec(2), kSquaresCodec = DynamicCode<false>::Codec(4);
-constexpr StateArray kDynamic8Arrays[] = {{"model"},
-                                          {"exp_avg", DType::kUInt8, 1, &kMomentCodec},
-                                          {"exp_avg_scale", DType::kFloat32, kCodeBlock},
-                                          {"exp_avg_sq", DType::kUInt8, 1, &kSquaresCodec},
-                                          {"exp_avg_sq_scale", DType::kFloat32, kCodeBlock}};
+constexpr StateArray kMoment8 = {"exp_avg", DType::kUInt8, 1, &kMomentCodec},
+                     kMomentScale = {"exp_avg_scale", DType::kFloat32, kCodeBlock},
+                     kSquares8 = {"exp_avg_sq", DType::kUInt8, 1, &kSquaresCodec},
+                     kSquaresScale = {"exp_avg_sq_scale", DType::kFloat32, kCodeBlock};
+
+constexpr StateArray kArrays[] = {kMaster, {"exp_avg"}, {"exp_avg_sq"}};
+constexpr StateArray kBFloat16Arrays[] = {kMaster, kMoment16, kSquares16};
+constexpr StateArray kDynamic8Arrays[] = {kMaster, kMoment8, kMomentScale, kSquares8, kSquaresScale};
+constexpr StateArray kMasters16Arrays[] = {kMaster16, {"exp_avg"}, {"exp_avg_sq"}};
+constexpr StateArray kBFloat16Masters16Arrays[] = {kMaster16, kMoment16, kSquares16};
+constexpr StateArray kDynamic8Masters16Arrays[] = {kMaster16, kMoment8, kMomentScale, kSquares8, kSquaresScale};
 
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay };
 
@@ -80,73 +86,70 @@ StepConstants MakeAdamConstants(const double* scalars, uint64_t t, double gradie
 }  // namespace
 
 const AlgorithmKernels kScalarAdamKernels = ScalarPasses<AdamElement>::Table();
-constexpr AlgorithmKernels kScalarAdamBFloat16Kernels = ScalarPasses<AdamElement, Moments::kRoundedBFloat16>::Table();
-constexpr AlgorithmKernels kScalarAdamBFloat16NearestKernels = ScalarPasses<AdamElement, Moments::kBFloat16>::Table();
-
-constexpr AlgorithmKernels kScalarAdamDynamic8Kernels = ScalarBlockPasses<AdamElement, true, false>::Table();
-
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamKernels, AlgorithmKernels, AdamKernels)
+
+constexpr AlgorithmKernels kScalarAdamBFloat16Kernels = ScalarPasses<AdamElement, formats::kBFloat16>::Table();
+constexpr AlgorithmKernels kScalarAdamBFloat16NearestKernels =
+    ScalarPasses<AdamElement, formats::kBFloat16Nearest>::Table();
+constexpr AlgorithmKernels kScalarAdamMasters16Kernels = ScalarPasses<AdamElement, formats::kMasters16>::Table();
+constexpr AlgorithmKernels kScalarAdamBFloat16Masters16Kernels =
+    ScalarPasses<AdamElement, formats::kBFloat16Masters16>::Table();
+constexpr AlgorithmKernels kScalarAdamDynamic8Kernels =
+    ScalarBlockPasses<AdamElement, Masters::kFloat32, true, false>::Table();
+constexpr AlgorithmKernels kScalarAdamDynamic8Masters16Kernels =
+    ScalarBlockPasses<AdamElement, Masters::kRoundedBFloat16, true, false>::Table();
+
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16Kernels, AlgorithmKernels, AdamBFloat16Kernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16NearestKernels, AlgorithmKernels, AdamBFloat16NearestKernels)
 SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamDynamic8Kernels, AlgorithmKernels, AdamDynamic8Kernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamMasters16Kernels, AlgorithmKernels, AdamMasters16Kernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamBFloat16Masters16Kernels, AlgorithmKernels, AdamBFloat16Masters16Kernels)
+SUPEROFFLOAD_SUPPORTED_TABLES(SupportedAdamDynamic8Masters16Kernels, AlgorithmKernels, AdamDynamic8Masters16Kernels)
 
-const Algorithm kAdamW{.name = "adamw",
-                       .arrays = kArrays,
-                       .scalars = kAdamWScalars,
-                       .make_constants = MakeAdamWConstants,
-                       .supported = SupportedAdamKernels,
-                       .resident_kernel = "superoffload_resident_adam"};
-const Algorithm kAdam{.name = "adam",
-                      .arrays = kArrays,
-                      .scalars = kAdamScalars,
-                      .make_constants = MakeAdamConstants,
-                      .supported = SupportedAdamKernels,
-                      .resident_kernel = "superoffload_resident_adam"};
-const Algorithm kAdamWBFloat16{.name = "adamw_bf16",
-                               .arrays = kBFloat16Arrays,
-                               .scalars = kAdamWScalars,
-                               .make_constants = MakeAdamWConstants,
-                               .supported = SupportedAdamBFloat16Kernels,
-                               .resident_kernel = "superoffload_resident_adam_bf16",
-                               .in_fp32 = &kAdamW,
-                               .rounds_stochastically = true};
-const Algorithm kAdamWBFloat16Nearest{.name = "adamw_bf16_nearest",
-                                      .arrays = kBFloat16Arrays,
-                                      .scalars = kAdamWScalars,
-                                      .make_constants = MakeAdamWConstants,
-                                      .supported = SupportedAdamBFloat16NearestKernels,
-                                      .resident_kernel = "superoffload_resident_adam_bf16_nearest",
-                                      .in_fp32 = &kAdamW};
-const Algorithm kAdamBFloat16{.name = "adam_bf16",
-                              .arrays = kBFloat16Arrays,
-                              .scalars = kAdamScalars,
-                              .make_constants = MakeAdamConstants,
-                              .supported = SupportedAdamBFloat16Kernels,
-                              .resident_kernel = "superoffload_resident_adam_bf16",
-                              .in_fp32 = &kAdam,
-                              .rounds_stochastically = true};
-const Algorithm kAdamBFloat16Nearest{.name = "adam_bf16_nearest",
-                                     .arrays = kBFloat16Arrays,
-                                     .scalars = kAdamScalars,
-                                     .make_constants = MakeAdamConstants,
-                                     .supported = SupportedAdamBFloat16NearestKernels,
-                                     .resident_kernel = "superoffload_resident_adam_bf16_nearest",
-                                     .in_fp32 = &kAdam};
-const Algorithm kAdamW8Bit{.name = "adamw_8bit",
-                           .arrays = kDynamic8Arrays,
+namespace {
+
+constexpr FormatVariant kBFloat16Variant = {formats::kBFloat16, kBFloat16Arrays, SupportedAdamBFloat16Kernels,
+                                            "superoffload_resident_adam_bf16"};
+constexpr FormatVariant kBFloat16NearestVariant = {formats::kBFloat16Nearest, kBFloat16Arrays,
+                                                   SupportedAdamBFloat16NearestKernels,
+                                                   "superoffload_resident_adam_bf16_nearest"};
+constexpr FormatVariant kDynamic8Variant = {formats::kDynamic8, kDynamic8Arrays, SupportedAdamDynamic8Kernels,
+                                            "superoffload_resident_adam_8bit"};
+constexpr FormatVariant kMasters16Variant = {formats::kMasters16, kMasters16Arrays, SupportedAdamMasters16Kernels,
+                                             "superoffload_resident_adam_masters16"};
+constexpr FormatVariant kBFloat16Masters16Variant = {formats::kBFloat16Masters16, kBFloat16Masters16Arrays,
+                                                     SupportedAdamBFloat16Masters16Kernels,
+                                                     "superoffload_resident_adam_bf16_masters16"};
+constexpr FormatVariant kDynamic8Masters16Variant = {formats::kDynamic8Masters16, kDynamic8Masters16Arrays,
+                                                     SupportedAdamDynamic8Masters16Kernels,
+                                                     "superoffload_resident_adam_8bit_masters16"};
+
+}  // namespace
+
+constexpr Algorithm kAdamW{.name = "adamw",
+                           .arrays = kArrays,
                            .scalars = kAdamWScalars,
                            .make_constants = MakeAdamWConstants,
-                           .supported = SupportedAdamDynamic8Kernels,
-                           .resident_kernel = "superoffload_resident_adam_8bit",
-                           .in_fp32 = &kAdamW,
-                           .block_elements = kCodeBlock};
-const Algorithm kAdam8Bit{.name = "adam_8bit",
-                          .arrays = kDynamic8Arrays,
+                           .supported = SupportedAdamKernels,
+                           .resident_kernel = "superoffload_resident_adam"};
+const Algorithm kAdamWBFloat16 = InFormat(kAdamW, "adamw_bf16", kBFloat16Variant);
+const Algorithm kAdamWBFloat16Nearest = InFormat(kAdamW, "adamw_bf16_nearest", kBFloat16NearestVariant);
+const Algorithm kAdamW8Bit = InFormat(kAdamW, "adamw_8bit", kDynamic8Variant);
+const Algorithm kAdamWMasters16 = InFormat(kAdamW, "adamw_bf16_masters", kMasters16Variant);
+const Algorithm kAdamWBFloat16Masters16 = InFormat(kAdamW, "adamw_bf16_bf16_masters", kBFloat16Masters16Variant);
+const Algorithm kAdamW8BitMasters16 = InFormat(kAdamW, "adamw_8bit_bf16_masters", kDynamic8Masters16Variant);
+
+constexpr Algorithm kAdam{.name = "adam",
+                          .arrays = kArrays,
                           .scalars = kAdamScalars,
                           .make_constants = MakeAdamConstants,
-                          .supported = SupportedAdamDynamic8Kernels,
-                          .resident_kernel = "superoffload_resident_adam_8bit",
-                          .in_fp32 = &kAdam,
-                          .block_elements = kCodeBlock};
+                          .supported = SupportedAdamKernels,
+                          .resident_kernel = "superoffload_resident_adam"};
+const Algorithm kAdamBFloat16 = InFormat(kAdam, "adam_bf16", kBFloat16Variant);
+const Algorithm kAdamBFloat16Nearest = InFormat(kAdam, "adam_bf16_nearest", kBFloat16NearestVariant);
+const Algorithm kAdam8Bit = InFormat(kAdam, "adam_8bit", kDynamic8Variant);
+const Algorithm kAdamMasters16 = InFormat(kAdam, "adam_bf16_masters", kMasters16Variant);
+const Algorithm kAdamBFloat16Masters16 = InFormat(kAdam, "adam_bf16_bf16_masters", kBFloat16Masters16Variant);
+const Algorithm kAdam8BitMasters16 = InFormat(kAdam, "adam_8bit_bf16_masters", kDynamic8Masters16Variant);
 
 }  // namespace superoffload::kernels

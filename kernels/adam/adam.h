@@ -32,6 +32,10 @@ extern const Algorithm kAdamBFloat16, kAdamBFloat16Nearest;    // "adam_bf16", "
 // And as codes of 8 bits with a scale per block.
 extern const Algorithm kAdamW8Bit, kAdam8Bit;  // "adamw_8bit", "adam_8bit"
 
+// All but those to nearest with master weights in bf16, rounded stochastically: "..._bf16_masters".
+extern const Algorithm kAdamWMasters16, kAdamWBFloat16Masters16, kAdamW8BitMasters16;
+extern const Algorithm kAdamMasters16, kAdamBFloat16Masters16, kAdam8BitMasters16;
+
 // The fp32 constants of one step of one parameter group.
 struct AdamStep {
   float gradient_scale = 1;

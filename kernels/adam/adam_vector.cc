@@ -1,5 +1,5 @@
-// Adam's passes for vectors: one source, compiled once per instruction set and format of the moments
-// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS the format).
+// Adam's passes for vectors: one source, compiled once per instruction set and format of the state
+// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS and _MASTERS the format).
 #define HWY_COMPILE_ONLY_STATIC
 #include "kernels/adam/adam.h"
 #include "kernels/vector/pass-inl.h"
@@ -12,7 +12,7 @@ namespace {
 template <bool kL2>
 struct AdamFormula {
   using Step = AdamStep;
-  using State = StateWith<Moments::SUPEROFFLOAD_MOMENTS, 2>;
+  using State = StateWith<Format{Moments::SUPEROFFLOAD_MOMENTS, Masters::SUPEROFFLOAD_MASTERS}, 2>;
   using Full = AdamFormula<true>;
   static bool Fits(const AdamStep& step) { return kL2 || step.l2 == 0; }
 

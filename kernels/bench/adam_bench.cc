@@ -165,7 +165,8 @@ class AdamBench {
                baselines_.read_stream(n, a.state(i), a.gradient(i).data, a.theta(i).data, width_);
              }),
         Pass("norm", w, [=, &a](size_t i, int) { benchmark::DoNotOptimize(SumOfSquares(n, a.gradient(i))); })};
-    for (const Algorithm* const algorithm : {&kAdamW, &kAdamWBFloat16, &kAdamWBFloat16Nearest, &kAdamW8Bit}) {
+    for (const Algorithm* const algorithm : {&kAdamW, &kAdamWBFloat16, &kAdamWBFloat16Nearest, &kAdamW8Bit,
+                                             &kAdamWMasters16, &kAdamWBFloat16Masters16, &kAdamW8BitMasters16}) {
       AddPasses(*algorithm, absorb, publish, all);
     }
     for (const char* implementation : {"fused", "foreach"}) {
@@ -205,7 +206,7 @@ class AdamBench {
           const StateView of = a.StateOf(algorithm, i);
           const MutableElements gradient = a.theta(i);  // the parameters take its place
           kernels.absorb(0, n, of, absorb, {gradient.data, gradient.dtype}, undo_[thread].get());
-          Narrow(n, of.Floats(0), gradient);
+          Publish(n, {of.arrays[0], algorithm.arrays[0].dtype}, gradient);
         }));
     all.push_back(Pass("publish" + format, state + 2 * w, [=, &a, &algorithm, &kernels](size_t i, int) {
       kernels.publish(0, n, a.StateOf(algorithm, i), publish, a.gradient(i), a.theta(i), nullptr);

@@ -41,7 +41,8 @@ Arrays::Arrays(size_t elements, DType gradient_dtype, DType theta_dtype, Team& t
                                  elements,
                                  4 * blocks,
                                  elements,
-                                 4 * blocks};
+                                 4 * blocks,
+                                 2 * elements};
   for (int i = 0; i < kArrays; ++i) {
     offsets_[i] = bytes_ + i * kStaggerBytes;
     bytes_ = RoundUp(offsets_[i] + sizes[i], kHugePageBytes);
@@ -91,6 +92,7 @@ void Arrays::Fill(Team& team) {
       Narrow(kChunkElements, gradient_fp32, {const_cast<void*>(elements.data), elements.dtype});
     }
     Narrow(kChunkElements, s.p, theta(first));
+    Narrow(kChunkElements, s.p, {At<uint16_t>(13, first), DType::kBFloat16});
     Narrow(kChunkElements, s.m, {At<uint16_t>(7, first), DType::kBFloat16});
     Narrow(kChunkElements, s.v, {At<uint16_t>(8, first), DType::kBFloat16});
     const StateView codes = StateOf(kAdamW8Bit, first);

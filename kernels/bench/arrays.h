@@ -36,6 +36,7 @@ class Arrays {
         view.arrays[array + 1] = At<float>(9 + array, first / algorithm.block_elements);
       }
     }
+    if (algorithm.rounds_masters) view.arrays[0] = At<uint16_t>(13, first);
     view.rounding = {{{1, 2}}, &whole, first};
     return view;
   }
@@ -57,7 +58,7 @@ class Arrays {
   }
   void Fill(Team& team);
 
-  static constexpr int kArrays = 13;
+  static constexpr int kArrays = 14;
   const size_t elements_;
   const DType gradient_dtype_, theta_dtype_;
   size_t offsets_[kArrays];

@@ -53,8 +53,10 @@ void Narrow(size_t n, const float* p, MutableElements theta);
 // p = theta, exactly.
 void Widen(size_t n, ConstElements theta, float* p);
 
-// The same, but elements of p stay that theta is narrowed from: they know more.
-void Push(size_t n, ConstElements theta, float* p);
+// Between master weights, in fp32 or in the dtype of the parameters, and these. Pushed elements of masters in fp32 stay
+// where theta is narrowed from them: they know more.
+void Publish(size_t n, ConstElements masters, MutableElements theta);
+void Push(size_t n, ConstElements theta, MutableElements masters);
 
 // Elements ahead of the loop at which the kernels ask for memory: far enough for DRAM, near enough to stay in L1. For
 // the whole process, at any time; changes no result. 64 to 16384.

@@ -19,6 +19,9 @@ extern const Algorithm kLion;                                // "lion"
 extern const Algorithm kLionBFloat16, kLionBFloat16Nearest;  // "lion_bf16", "lion_bf16_nearest": m in bf16
 extern const Algorithm kLion8Bit;                            // "lion_8bit": m as codes of 8 bits
 
+// All but those to nearest with master weights in bf16, rounded stochastically: "..._bf16_masters".
+extern const Algorithm kLionMasters16, kLionBFloat16Masters16, kLion8BitMasters16;
+
 // The fp32 constants of one step of one parameter group.
 struct LionStep {
   float gradient_scale = 1;

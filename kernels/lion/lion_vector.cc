@@ -1,5 +1,5 @@
-// Lion's passes for vectors: one source, compiled once per instruction set and format of the momentum
-// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS the format).
+// Lion's passes for vectors: one source, compiled once per instruction set and format of the state
+// (SUPEROFFLOAD_TABLE names the table that it defines, SUPEROFFLOAD_MOMENTS and _MASTERS the format).
 #define HWY_COMPILE_ONLY_STATIC
 #include "kernels/lion/lion.h"
 #include "kernels/vector/pass-inl.h"
@@ -10,7 +10,7 @@ namespace {
 
 struct LionFormula {
   using Step = LionStep;
-  using State = StateWith<Moments::SUPEROFFLOAD_MOMENTS, 1>;
+  using State = StateWith<Format{Moments::SUPEROFFLOAD_MOMENTS, Masters::SUPEROFFLOAD_MASTERS}, 1>;
   using Full = LionFormula;
   static bool Fits(const LionStep&) { return true; }
 

@@ -29,7 +29,8 @@ SUPEROFFLOAD_HOST_DEVICE constexpr PhiloxBlock RoundingCounter(uint32_t step, ui
   return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), step, pair};
 }
 
-// Arrays 2k-1 and 2k are pair k, whose words are shared: the first of them has the lower half.
+// Arrays 2k-1 and 2k are pair k, whose words are shared: the first of them has the lower half. Array 0 has a pair of
+// its own.
 SUPEROFFLOAD_HOST_DEVICE constexpr uint32_t RoundingPair(size_t array) {
   return static_cast<uint32_t>((array + 1) / 2);
 }
@@ -54,6 +55,11 @@ SUPEROFFLOAD_HOST_DEVICE constexpr uint16_t RoundToBFloat16(float value, uint32_
   const uint32_t number = std::bit_cast<uint32_t>(value);
   if ((number & 0x7fffffff) > kFloatInfinity) return static_cast<uint16_t>((number >> 16 & 0x8000) | 0x7fc0);
   return static_cast<uint16_t>((number + bits) >> 16);
+}
+
+// A master weight that is kept in bf16. `word`: of its pair, which no moment shares.
+SUPEROFFLOAD_HOST_DEVICE constexpr float RoundedMaster(float p, uint32_t word) {
+  return WidenBFloat16(RoundToBFloat16(p, RoundingHalf(word, 0)));
 }
 
 // The elements of a shard, a box of a tensor in row-major order, within the whole tensor.
@@ -93,12 +99,17 @@ class BoxElements {
   Level level_[kMaxLevels] = {};
 };
 
-// What a range of state is rounded with. Nobody else but the pass that absorbs reads it.
+// What a range of state is rounded with.
 struct Rounding {
   PhiloxKey key;
   const BoxElements* box = nullptr;
   uint64_t first = 0;  // which of the shard's elements element 0 of the range is; modulo 2^64, before the first one too
 };
+
+// Of element `i` of the range.
+inline uint32_t ElementWord(const Rounding& rounding, uint32_t step, uint64_t i, uint32_t pair) {
+  return RoundingWord(rounding.key, step, rounding.box->Find(rounding.first + i).element, pair);
+}
 
 }  // namespace superoffload::kernels
 

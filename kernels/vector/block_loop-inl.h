@@ -10,6 +10,7 @@
 
 #include "kernels/vector/call-inl.h"
 #include "kernels/vector/dynamic_code-inl.h"
+#include "kernels/vector/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace superoffload::kernels {
@@ -21,23 +22,25 @@ template <class F>
 struct BlockLoop;
 
 // A master weight, and for each moment its codes and their scales; whether they have signs.
-template <bool... kSigned>
+template <class Masters, bool... kSigned>
 struct CodedState {
+  using Master = Masters;
   static constexpr size_t kMoments = sizeof...(kSigned);
+  static constexpr bool kRoundsMasters = Master::kRounds;
   template <size_t kMoment>
   using Code = std::tuple_element_t<kMoment, std::tuple<VectorCode<kSigned>...>>;
   template <class F>
   using LoopOf = BlockLoop<F>;
 };
 
-// One block of state.
-template <size_t kMoments>
+// One block of state, whose masters are Entries.
+template <class Entry, size_t kMoments>
 struct CodedBlock {
-  float* p;
+  Entry* p;
   uint8_t* codes[kMoments];
   float* scales[kMoments];
 
-  CodedBlock(const StateView& state, size_t first) : p(state.Floats(0) + first) {
+  CodedBlock(const StateView& state, size_t first) : p(static_cast<Entry*>(state.arrays[0]) + first) {
     for (size_t moment = 0; moment < kMoments; ++moment) {
       codes[moment] = static_cast<uint8_t*>(state.arrays[1 + 2 * moment]) + first;
       scales[moment] = state.Floats(2 + 2 * moment) + first / kCodeBlock;
@@ -52,6 +55,9 @@ struct BlockLoop {
   using Full = BlockLoop<typename F::Full>;
   using State = typename F::State;
   using Step = typename F::Step;
+  using Master = typename State::Master;
+  using Block = CodedBlock<typename Master::Entry, State::kMoments>;
+  using Words = BlockWords<Master::kRounds, 0>;
   static constexpr size_t kMoments = State::kMoments, kArrays = 1 + 2 * kMoments;
   static constexpr size_t kKept = UndoElements(kCodeBlock);
   static constexpr size_t kUndoBytes = kArrays * kKept * sizeof(float);
@@ -59,10 +65,9 @@ struct BlockLoop {
 
   // The next state of elements [j, j + lanes) of a block; body(p, moments...) gets it.
   template <class Body>
-  static HWY_INLINE void Update(const CodedBlock<kMoments>& block, size_t j, const Step& step,
-                                hn::Vec<FloatTag> gradient, Body body) {
+  static HWY_INLINE void Update(const Block& block, size_t j, const Step& step, hn::Vec<FloatTag> gradient, Body body) {
     const FloatTag d;
-    auto p = hn::LoadU(d, block.p + j);
+    auto p = Master::Load(d, block.p + j);
     auto m = State::template Code<0>::Decode(block.codes[0] + j, hn::Set(d, *block.scales[0]));
     if constexpr (kMoments == 1) {
       F::Update(d, step, gradient, p, m);
@@ -75,12 +80,12 @@ struct BlockLoop {
   }
 
   // Old contents into the undo slot; element `first` of the range is the block's first.
-  static HWY_INLINE void Save(const CodedBlock<kMoments>& block, size_t first, size_t n, UndoSlot& undo) {
+  static HWY_INLINE void Save(const Block& block, size_t first, size_t n, UndoSlot& undo) {
     const auto keep = [&](size_t array, const void* from, size_t at, size_t bytes) {
       std::memcpy(undo.OldBytes(array, kKept) + at, from, bytes);
     };
     const size_t at = first % kKept;
-    keep(0, block.p, at * sizeof(float), n * sizeof(float));
+    keep(0, block.p, at * sizeof(*block.p), n * sizeof(*block.p));
     for (size_t moment = 0; moment < kMoments; ++moment) {
       keep(1 + 2 * moment, block.codes[moment], at, n);
       keep(2 + 2 * moment, block.scales[moment], at / kCodeBlock * sizeof(float), sizeof(float));
@@ -92,8 +97,8 @@ struct BlockLoop {
 
   // Moment kMoment of a block, whose values are aligned.
   template <size_t kMoment>
-  static HWY_INLINE void Encode(const CodedBlock<kMoments>& block, size_t n, const float* values,
-                                hn::Vec<FloatTag> largest, hn::Vec<FloatTag> least) {
+  static HWY_INLINE void Encode(const Block& block, size_t n, const float* values, hn::Vec<FloatTag> largest,
+                                hn::Vec<FloatTag> least) {
     using Code = typename State::template Code<kMoment>::Code;
     const FloatTag d;
     const float scale = Code::ScaleOf(hn::GetLane(hn::MaxOfLanes(d, largest)), hn::GetLane(hn::MinOfLanes(d, least)));
@@ -104,16 +109,17 @@ struct BlockLoop {
     }
   }
 
-  // A whole block, or a padded one. `undo`: null for a padded one, whose owner saves it.
+  // A whole block, or a padded one. `undo`: null for a padded one, whose owner saves it. `rounding`: of the range.
   template <Kind kKind, class G, class T, class V>
-  static HWY_INLINE void RunBlock(const CodedBlock<kMoments>& block, const Step& absorb, const GradientIn<G>& pending,
-                                  const Step& publish, const GradientIn<G>& gradient, const ThetaOut<T>& theta,
-                                  size_t first, size_t n, UndoSlot* undo, size_t ahead, V& lanes0, V& lanes1, V& lanes2,
-                                  V& lanes3) {
+  static HWY_INLINE void RunBlock(const Block& block, const Rounding& rounding, const Step& absorb,
+                                  const GradientIn<G>& pending, const Step& publish, const GradientIn<G>& gradient,
+                                  const ThetaOut<T>& theta, size_t first, size_t n, UndoSlot* undo, size_t ahead,
+                                  V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
     const FloatTag d;
     const size_t vector = hn::Lanes(d), granule = Granule();
     HWY_ALIGN float buffer[kCodeBlock];
     HWY_ALIGN float published[kCodeBlock];
+    Words words;
     if constexpr (kKind.absorb) {
       HWY_ALIGN float moments[kMoments][kCodeBlock];
       auto largest0 = hn::Zero(d), least0 = hn::Zero(d), largest1 = hn::Zero(d), least1 = hn::Zero(d);
@@ -133,13 +139,15 @@ struct BlockLoop {
           }
         });
       }
+      words.Draw(rounding, absorb, first, n);
       if constexpr (!kKind.padded) Save(block, first, n, *undo);
-      std::memcpy(block.p, published, n * sizeof(float));
+      for (size_t j = 0; j < n; j += vector) Master::Store(d, hn::Load(d, published + j), block.p + j, words.at(j));
       Encode<0>(block, n, moments[0], largest0, least0);
       if constexpr (kMoments > 1) Encode<kMoments - 1>(block, n, moments[kMoments - 1], largest1, least1);
     }
     if constexpr (kKind.publish) {
       const auto* const opened = gradient.Open(first, n, buffer);
+      words.Draw(rounding, publish, first, n);
       for (size_t i = 0; i < n; i += granule) {
         for (size_t j = i; j < i + granule; j += vector) {
           if constexpr (!kKind.padded) gradient.Prefetch(first + j + ahead);
@@ -147,27 +155,32 @@ struct BlockLoop {
             PrefetchAt(j + ahead, block.p, block.codes[0], block.codes[kMoments - 1]);
           }
           const auto g = gradient.Load(opened + j);
-          Update(block, j, publish, g, [&](auto p, auto...) { hn::Store(p, d, published + j); });
+          Update(block, j, publish, g,
+                 [&](auto p, auto...) { hn::Store(Master::Rounded(d, p, words.at(j)), d, published + j); });
           if constexpr (kKind.norm) AddSquaresOf(g, j - i, lanes0, lanes1, lanes2, lanes3);
         }
       }
     }
-    if constexpr (kKind.theta) theta.Store(kKind.publish ? published : block.p, first, n, !kKind.padded);
+    if constexpr (kKind.theta) {
+      const float* masters = published;
+      if constexpr (!kKind.publish) masters = MastersOf<Master>(block.p, n, published);
+      theta.Store(masters, first, n, !kKind.padded);
+    }
   }
 
   // The last block of a parameter or a chunk, of `n` elements, through zero-padded copies.
   template <Kind kKind, class G, class T, class V>
   static HWY_INLINE void RunTail(const Call& call, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2, V& lanes3) {
-    HWY_ALIGN float p[kCodeBlock] = {};
+    HWY_ALIGN typename Master::Entry p[kCodeBlock] = {};
     HWY_ALIGN uint8_t codes[kMoments][kCodeBlock] = {};
     HWY_ALIGN std::byte pending[kCodeBlock * sizeof(float)] = {};
     HWY_ALIGN std::byte gradient[kCodeBlock * sizeof(float)] = {};
     HWY_ALIGN std::byte theta[kCodeBlock * sizeof(float)] = {};
     float scales[kMoments];
-    const CodedBlock<kMoments> block(call.state, first);
-    CodedBlock<kMoments> padded = block;
+    const Block block(call.state, first);
+    Block padded = block;
     padded.p = p;
-    std::memcpy(p, block.p, n * sizeof(float));
+    std::memcpy(p, block.p, n * sizeof(*p));
     for (size_t moment = 0; moment < kMoments; ++moment) {
       padded.codes[moment] = codes[moment];
       padded.scales[moment] = &scales[moment];
@@ -183,12 +196,14 @@ struct BlockLoop {
     if constexpr (kKind.absorb) Save(block, first, n, *call.undo);
     constexpr Kind kPadded{kKind.absorb, kKind.publish, kKind.norm, kKind.theta, /*padded=*/true};
     const size_t granules = (n + Granule() - 1) / Granule() * Granule();
-    RunBlock<kPadded, G, T>(padded, call.absorb.As<Step>(), GradientIn<G>({pending, call.pending.dtype}),
+    Rounding rounding = call.state.rounding;
+    rounding.first += first;
+    RunBlock<kPadded, G, T>(padded, rounding, call.absorb.As<Step>(), GradientIn<G>({pending, call.pending.dtype}),
                             call.publish.As<Step>(), GradientIn<G>({gradient, call.gradient.dtype}),
                             ThetaOut<T>({theta, call.theta.dtype}), 0, granules, nullptr, 0, lanes0, lanes1, lanes2,
                             lanes3);
     if constexpr (kKind.absorb) {
-      std::memcpy(block.p, p, n * sizeof(float));
+      std::memcpy(block.p, p, n * sizeof(*p));
       for (size_t moment = 0; moment < kMoments; ++moment) {
         std::memcpy(block.codes[moment], codes[moment], n);
         *block.scales[moment] = scales[moment];
@@ -211,7 +226,7 @@ struct BlockLoop {
     if constexpr (kKind.norm) LoadLanes(*call.norm, lanes0, lanes1, lanes2, lanes3);
     const size_t whole = call.first + (call.n - call.first) / kCodeBlock * kCodeBlock;
     for (size_t i = call.first; i < whole; i += kCodeBlock) {
-      RunBlock<kKind, G, T>(CodedBlock<kMoments>(call.state, i), absorb, pending, publish, gradient, theta, i,
+      RunBlock<kKind, G, T>(Block(call.state, i), call.state.rounding, absorb, pending, publish, gradient, theta, i,
                             kCodeBlock, call.undo, ahead, lanes0, lanes1, lanes2, lanes3);
     }
     if (whole < call.n) RunTail<kKind, G, T>(call, whole, call.n - whole, lanes0, lanes1, lanes2, lanes3);

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "kernels/vector/call-inl.h"
-#include "kernels/vector/philox-inl.h"
 #include "kernels/vector/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -63,13 +62,16 @@ HWY_INLINE void KeepState(std::index_sequence<kArrays...>, UndoSlot& undo, size_
 }
 template <class State, size_t... kArrays, class... V>
 HWY_INLINE void StoreState(std::index_sequence<kArrays...>, const typename State::Pointers& state, size_t i,
-                           const uint32_t* words, V... values) {
-  (State::template At<kArrays>::Store(FloatTag(), values, state.template at<kArrays>() + i, words), ...);
+                           const uint32_t* of_masters, const uint32_t* of_moments, V... values) {
+  (State::template At<kArrays>::Store(FloatTag(), values, state.template at<kArrays>() + i,
+                                      kArrays == 0 ? of_masters : of_moments),
+   ...);
 }
 
-// Absorbs the pending gradient of one vector, at element `i`. `words`: of its elements, where state is rounded.
+// Absorbs the pending gradient of one vector, at element `i`, with the words of its elements.
 template <Kind kKind, class F, class G, class T>
-HWY_INLINE void AbsorbVector(const Pass<F, G, T>& pass, size_t i, hn::Vec<FloatTag> pending, const uint32_t* words) {
+HWY_INLINE void AbsorbVector(const Pass<F, G, T>& pass, size_t i, hn::Vec<FloatTag> pending, const uint32_t* of_masters,
+                             const uint32_t* of_moments) {
   using State = typename F::State;
   constexpr auto kArrays = std::make_index_sequence<State::kCount>();
   const FloatTag d;
@@ -81,7 +83,7 @@ HWY_INLINE void AbsorbVector(const Pass<F, G, T>& pass, size_t i, hn::Vec<FloatT
       KeepOrder();
     }
     F::Update(d, pass.absorb, pending, state...);
-    StoreState<State>(kArrays, pass.state, i, words, state...);
+    StoreState<State>(kArrays, pass.state, i, of_masters, of_moments, state...);
   });
 }
 
@@ -92,25 +94,27 @@ template <Kind kKind, class F, class G, class T, class V>
 HWY_INLINE void RunBlock(const Pass<F, G, T>& pass, size_t first, size_t n, V& lanes0, V& lanes1, V& lanes2,
                          V& lanes3) {
   using State = typename F::State;
+  using Master = typename State::template At<0>;
   const FloatTag d;
   const size_t vector = hn::Lanes(d), granule = Granule();
   HWY_ALIGN float buffer[kBlockElements];
+  BlockWords<State::kRoundsMasters, 0> of_masters;
   if constexpr (kKind.absorb) {
-    HWY_ALIGN uint32_t words[State::kRounds ? kBlockElements : 1];
-    if constexpr (State::kRounds) {
-      RoundingWords(pass.rounding, pass.absorb.step, RoundingPair(1), first, n, words);
-    }
+    BlockWords<State::kRoundsMoments, 1> of_moments;
+    of_moments.Draw(pass.rounding, pass.absorb, first, n);
+    of_masters.Draw(pass.rounding, pass.absorb, first, n);
     const auto* const pending = pass.pending.Open(first, n, buffer);
     for (size_t i = 0; i < n; i += vector) {
       if constexpr (!kKind.padded) PrefetchAt(first + i + pass.ahead, pass.state.template at<0>());
       if constexpr (!kKind.padded) pass.pending.Prefetch(first + i + pass.ahead);
       if constexpr (!kKind.padded && !kKind.publish) PrefetchMoments<State>(pass.state, first + i + pass.ahead);
-      AbsorbVector<kKind>(pass, first + i, pass.pending.Load(pending + i), State::kRounds ? words + i : nullptr);
+      AbsorbVector<kKind>(pass, first + i, pass.pending.Load(pending + i), of_masters.at(i), of_moments.at(i));
     }
   }
   HWY_ALIGN float published[kBlockElements];
   if constexpr (kKind.publish) {
     const auto* const opened = pass.gradient.Open(first, n, buffer);
+    of_masters.Draw(pass.rounding, pass.publish, first, n);
     for (size_t i = 0; i < n; i += granule) {
       for (size_t j = i; j < i + granule; j += vector) {
         if constexpr (!kKind.padded) pass.gradient.Prefetch(first + j + pass.ahead);
@@ -121,14 +125,16 @@ HWY_INLINE void RunBlock(const Pass<F, G, T>& pass, size_t first, size_t n, V& l
         const auto gradient = pass.gradient.Load(opened + j);
         WithState<State>(pass.state, first + j, [&](auto& p, auto&... moments) {
           F::Update(d, pass.publish, gradient, p, moments...);
-          hn::Store(p, d, published + j);
+          hn::Store(Master::Rounded(d, p, of_masters.at(j)), d, published + j);
         });
         if constexpr (kKind.norm) AddSquaresOf(gradient, j - i, lanes0, lanes1, lanes2, lanes3);
       }
     }
   }
   if constexpr (kKind.theta) {
-    pass.theta.Store(kKind.publish ? published : pass.state.template at<0>() + first, first, n, !kKind.padded);
+    const float* masters = published;
+    if constexpr (!kKind.publish) masters = MastersOf<Master>(pass.state.template at<0>() + first, n, published);
+    pass.theta.Store(masters, first, n, !kKind.padded);
   }
 }
 

@@ -22,13 +22,13 @@ HWY_BEFORE_NAMESPACE();
 namespace superoffload::kernels {
 namespace {
 
-// A master weight and kMoments others, stored as `moments`; of codes, those of the first have signs.
-template <Moments moments, size_t kMoments>
+// A master weight and kMoments others, stored as `format` says; of codes, those of the first have signs.
+template <Format format, size_t kMoments>
 using StateWith = decltype([]<size_t... kArrays>(std::index_sequence<kArrays...>) {
-  if constexpr (moments == Moments::kDynamic8) {
-    return CodedState<kArrays == 0 ...>();
+  if constexpr (format.moments == Moments::kDynamic8) {
+    return CodedState<StoredMaster<format.masters>, kArrays == 0 ...>();
   } else {
-    return StoredState<StoredFloat32<0>, StoredMoment<moments, kArrays + 1>...>();
+    return StoredState<StoredMaster<format.masters>, StoredMoment<format.moments, kArrays + 1>...>();
   }
 }(std::make_index_sequence<kMoments>()));
 
@@ -42,8 +42,10 @@ void RunInDTypes(const Call& call) {
     if (gradient == DType::kBFloat16 && theta == DType::kBFloat16) {
       return Loop::template Run<kKind, BFloat16, BFloat16>(call);
     }
-    if (gradient == DType::kFloat32 && theta == DType::kFloat32) {
-      return Loop::template Run<kKind, Float32, Float32>(call);
+    if constexpr (!F::State::kRoundsMasters || !kKind.theta) {
+      if (gradient == DType::kFloat32 && theta == DType::kFloat32) {
+        return Loop::template Run<kKind, Float32, Float32>(call);
+      }
     }
     if constexpr (kKind.theta) {
       if (gradient == DType::kFloat32 && theta == DType::kBFloat16) {

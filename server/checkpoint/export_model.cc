@@ -18,7 +18,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "kernels/float_conversion.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/index.h"
 #include "server/checkpoint/partial_directory.h"
@@ -45,8 +44,6 @@ std::string ModelName(const std::string& parameter) {
 struct Output {
   const SavedTensors* from;
   SavedTensors::Tensor tensor;
-  std::string dtype;  // in the file
-  bool narrows = false;
 };
 
 class Exporter {
@@ -73,14 +70,14 @@ class Exporter {
                          "to be exported"));
       }
       absl::StatusOr<SavedTensors::Tensor> whole =
-          trained_.Find(tensor, "F32", Box::Whole(slices.front().box.global_shape));
+          trained_.Find(tensor, options_.dtype, Box::Whole(slices.front().box.global_shape));
       if (!whole.ok()) return whole.status();
       const std::string name = ModelName(parameter);
       if (name.empty() || name == kSafetensorsMetadata) {
         return absl::FailedPreconditionError(
             absl::StrCat("parameter \"", parameter, "\" has a name that no tensor of a model can have; rename it"));
       }
-      const Output output{&trained_, *std::move(whole), options_.dtype, options_.dtype == "BF16"};
+      const Output output{&trained_, *std::move(whole)};
       if (!outputs_.emplace(name, output).second) {
         return absl::FailedPreconditionError(absl::StrCat("two parameters of the checkpoint, one of them \"", parameter,
                                                           "\", are \"", name, "\" in the model; rename one"));
@@ -127,7 +124,7 @@ class Exporter {
         ++report_.tied;
       } else {
         const SavedTensors::Slice& slice = slices.front();
-        outputs_[name] = {&source_, {slice.box, slice.dtype, {&slice}}, slice.dtype};
+        outputs_[name] = {&source_, {slice.box, slice.dtype, {&slice}}};
         ++report_.copied;
       }
     }
@@ -181,7 +178,9 @@ class Exporter {
     return varied;
   }
 
-  static uint64_t BytesOf(const Output& output) { return output.tensor.box.Elements() * DTypeBytes(output.dtype); }
+  static uint64_t BytesOf(const Output& output) {
+    return output.tensor.box.Elements() * DTypeBytes(output.tensor.dtype);
+  }
 
   absl::Status WriteShards(const PartialDirectory& directory) {
     std::vector<std::vector<const std::string*>> shards(1);
@@ -214,7 +213,7 @@ class Exporter {
     uint64_t end = 0;
     for (const std::string* name : names) {
       const Output& output = outputs_.at(*name);
-      header.tensors.push_back({*name, output.dtype, output.tensor.box.shape, end, end + BytesOf(output)});
+      header.tensors.push_back({*name, output.tensor.dtype, output.tensor.box.shape, end, end + BytesOf(output)});
       end = header.tensors.back().end;
     }
     const std::string encoded = EncodeSafetensorsHeader(header);
@@ -228,7 +227,6 @@ class Exporter {
       const absl::Status status = ForEachPiece(output.tensor, most, [&](const SavedTensors::Tensor& piece) {
         std::vector<std::byte> data(piece.box.Elements() * DTypeBytes(piece.dtype));
         if (absl::Status read = SavedTensors::Read(piece, data.data()); !read.ok()) return read;
-        if (output.narrows) Narrow(data);
         at += data.size();
         return file->WriteAt(at - data.size(), data.data(), data.size());
       });
@@ -249,17 +247,6 @@ class Exporter {
     below.box.offset[dimension] += above.box.shape[dimension];
     if (absl::Status status = ForEachPiece(above, most, with); !status.ok()) return status;
     return ForEachPiece(below, most, with);
-  }
-
-  // fp32 to bf16, in place.
-  static void Narrow(std::vector<std::byte>& data) {
-    for (size_t i = 0; i < data.size() / 4; ++i) {
-      float wide;
-      std::memcpy(&wide, data.data() + 4 * i, 4);
-      const uint16_t narrow = kernels::NarrowToBFloat16(wide);
-      std::memcpy(data.data() + 2 * i, &narrow, 2);
-    }
-    data.resize(data.size() / 2);
   }
 
   static absl::Status WriteText(const std::string& path, const std::string& text) {

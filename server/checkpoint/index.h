@@ -1,7 +1,7 @@
 // What a checkpoint is, as its index says. A checkpoint is a directory:
 //
 //   ARRAY-00001-of-0000N.safetensors   tensors "ARRAY.NAME" of one state array of the algorithm, in shards of some GiB;
-//                                      the first array, "model", holds the fp32 master weights
+//                                      the first array, "model", holds the master weights
 //   model.safetensors.index.json       this index
 //
 // The index is JSON: "weight_map" (tensor to file) and "metadata.total_size" as Hugging Face's tools know them, and

@@ -57,8 +57,7 @@ class Reader {
           continue;
         }
         absl::StatusOr<SavedTensors::Tensor> tensor =
-            saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box,
-                        /*converts=*/&array != &algorithm.arrays.front());
+            saved_.Find(TensorName(array, parameter.name), SafetensorsDType(array.dtype), box);
         if (!tensor.ok()) return tensor.status();
         tensors_converted_ += array.codec == nullptr && tensor->converts() ? 1 : 0;
         if (absl::Status status = CheckBlocks(*tensor, array); !status.ok()) return status;

@@ -223,7 +223,7 @@ bool SavedTensors::Tensor::converts() const {
 }
 
 absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name, const std::string& dtype,
-                                                        const Box& box, bool converts) const {
+                                                        const Box& box) const {
   const auto found = slices_.find(name);
   if (found == slices_.end()) {
     return absl::FailedPreconditionError(
@@ -236,7 +236,8 @@ absl::StatusOr<SavedTensors::Tensor> SavedTensors::Find(const std::string& name,
   for (const Slice& slice : found->second) {
     // A file may have the shard alone.
     const bool shard = slice.box == Box::Whole(box.shape) && !slice.file->crc32 && found->second.size() == 1;
-    const bool readable = slice.dtype == dtype || (converts && (IsFloat(slice.dtype) || slice.codec != nullptr));
+    const bool numbers = IsFloat(dtype) || dtype == SafetensorsDType(kernels::DType::kUInt8);
+    const bool readable = slice.dtype == dtype || (numbers && (IsFloat(slice.dtype) || slice.codec != nullptr));
     if (!readable || (!shard && slice.box.global_shape != box.global_shape)) {
       return absl::FailedPreconditionError(
           absl::StrCat("tensor \"", name, "\" is ", Words(slice.dtype, slice.box.global_shape),

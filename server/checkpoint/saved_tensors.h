@@ -61,10 +61,9 @@ class SavedTensors {
   // A file that is no part of a checkpoint; see reader.h.
   absl::Status AddFile(const std::string& path, uint64_t committed_steps);
 
-  // `name` as TensorName has it. `converts`: numbers may have been saved in fp32, bf16 or as codes, whatever `dtype`
-  // is. FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape or dtype.
-  absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box,
-                              bool converts = false) const;
+  // `name` as TensorName has it. Numbers may have been saved in fp32, bf16 or as codes, whatever `dtype` is.
+  // FAILED_PRECONDITION: it is missing, or elements of it, or it has another shape, or a dtype of no such numbers.
+  absl::StatusOr<Tensor> Find(const std::string& name, const std::string& dtype, const Box& box) const;
 
   // All slices by tensor name, but scales.
   const std::map<std::string, std::vector<Slice>>& slices() const { return slices_; }

@@ -112,7 +112,7 @@ class Writer {
     index.ranks = spec.member.ranks;
     index.lineage = lineage_;
     index.run = run_;
-    if (spec.algorithm->rounds_stochastically) index.seed = seed_;
+    if (spec.algorithm->rounds_stochastically()) index.seed = seed_;
     index.sequence = sequence_;
     index.step = moment_.statistics.step;
     index.committed_steps = moment_.statistics.committed_steps;

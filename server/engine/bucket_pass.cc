@@ -101,8 +101,9 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   const ChunkView view = ViewChunk(layout_, memory_, bucket_layout_, index);
   const size_t n = view.elements;
   const kernels::MutableElements theta = view.parameters;
-  if (arguments_.kind == PassKind::kPublishMasters) return kernels::Narrow(n, view.state.Floats(0), theta);
-  if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, view.state.Floats(0));
+  const kernels::MutableElements masters = {view.state.arrays[0], MasterType()};
+  if (arguments_.kind == PassKind::kPublishMasters) return kernels::Publish(n, {masters.data, masters.dtype}, theta);
+  if (arguments_.kind == PassKind::kPush) return kernels::Push(n, {theta.data, theta.dtype}, masters);
   if (bucket_layout_.log_slots > 0 && arguments_.kind == PassKind::kAbsorb) return AbsorbLog(index, worker);
   const bool absorbs = round().part != Round::Part::kPublish, publishes = round().part != Round::Part::kAbsorb;
   const uint64_t absorbed_step = absorbs ? arguments_.absorbed_step : 0;
@@ -130,7 +131,7 @@ void BucketPass::RunChunk(size_t index, size_t worker) {
   });
   if (absorbed_step != 0) record_->EndAbsorb(worker, chunk, absorbed_step);
   // Nobody needs the gradient any more, whoever dies.
-  if (arguments_.kind == PassKind::kTakeIn) kernels::Narrow(n, view.state.Floats(0), theta);
+  if (arguments_.kind == PassKind::kTakeIn) kernels::Publish(n, {masters.data, masters.dtype}, theta);
   chunk_sums_[index] = lanes.Sum();
 }
 
@@ -152,6 +153,10 @@ void BucketPass::AbsorbLog(size_t index, size_t worker) {
   }
 }
 
+kernels::DType BucketPass::MasterType() const {
+  return layout_.FormatOf(bucket_layout_).algorithm->arrays.front().dtype;
+}
+
 void BucketPass::Done() {
   EndRound();
   bytes_ += work().bytes;
@@ -166,7 +171,7 @@ JobWork BucketPass::work() const {
   const uint64_t theta = kernels::DTypeBytes(bucket_layout_.dtype);
   JobWork work;
   if (arguments_.kind == PassKind::kPublishMasters || arguments_.kind == PassKind::kPush) {
-    work.bytes = (sizeof(float) + theta) * bucket_layout_.elements;
+    work.bytes = (kernels::DTypeBytes(MasterType()) + theta) * bucket_layout_.elements;
     work.narrowed = bucket_layout_.elements;
   }
   if (arguments_.kind == PassKind::kTakeIn) {  // the masters are in the cache

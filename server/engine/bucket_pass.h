@@ -74,6 +74,7 @@ class BucketPass final : public ChunkJob {
   void EndRound() const;
   void RunStage(size_t index) const;
   void AbsorbLog(size_t index, size_t worker);
+  kernels::DType MasterType() const;
   const Round& round() const { return rounds_[round_]; }
 
   const uint32_t bucket_;

@@ -102,7 +102,7 @@ class Planner {
       }
     }
     if (layout_.algorithm->stages != nullptr) offset = LayOutDirections(offset);
-    if (layout_.algorithm->rounds_stochastically) SetRoundings();
+    if (layout_.algorithm->rounds_stochastically()) SetRoundings();
     layout_.state_bytes = offset;
     return std::move(layout_);
   }

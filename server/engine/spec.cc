@@ -86,7 +86,12 @@ absl::Status ValidateParameter(const ParameterSpec& parameter, size_t group_coun
     return absl::InvalidArgumentError(absl::StrCat("state_in_float32 is set, and ", std::string(algorithm.name),
                                                    " has no counterpart that keeps its state in fp32; leave it out"));
   }
-  if (algorithm.rounds_stochastically) {
+  if (algorithm.rounds_masters && !parameter.in_fp32 && parameter.dtype != kernels::DType::kBFloat16) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(algorithm.name),
+                                                   " has master weights in bf16, but the parameter has another dtype; "
+                                                   "set state_in_float32 for it, or cast it to bf16"));
+  }
+  if (algorithm.rounds_stochastically()) {
     if (absl::Status status = ValidateRounding(parameter); !status.ok()) return status;
   }
   return algorithm.stages == nullptr ? absl::OkStatus() : ValidateMatrix(parameter, algorithm);

@@ -33,10 +33,16 @@ std::vector<const kernels::Algorithm*> NarrowerThan(const kernels::Algorithm& al
   return found;
 }
 
-// "moments in 8 bits (--algorithm=...)"
+// "moments in 8 bits and masters in 16 bits (--algorithm=...)", without what is in 32.
 std::string Words(const kernels::Algorithm& algorithm) {
-  const uint64_t bits = 8 * kernels::DTypeBytes(algorithm.arrays[1].dtype);
-  return absl::StrCat("moments in ", bits, " bits (--algorithm=", std::string(algorithm.name), ")");
+  std::vector<std::string> narrower;
+  const auto add = [&](const char* what, const kernels::StateArray& array) {
+    const size_t bits = 8 * kernels::DTypeBytes(array.dtype);
+    if (bits < 32) narrower.push_back(absl::StrCat(what, " in ", bits, " bits"));
+  };
+  add("moments", algorithm.arrays[1]);
+  add("masters", algorithm.arrays[0]);
+  return absl::StrCat(absl::StrJoin(narrower, " and "), " (--algorithm=", std::string(algorithm.name), ")");
 }
 
 Question With(Question question, const kernels::Algorithm& algorithm) {

@@ -136,7 +136,7 @@ v1::Algorithm ToProto(const kernels::Algorithm& algorithm) {
     out->set_elements_per_entry(array.elements_per_entry);
   }
   if (algorithm.in_fp32 != nullptr) proto.set_in_float32(std::string(algorithm.in_fp32->name));
-  proto.set_rounds_stochastically(algorithm.rounds_stochastically);
+  proto.set_rounds_stochastically(algorithm.rounds_stochastically());
   return proto;
 }
 
@@ -147,7 +147,7 @@ v1::Optimizer ToProto(const optimizer::HostedOptimizer& optimizer, const checkpo
   proto.set_id(optimizer.unique_id());
   const engine::OptimizerSpec& spec = optimizer.spec();
   proto.set_algorithm(std::string(spec.algorithm->name));
-  if (spec.algorithm->rounds_stochastically) proto.set_seed(optimizer.seed());
+  if (spec.algorithm->rounds_stochastically()) proto.set_seed(optimizer.seed());
   if (!spec.member.run.empty()) {
     proto.mutable_member()->set_run(spec.member.run);
     proto.mutable_member()->set_rank(spec.member.rank);

@@ -21,9 +21,9 @@ LinkCurve Pcie5() { return Link(52 * kGiga, 5e-6); }
 constexpr PassCosts kAvx512Passes{.absorb = 0.43e-9,
                                   .publish = 0.43e-9,
                                   .publish_masters = 0.05e-9,
-                                  .rounded_absorb = 1.8,
                                   .coded_absorb = 2.7,
-                                  .coded_publish = 1};
+                                  .coded_publish = 1,
+                                  .rounding = 0.8};
 
 // An eighth of a DGX with eight cards.
 Machine Sxm(std::string name, double hbm_bytes, double hbm_bandwidth) {

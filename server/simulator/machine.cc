@@ -97,10 +97,14 @@ std::string_view BasisName(Basis basis) {
 
 PassCosts CostsOf(const PassCosts& costs, const kernels::Algorithm& algorithm) {
   PassCosts own = costs;
-  if (algorithm.rounds_stochastically) own.absorb *= costs.rounded_absorb;
   if (algorithm.block_elements > 1) {
     own.absorb *= costs.coded_absorb;
     own.publish *= costs.coded_publish;
+  }
+  if (algorithm.rounds_moments) own.absorb += costs.rounding * costs.absorb;
+  if (algorithm.rounds_masters) {
+    own.absorb += costs.rounding * costs.absorb;
+    own.publish += costs.rounding * costs.absorb;
   }
   return own;
 }

@@ -44,10 +44,11 @@ struct PassCosts {
   double publish = 0;
   double publish_masters = 0;  // the masters narrowed to the parameters' dtype
 
-  // How many times as long, where moments are rounded stochastically, or are codes. On SVE2 at 128 bits by the
-  // instructions of the loops, four a cycle, against what the divider takes (kernels/bench/README.md).
-  double rounded_absorb = 1.9;
+  // How many times as long, where moments are codes, and in units of `absorb` what each of moments and masters adds
+  // that is rounded stochastically. On SVE2 at 128 bits by the instructions of the loops, four a cycle, against what
+  // the divider takes (kernels/bench/README.md).
   double coded_absorb = 4.9, coded_publish = 2.4;
+  double rounding = 0.9;
 };
 
 // What the passes of `algorithm` compute, which are those above but for that.

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_dtype_is_converted(make, tmp_path, before, afte
     steps(module, optimizer, 0, 1)
     optimizer.save_checkpoint(tmp_path / "saved")
     other = model()
-    with pytest.warns(RuntimeWarning, match="restored from moments of another dtype: 8 tensors are converted"):
+    with pytest.warns(RuntimeWarning, match="restored from state of another dtype: 8 tensors are converted"):
         heir = make(other, name=f"bf16-to-{after}", state_dtype=after, restore=tmp_path / "saved")
     same(list(other.parameters()), list(module.parameters()))
     for name, arrays in optimizer.state_tensors().items():

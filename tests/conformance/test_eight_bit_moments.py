@@ -41,7 +41,7 @@ def make(ranks):
 @pytest.mark.parametrize("kind", ["AdamW", "Lion"])
 def test_steps_are_those_of_the_formula(make, kind):
     theirs, ours = model(HIDDEN), model(HIDDEN)
-    formula = Formula(theirs.named_parameters(), kind, rounding=None, in_float32=IN_FLOAT32)
+    formula = Formula(theirs.named_parameters(), kind, "8bit", in_float32=IN_FLOAT32)
     optimizer = make(ours, f"{kind}8bit", speculation="always")
     same_as_formula(optimizer, ours, formula, theirs, resting="0.weight")
 
@@ -253,7 +253,7 @@ def test_a_deep_copy_of_the_state_dict_is_the_moment(make):
 
 def test_a_loop_writes_the_state(make):
     module, other = model(HIDDEN), model(HIDDEN)
-    optimizer, formula = make(module), Formula(other.named_parameters(), "AdamW", None, in_float32=IN_FLOAT32)
+    optimizer, formula = make(module), Formula(other.named_parameters(), "AdamW", "8bit", in_float32=IN_FLOAT32)
     for each, by in ((module, optimizer), (other, formula)):
         steps(each, by, 0, 1)
         by.state[each[0].weight]["exp_avg"].zero_()

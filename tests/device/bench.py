@@ -26,8 +26,10 @@ FEW_TOKENS: list[tuple[str, dict[str, str], dict[str, object]]] = [
     ("AdamW", {}, {"resident_buckets": "auto", "resident_steps": 4}),
     ("AdamW", {"state_dtype": "bfloat16"}, {"resident_buckets": 0}),
     ("AdamW", {"state_dtype": "bfloat16"}, {"resident_buckets": "auto", "resident_steps": 4}),
+    ("AdamW", {"state_dtype": "bfloat16", "master_dtype": "bfloat16"}, {"resident_buckets": 0}),
     ("AdamW8bit", {}, {"resident_buckets": 0}),
     ("AdamW8bit", {}, {"resident_buckets": "auto", "resident_steps": 4}),
+    ("AdamW8bit", {"master_dtype": "bfloat16"}, {"resident_buckets": "auto", "resident_steps": 4}),
 ]
 MOST_WANTED = 5  # rows: then what only a GPU tells about a step's end, the link and memory
 WIDTH = 62
@@ -88,7 +90,7 @@ def _few_tokens() -> tuple[str, int, list[str], str]:
     for algorithm, states, gpu in FEW_TOKENS:
         labels.append(" ".join([algorithm, *states.values(), *(f"{name}={value}" for name, value in gpu.items())]))
     title = "half the model, 2 k tokens"
-    return (title, 150, [f"{title}: {label}" for label in labels], "few_tokens_rows")
+    return (title, 180, [f"{title}: {label}" for label in labels], "few_tokens_rows")
 
 
 def bench(session: Session) -> None:

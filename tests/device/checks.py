@@ -8,13 +8,15 @@ from tests.device.session import Session, Step
 
 DTYPES = ("bfloat16",) if machine.DRY_RUN else ("bfloat16", "float16", "float32")
 ELEMENTS = 1 << 16 if machine.DRY_RUN else 256 << 20
-# Moments in fewer bits, and rooms for gradients: algorithm, its state_dtype, GpuOptions.gradient_slots.
-NARROWER = (
-    ("AdamW", "bfloat16", "auto"),
-    ("AdamW8bit", None, "auto"),
-    ("Lion8bit", None, 1),
-    ("AdamW", None, "in_place"),
-    ("AdamW8bit", None, "in_place"),
+# State in fewer bits, and rooms for gradients: algorithm, its dtypes by option, GpuOptions.gradient_slots.
+NARROWER: tuple[tuple[str, dict[str, str], int | str], ...] = (
+    ("AdamW", {"state_dtype": "bfloat16"}, "auto"),
+    ("AdamW", {"master_dtype": "bfloat16"}, "auto"),
+    ("AdamW", {"state_dtype": "bfloat16", "master_dtype": "bfloat16"}, 1),
+    ("AdamW8bit", {}, "auto"),
+    ("Lion8bit", {}, 1),
+    ("AdamW", {}, "in_place"),
+    ("AdamW8bit", {"master_dtype": "bfloat16"}, "in_place"),
 )
 # Of loops_check.py.
 LOOPS = (
@@ -146,9 +148,10 @@ def bits(session: Session) -> None:
         for mover in MOVERS:
             session.call(f"PyTorch, {dtype}, mover {mover}", 40, _torch_check, dtype, mover)
         session.call(f"JAX, {dtype}, plain, overlapped, inside of jit and streamed", 80, _jax_check, dtype)
-    for algorithm, state_dtype, slots in NARROWER[-1:] if machine.DRY_RUN else NARROWER:
-        title = f"PyTorch, {algorithm}, moments in {state_dtype or 'its own bits'}, gradient slots {slots}"
-        session.call(title, 40, _torch_check, "bfloat16", "trainer", slots, algorithm, state_dtype)
+    for algorithm, dtypes, slots in NARROWER[-1:] if machine.DRY_RUN else NARROWER:
+        words = "".join(f", {option} {dtype}" for option, dtype in dtypes.items())
+        title = f"PyTorch, {algorithm}{words}, gradient slots {slots}"
+        session.call(title, 40, _torch_check, "bfloat16", "trainer", slots, algorithm, dtypes)
     session.call("PyTorch, two ranks on one GPU", 60, _ranks_check)
     for way in LOOPS:
         session.call(f"PyTorch, {way}: as the loop that waits", 60, _loops_check, way)

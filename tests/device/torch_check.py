@@ -5,6 +5,7 @@ nothing but take their time stand for a model's work, on two streams, so that a 
 """
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 from tests.device import machine
@@ -124,15 +125,14 @@ def check(
     mover: str,
     slots: int | str = "auto",
     algorithm: str = "AdamW",
-    state_dtype: str | None = None,
+    dtypes: Mapping[str, str] | None = None,
     steps: int = STEPS,
     **options,
 ) -> dict[str, int]:
     """A step of the session: raises for other bits. `slots`: GpuOptions.gradient_slots; `options`: the GPU's only."""
     dtype = getattr(torch, dtype_name)
     common = {"algorithm": algorithm, "steps": steps}
-    if state_dtype is not None:
-        common["state_dtype"] = getattr(torch, state_dtype)
+    common |= {option: getattr(torch, name) for option, name in (dtypes or {}).items()}
     with machine.daemon(1 << 30):
         expected = train("cpu", dtype, **common)
         machine.use_gpu()

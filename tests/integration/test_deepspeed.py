@@ -76,8 +76,18 @@ def equal(a, b):
         assert torch.equal(tensor, b[name]), name
 
 
-def test_an_engine_computes_what_a_loop_does(daemon):
-    fields = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2, "gradient_clipping": 0.1}
+@pytest.mark.parametrize(
+    ("states", "options"),
+    [
+        ({}, {}),
+        (
+            {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
+            {"master_dtype": torch.bfloat16, "state_dtype": torch.bfloat16},
+        ),
+    ],
+)
+def test_an_engine_computes_what_a_loop_does(daemon, states, options):
+    fields = {"bf16": {"enabled": True, **states}, "gradient_accumulation_steps": 2, "gradient_clipping": 0.1}
     fields["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 3, "warmup_type": "linear"}}
     engine = build(daemon, network(), "Adam", zero_optimization={"stage": 3}, **fields)
     ours = run(engine, range(6))
@@ -87,7 +97,7 @@ def test_an_engine_computes_what_a_loop_does(daemon):
 
     model = network().to(torch.bfloat16)
     optimizer = superoffload.torch.AdamW(
-        model.named_parameters(), lr=1e-2, weight_decay=0.0, max_grad_norm=0.1, endpoint=daemon.endpoint
+        model.named_parameters(), lr=1e-2, weight_decay=0.0, max_grad_norm=0.1, endpoint=daemon.endpoint, **options
     )  # DeepSpeed's Adam is AdamW, without weight decay
     for step, part in enumerate((0, 0, 1 / 3, 2 / 3, 1, 1)):
         optimizer.param_groups[0]["lr"] = 1e-2 * part
@@ -332,6 +342,9 @@ def test_optimizers_that_do_not_fit_are_refused(daemon):
     build(daemon, model, ours, gradient_clipping=3.0)
     assert ours.max_grad_norm == 3.0
     ours.close()
+    make = functools.partial(superoffload.torch.AdamW, endpoint=daemon.endpoint)
+    with pytest.raises(ValueError, match=r"build the optimizer with master_dtype=torch.bfloat16"):
+        build(daemon, network(), make, bf16={"enabled": True, "bf16_master_weights_and_grads": True})
     with pytest.raises(ValueError, match="has no optimizer section, and no optimizer= was given"):
         deepspeed.initialize(model=network(), config={"train_batch_size": ROWS})
     with pytest.raises(ValueError, match="mpu= and mesh_param= have no counterpart"):

@@ -84,18 +84,28 @@ def same(a, b):
 
 
 @pytest.fixture(scope="module")
-def expected():
-    """Weights after STEPS and after 2 * STEPS steps on the host."""
-    daemon = Daemon("--metrics_address=off")
-    model = build()
-    optimizer = optimizer_of(model, daemon)
-    result = []
-    for first in (0, STEPS):
-        train(model, optimizer, first=first)
-        result.append(weights(model))
-    optimizer.close()
-    daemon.stop()
-    return result
+def on_host():
+    """Called: weights after STEPS and after 2 * STEPS steps on the host, of an optimizer with these options."""
+
+    @functools.cache
+    def run(**options):
+        daemon = Daemon("--metrics_address=off")
+        model = build()
+        optimizer = optimizer_of(model, daemon, **options)
+        result = []
+        for first in (0, STEPS):
+            train(model, optimizer, first=first)
+            result.append(weights(model))
+        optimizer.close()
+        daemon.stop()
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(on_host):
+    return on_host()
 
 
 def test_a_bucket_waits_for_every_stream_that_its_gradients_came_from(gpu_daemon, expected, monkeypatch):
@@ -182,11 +192,12 @@ def test_what_one_gradient_slot_costs_depends_on_the_state(gpu_daemon, cls, stat
     optimizer.close()
 
 
+@pytest.mark.parametrize("masters", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("resident_steps", "slots"), [(1, "auto"), (4, "auto"), (1, "in_place")])
-def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, expected, resident_steps, slots):
-    model = build()
+def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, on_host, resident_steps, slots, masters):
+    model, expected = build(), on_host(master_dtype=masters)
     options = GpuOptions(resident_buckets=5, resident_steps=resident_steps, gradient_slots=slots)
-    optimizer = optimizer_of(model, gpu_daemon, gpu=options)
+    optimizer = optimizer_of(model, gpu_daemon, gpu=options, master_dtype=masters)
     train(model, optimizer)
     parameters = list(model.parameters())
     optimizer.synchronize()
@@ -440,26 +451,30 @@ def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_p
     optimizer.close()
 
 
-@pytest.mark.parametrize("narrow", ["bfloat16", "8bit"])
-def test_narrow_moments_are_those_of_the_host(gpu_daemon, daemon, narrow):
-    def run(residents=0, resident_steps=4):
+@pytest.mark.parametrize("masters", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("narrow", ["float32", "bfloat16", "8bit"])
+def test_narrow_state_is_that_of_the_host(gpu_daemon, daemon, narrow, masters):
+    def run(residents=0, resident_steps=4, slots="auto"):
         model = build()
         half = [{"params": list(model.layers.named_parameters(prefix="layers")), "optim_bits": 32}]
         half += [{"params": [(n, p) for n, p in model.named_parameters() if not n.startswith("layers")]}]
         options = {"lr": 1e-2, "max_grad_norm": 0.5, "bucket_bytes": 4096, "endpoint": daemon.endpoint}
-        if narrow == "bfloat16":
-            kind, options["state_dtype"] = superoffload.torch.AdamW, torch.bfloat16
-        else:
+        kind = superoffload.torch.AdamW
+        if narrow == "8bit":
             kind, half[1]["optim_bits"] = superoffload.torch.AdamW8bit, 8
-        gpu = GpuOptions(resident_buckets=residents, resident_steps=resident_steps)
-        optimizer = kind(half, gpu=gpu, seed=3, **options) if narrow == "bfloat16" else kind(half, gpu=gpu, **options)
+        elif narrow == "bfloat16":
+            options["state_dtype"] = torch.bfloat16
+        elif masters == torch.float32:
+            del half[0]["optim_bits"]
+        gpu = GpuOptions(resident_buckets=residents, resident_steps=resident_steps, gradient_slots=slots)
+        optimizer = kind(half, gpu=gpu, seed=3, master_dtype=masters, **options)
         try:
             train(model, optimizer)
             return weights(model), optimizer.state_tensors()
         finally:
             optimizer.close()
 
-    on_gpu = [run(), run(residents=5, resident_steps=1), run(residents=3)]
+    on_gpu = [run(), run(residents=5, resident_steps=1), run(residents=3), run(slots="in_place")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         on_host = run()

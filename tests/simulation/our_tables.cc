@@ -207,11 +207,11 @@ std::string StatesTable() {
   // Of a log of 4 steps.
   constexpr std::pair<uint32_t, uint32_t> kResidents[] = {{0, 0}, {192, 5}};
   return TableOfFewTokens(
-      " fp32 moments | bf16 | 8 bits | 192 residents, fp32 | bf16 | 8 bits |",
+      " fp32 moments | bf16 | 8 bits | bf16, and masters | 192 residents, fp32 | bf16 | 8 bits | bf16, and masters |",
       [&](const Machine& machine, const Workload& workload, const RunOptions& options) {
         std::string cells;
         for (const auto& [residents, log_slots] : kResidents) {
-          for (const char* name : {"adamw", "adamw_bf16", "adamw_8bit"}) {
+          for (const char* name : {"adamw", "adamw_bf16", "adamw_8bit", "adamw_bf16_bf16_masters"}) {
             const kernels::Algorithm& algorithm = *kernels::FindAlgorithm(name);
             Workload stored = workload;
             KeepSomeInFp32(algorithm, stored.model.parameters);

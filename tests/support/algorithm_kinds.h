@@ -14,7 +14,7 @@ namespace superoffload::test {
 inline std::vector<const kernels::Algorithm*> EveryKindOfAlgorithm() {
   const auto alike = [](const kernels::Algorithm& a, const kernels::Algorithm& b) {
     return a.block_elements == b.block_elements && (a.stages == nullptr) == (b.stages == nullptr) &&
-           a.rounds_stochastically == b.rounds_stochastically &&
+           a.rounds_moments == b.rounds_moments && a.rounds_masters == b.rounds_masters &&
            std::ranges::equal(a.arrays, b.arrays, {}, &kernels::StateArray::dtype, &kernels::StateArray::dtype);
   };
   std::vector<const kernels::Algorithm*> kinds;

@@ -1,4 +1,4 @@
-"""AdamW and Lion with moments in bf16 or 8 bits, element by element in torch and NumPy.
+"""AdamW and Lion with moments in bf16 or 8 bits, or masters in bf16, element by element in torch and NumPy.
 
 Run as a module it is one rank of a run on gloo: python -m tests.support.narrow_moments STORE RANK RANKS OUT
 SCENARIO...; each scenario is a JSON object of arguments of `train`, and OUT gets a list of what it returned.
@@ -73,36 +73,70 @@ def code_values(signed: bool) -> np.ndarray:
     return values
 
 
+def _code_between(relative: np.ndarray, signed: bool) -> np.ndarray:
+    """The code of numbers under scale 1, by the arithmetic of kernels/codes/dynamic_code.h."""
+    f, extra = np.float32, 0 if signed else 1
+    powers = [float(f(10.0 ** (decade - 6))) for decade in range(7)]
+
+    def value(decade: int, step: float) -> float:
+        return powers[decade] * (0.1 + 0.9 * (step + 0.5) / (1 << (decade + extra)))
+
+    def last(decade: int) -> float:
+        return value(decade, (1 << (decade + extra)) - 1)
+
+    least = [f(value(0, 0) / 2) if signed else np.finfo(f).smallest_subnormal]
+    least += [f((last(decade - 1) + value(decade, 0)) / 2) for decade in range(1, 7)]
+    number = np.abs(relative) if signed else relative
+    decade = np.clip(np.searchsorted(np.array(least, f), number, side="right") - 1, 0, 6)
+    codes = (1 << (decade + extra)).astype(np.int32)
+    inverse = np.array([f(10.0 ** (6 - each)) for each in range(7)], f)[decade]
+    steps = (number * inverse - f(0.1)) * (codes.astype(f) * f(1 / 0.9))
+    code = codes + np.clip(steps.astype(np.int32), 0, codes - 1)
+    negative = signed & np.signbit(relative)
+    code = np.where(number >= f((last(6) + 1) / 2), np.where(negative, 127, 128 if signed else 1), code)
+    return np.where(number >= least[0], np.where(negative, code | 128, code), 0)
+
+
 def in_8_bits(values: torch.Tensor, signed: bool) -> torch.Tensor:
     """What is left of ``values`` when they are kept as codes, in blocks of 256."""
     known = code_values(signed)
-    order = np.argsort(known)
     flat = values.numpy().reshape(-1)
     blocks = np.pad(flat, (0, -flat.size % 256)).reshape(-1, 256)
     largest, least = blocks.max(1).clip(min=0), blocks.min(1).clip(max=0)
     scales = np.where(largest >= -least, largest, least)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(scales == 0, 0, blocks * (np.float32(1) / scales))
-    between = (known[order][1:].astype(np.float64) + known[order][:-1]) / 2  # as many are nearest to one as below
-    if not signed:
-        between[0] = 0  # what is not 0 becomes no 0
-    places = np.searchsorted(between, relative.astype(np.float64), side="right" if signed else "left")
-    found = known[order][places] * scales
+        relative = np.where(scales == 0, np.float32(0), blocks * (np.float32(1) / scales))
+    codes = _code_between(relative, signed)
+    # It is the nearest, to rounding; of numbers without signs, what is not 0 becomes no 0.
+    away = np.abs(np.sort(known)[:, None, None] - relative).min(0)
+    nearest = np.abs(known[codes] - relative) <= away * (1 + 1e-3) + 1e-9
+    assert (nearest | ((relative > 0) & (relative < 1e-6) & (not signed))).all()
+    found = known[codes] * scales
     return torch.from_numpy(found.astype(np.float32).reshape(-1)[: flat.size]).view(values.shape)
 
 
 class Formula(torch.optim.Optimizer):
-    """kernels/adam/adam.h and kernels/lion/lion.h, with narrow moments; parameters are named.
+    """kernels/adam/adam.h and kernels/lion/lion.h, with narrow state; parameters are named.
 
-    ``rounding``: of bf16; None: moments are in 8 bits, but those of parameters that ``in_float32`` names.
+    ``moments``: in "stochastic" or "nearest" bf16, in "8bit" or "float32"; and whether the masters are in bf16. All of
+    the state of parameters that ``in_float32`` names is in fp32.
     """
 
     def __init__(
-        self, named, kind: str, rounding: str | None, seed: int = 0, lr: float = 1e-2, in_float32: tuple[str, ...] = ()
+        self,
+        named,
+        kind: str,
+        moments: str,
+        *,
+        narrow_masters: bool = False,
+        seed: int = 0,
+        lr: float = 1e-2,
+        in_float32: tuple[str, ...] = (),
     ) -> None:
         super().__init__(named, {"lr": lr})
         self._update = getattr(self, f"_{kind.lower()}")
-        self._rounding, self._seed, self._in_float32 = rounding, seed, in_float32
+        self._moments, self._narrow_masters = moments, narrow_masters
+        self._seed, self._in_float32 = seed, in_float32
 
     @torch.no_grad()
     def step(self) -> None:
@@ -112,15 +146,23 @@ class Formula(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 state["step"] = state.get("step", 0) + 1
-                moments = self._update(p, group["lr"], state["step"], lambda key, s=state, p=p: self._moment(s, key, p))
-                for array, (key, value) in enumerate(moments.items(), start=1):
+                master = state.get("master", p.detach()).float().clone()
+                master.grad = p.grad.float()
+                moments = self._update(
+                    master, group["lr"], state["step"], lambda key, s=state, p=master: self._moment(s, key, p)
+                )
+                for array, (key, value) in enumerate({"master": master, **moments}.items()):
                     state[key] = self._kept(name, state["step"], array, value)
+                p.copy_(state["master"])
 
     def _kept(self, name: str, step: int, array: int, value: torch.Tensor) -> torch.Tensor:
-        if self._rounding is None:
-            return value if name in self._in_float32 else in_8_bits(value, signed=array == 1)
-        stochastic = self._rounding == "stochastic"
-        return rounded(value, random_bits(self._seed, name, step, value.numel(), array) if stochastic else None)
+        kept_as = self._moments if array > 0 else "stochastic" if self._narrow_masters else "float32"
+        if kept_as == "float32" or name in self._in_float32:
+            return value
+        if kept_as == "8bit":
+            return in_8_bits(value, signed=array == 1)
+        bits = random_bits(self._seed, name, step, value.numel(), array) if kept_as == "stochastic" else None
+        return rounded(value, bits)
 
     @staticmethod
     def _moment(state: dict, key: str, p: torch.Tensor) -> torch.Tensor:
@@ -145,9 +187,10 @@ class Formula(torch.optim.Optimizer):
         return {"exp_avg": fma(f(0.99), m, f(1 - 0.99) * p.grad)}
 
 
-def model(hidden: int = 90) -> torch.nn.Sequential:
+def model(hidden: int = 90, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(40, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 7))
+    layers = torch.nn.Linear(40, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 7)
+    return torch.nn.Sequential(*layers).to(dtype)
 
 
 def whole(optimizer, module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -164,6 +207,7 @@ def train(
     name: str,
     hidden: int = 90,
     eight_bits: bool = False,
+    narrow_masters: bool = False,
     first: int = 0,
     steps: int,
     shards: bool = True,
@@ -176,17 +220,19 @@ def train(
 
     ``shards``: by fully_shard; else all ranks have the model, and the same gradients.
     """
-    module = model(hidden)
+    module = model(hidden, torch.bfloat16 if narrow_masters else torch.float32)
     options = {} if shards else {"replicas": True}
+    if narrow_masters:
+        options["master_dtype"] = torch.bfloat16
     if shards:
         torch.distributed.fsdp.fully_shard(module)
     try:
         common = {"lr": 1e-2, "name": name, "restore": restore, **options}
         if eight_bits:
-            optimizer = superoffload.torch.AdamW8bit(module.named_parameters(), **common)
+            optimizer = superoffload.torch.AdamW8bit(module.named_parameters(), **common, seed=seed)
         else:
-            options = {"state_dtype": torch.bfloat16, "seed": rank if seeds_differ else seed}
-            optimizer = superoffload.torch.AdamW(module.named_parameters(), **common, **options)
+            own = {"state_dtype": torch.bfloat16, "seed": rank if seeds_differ else seed}
+            optimizer = superoffload.torch.AdamW(module.named_parameters(), **common, **own)
     except superoffload.Error as error:
         return str(error)
     small_training.steps(module, optimizer, *range(first, steps))

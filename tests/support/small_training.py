@@ -2,14 +2,13 @@
 
 import functools
 
-import numpy as np
 import torch
 from tests.support.optimizer_bits import bits, same
 
 
 def backward(module: torch.nn.Module, step: int) -> None:
-    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step))
-    module(x).square().mean().backward()
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step)).to(next(module.parameters()).dtype)
+    module(x).float().square().mean().backward()
 
 
 def steps(module: torch.nn.Module, optimizer, *numbers: int) -> None:
@@ -64,12 +63,12 @@ def same_in_jax(optimizer, module: torch.nn.Module, in_jax) -> None:
         return tree
 
     def in_torch(tree) -> list[torch.Tensor]:
-        return [torch.from_numpy(np.array(leaf)) for leaf in jax.tree.leaves(tree)]
+        return [torch.from_dlpack(leaf) for leaf in jax.tree.leaves(tree)]
 
-    params = in_jax.init(pytree(lambda p: jax.numpy.asarray(p.detach().numpy())))
+    params = in_jax.init(pytree(lambda p: jax.dlpack.from_dlpack(p.detach().clone())))
     for step in range(4):
         backward(module, step)
-        params, _ = in_jax.step(pytree(lambda p: jax.numpy.asarray(p.grad.numpy())), params=params)
+        params, _ = in_jax.step(pytree(lambda p: jax.dlpack.from_dlpack(p.grad)), params=params)
         optimizer.step()
         optimizer.zero_grad()
         same(in_torch(params), jax.tree.leaves(pytree(lambda p: p.detach())))

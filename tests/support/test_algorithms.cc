@@ -191,7 +191,7 @@ struct MatrixMomentum {
 constexpr MatrixStages kStages = {MatrixMomentum::ScratchElements, 2, MatrixMomentum::Run};
 constexpr AlgorithmKernels kKernelsMatrix = {"SCALAR", MatrixMomentum::Absorb, MatrixMomentum::Publish, nullptr,
                                              ScalarTable<MatrixMomentum>::Plain};
-constexpr AlgorithmKernels kKernels16 = ScalarPasses<MomentumElement, Moments::kBFloat16>::Table();
+constexpr AlgorithmKernels kKernels16 = ScalarPasses<MomentumElement, formats::kBFloat16Nearest>::Table();
 constexpr AlgorithmKernels kKernels8 = ScalarTable<Momentum8>::Table();
 
 template <const AlgorithmKernels& kTable>

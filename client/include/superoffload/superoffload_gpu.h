@@ -216,7 +216,7 @@ SUPEROFFLOAD_API int superoffload_gpu_end_landings(superoffload_attachment* atta
  * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. FAILED_PRECONDITION: one of them streams. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 
-/* Where the fp32 masters of a resident bucket are on the GPU. Of one with a log they are what its parameters are
+/* Where the masters of a resident bucket are on the GPU. Of one with a log they are what its parameters are
  * narrowed from, while those in the daemon's memory stay behind. They change as its parameters do.
  * FAILED_PRECONDITION: it is not resident. */
 SUPEROFFLOAD_API int superoffload_gpu_resident_masters(superoffload_attachment* attachment, uint32_t bucket,

@@ -96,7 +96,7 @@ Status ResidentBuckets::UpdateOne(const Resident& resident, const kernels::CudaK
         .gradient = {at(resident.gradient(), run.first * kernels::DTypeBytes(gradient_dtype)), gradient_dtype},
         .theta = {at(theta, run.first * kernels::DTypeBytes(dtype)), dtype},
         .elements = run.elements};
-    if (algorithm.rounds_stochastically) {
+    if (algorithm.rounds_stochastically()) {
       arguments.state.rounding = {run.rounding.key, nullptr, run.rounding.first};
       arguments.box = *run.rounding.box;
     }

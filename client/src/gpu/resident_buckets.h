@@ -34,7 +34,7 @@ class ResidentBuckets {
 
   bool contains(uint32_t bucket) const { return bucket >= first_; }
 
-  // Where its fp32 masters are; 0: it is not resident. The thread that changes what is.
+  // Where its masters are; 0: it is not resident. The thread that changes what is.
   kernels::CudaPointer masters(uint32_t bucket) const {
     const auto found = residents_.find(bucket);
     return found == residents_.end() ? 0 : found->second.array(0);

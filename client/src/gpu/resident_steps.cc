@@ -44,7 +44,7 @@ Status ResidentSteps::OpenFormats(const ModelLayout& model, const superoffload_g
 }
 
 Status ResidentSteps::OpenDraws(const ModelLayout& model, const superoffload_gpu_options& options) {
-  if (!algorithm_->rounds_stochastically) return {};
+  if (!algorithm_->rounds_stochastically()) return {};
   for (size_t i = 0; i < model.parameter_count(); ++i) {
     const std::string& name = model.parameter(i).name;
     Draws& draws = draws_.emplace_back();

@@ -26,7 +26,7 @@ using kernels::UndoSlot;
 
 KernelDeaths* deaths = nullptr;
 
-constexpr size_t kMostAlgorithms = 16;  // each has functions of its own, which is what kernels are given as
+constexpr size_t kMostAlgorithms = 32;  // each has functions of its own, which is what kernels are given as
 
 // Vectors of the real kernels have no more: the old values of two granules fit.
 constexpr size_t kMostLanes = 16;

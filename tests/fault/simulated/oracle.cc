@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/elements/elements.h"
-
 namespace superoffload::faults {
 
 Oracle::Oracle(Ground* ground, const std::vector<std::byte>& parameters)
@@ -13,14 +11,15 @@ Oracle::Oracle(Ground* ground, const std::vector<std::byte>& parameters)
   test::Memory initial(ground_.layout);
   initial.parameters = parameters;
   for (const engine::BucketLayout& bucket : ground_.layout.buckets) {
-    kernels::Widen(bucket.elements, {parameters.data() + bucket.parameters_offset, bucket.dtype},
-                   Masters(initial, bucket));
+    kernels::Push(bucket.elements, {parameters.data() + bucket.parameters_offset, bucket.dtype},
+                  Masters(initial, bucket));
   }
   Reset(initial, std::vector<uint64_t>(ground_.layout.placements.size()));
 }
 
-float* Oracle::Masters(test::Memory& memory, const engine::BucketLayout& bucket) const {
-  return reinterpret_cast<float*>(memory.state.data() + ground_.layout.FormatOf(bucket).Byte(0, bucket.state_offset));
+kernels::MutableElements Oracle::Masters(test::Memory& memory, const engine::BucketLayout& bucket) const {
+  const engine::StateFormat& format = ground_.layout.FormatOf(bucket);
+  return {memory.state.data() + format.Byte(0, bucket.state_offset), format.arrays[0].array.dtype};
 }
 
 void Oracle::Reset(test::Memory& initial, std::vector<uint64_t> steps) {
@@ -34,8 +33,9 @@ void Oracle::Restore(const Checkpoint& checkpoint) {
   test::Memory initial(ground_.layout);
   initial.state = checkpoint.state;
   for (const engine::BucketLayout& bucket : ground_.layout.buckets) {
-    kernels::Narrow(bucket.elements, Masters(initial, bucket),
-                    {initial.parameters.data() + bucket.parameters_offset, bucket.dtype});
+    const kernels::MutableElements masters = Masters(initial, bucket);
+    kernels::Publish(bucket.elements, {masters.data, masters.dtype},
+                     {initial.parameters.data() + bucket.parameters_offset, bucket.dtype});
   }
   committed_steps_ = checkpoint.moment.statistics.committed_steps;
   history_.erase(history_.upper_bound(committed_steps_), history_.end());

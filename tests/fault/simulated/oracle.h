@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/elements/elements.h"
 #include "tests/fault/simulated/attempt.h"
 #include "tests/fault/simulated/checkpoint_writer.h"
 #include "tests/fault/simulated/ground.h"
@@ -52,7 +53,7 @@ class Oracle {
   // What differs; null: nothing.
   const char* Compare(const Moment& moment, const std::vector<std::byte>& state,
                       const std::vector<uint64_t>& parameter_steps) const;
-  float* Masters(test::Memory& memory, const engine::BucketLayout& bucket) const;
+  kernels::MutableElements Masters(test::Memory& memory, const engine::BucketLayout& bucket) const;
 
   Ground& ground_;
   uint64_t committed_steps_ = 0;

@@ -30,6 +30,8 @@ plant_bug(absorbed_as_another_parameter server/engine/absorb.cc 500
   "segment.parameter, seed" "0, seed")
 plant_bug(repaired_by_the_algorithm_of_another_format server/engine/recovery.cc 500
   "algorithm = *layout_.FormatOf(*place.bucket).algorithm" "algorithm = *layout_.algorithm")
+plant_bug(masters_read_in_the_format_of_others server/engine/bucket_pass.cc 500
+  "layout_.FormatOf(bucket_layout_).algorithm->arrays.front().dtype" "layout_.algorithm->arrays.front().dtype")
 plant_bug(committed_before_its_values server/engine/record.cc 500
   "  gradient_scale_[t] = values.gradient_scale;"
   "  header_->committed = t;\n  Order();\n  gradient_scale_[t] = values.gradient_scale;")
@@ -59,7 +61,7 @@ plant_bug(clipped_speculation_under_way_stands server/engine/step_passes.cc 500
 plant_bug(restored_before_its_steps server/engine/record.cc 8000
   "  header_->committed = committed;\n"
   "  header_->incomplete = 0;\n  Order();\n  header_->committed = committed;\n")
-plant_bug(push_not_recorded server/engine/record.cc 2000
+plant_bug(push_not_recorded server/engine/record.cc 8000
   "  header_->incomplete = static_cast<uint32_t>(Incompleteness::kPushing);\n" "")
 
 plant_bug(prepared_after_its_sum_has_left server/engine/step_run.cc 2000
@@ -117,6 +119,8 @@ plant_bug(resident_read_before_its_update client/src/gpu/resident_buckets.cc 500
   "static_cast<void>(index);")
 plant_bug(resident_not_clipped client/src/gpu/resident_steps.cc 500
   "committed_.gradient_scale *= clip_coefficient;" "static_cast<void>(clip_coefficient);")
+plant_bug(resident_rounds_as_the_first_elements client/src/gpu/resident_buckets.cc 500
+  "{run.rounding.key, nullptr, run.rounding.first}" "{run.rounding.key, nullptr, 0}")
 plant_bug(resident_moves_without_a_gradient client/src/gpu/resident_steps.cc 500
   "if (!committed_.absent[part.parameter]) {" "{")
 plant_bug(resident_counts_steps_without_a_gradient client/src/gpu/resident_steps.cc 500

@@ -29,6 +29,7 @@ size_t ChooseAlgorithm(RandomSource& random) {
 }
 
 engine::OptimizerSpec MakeSpec(RandomSource& random) {
+  constexpr size_t kOfBFloat16 = 2;  // come first
   static constexpr std::array<std::pair<DType, DType>, 5> kDtypes = {{{DType::kBFloat16, DType::kBFloat16},
                                                                       {DType::kBFloat16, DType::kFloat32},
                                                                       {DType::kFloat16, DType::kFloat16},
@@ -38,12 +39,16 @@ engine::OptimizerSpec MakeSpec(RandomSource& random) {
   spec.algorithm = &MortalAlgorithm(ChooseAlgorithm(random));
   spec.groups = {test::ScalarsWith(*spec.algorithm, {{"lr", 1e-2}, {"weight_decay", 0.1}}),
                  test::ScalarsWith(*spec.algorithm, {{"lr", 3e-3}, {"beta2", 0.95}, {"weight_decay", 0}})};
-  const auto [dtype, gradient_dtype] = kDtypes[random.Below(kDtypes.size())];
+  const auto [dtype, gradient_dtype] =
+      kDtypes[random.Below(spec.algorithm->rounds_masters ? kOfBFloat16 : kDtypes.size())];
   const bool large = random.Chance(spec.algorithm->stages == nullptr ? kLarge : kLargeMatrices);
   spec.bucket_bytes = large ? 1 << 20 : engine::kMinBucketBytes;
   const size_t parameters = random.Between(2, 8);
   for (size_t i = 0; i < parameters; ++i) {
-    const uint64_t elements = large && i == 1 ? random.Between(70'000, 150'000) : random.Between(1, 600);
+    const uint64_t of_several_buckets = random.Between(2'100, 5'000), few = random.Between(1, 600);
+    const uint64_t elements = large && i == 1       ? random.Between(70'000, 150'000)
+                              : random.Chance(0.05) ? of_several_buckets
+                                                    : few;
     spec.parameters.push_back({.name = "p" + std::to_string(i),
                                .shape = {elements},
                                .dtype = dtype,

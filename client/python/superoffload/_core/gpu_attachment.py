@@ -385,7 +385,7 @@ class GpuAttachment(Attachment):
         self.resident_changes += 1
 
     def resident_masters(self, bucket: int) -> int:
-        """Device pointer of the fp32 masters of a resident bucket, while `resident_changes` stays what it is."""
+        """Device pointer of the masters of a resident bucket, while `resident_changes` stays what it is."""
         pointer = ctypes.c_uint64()
         library.call("gpu_resident_masters", self._handle, bucket, ctypes.byref(pointer))
         return pointer.value

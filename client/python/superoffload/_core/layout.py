@@ -52,6 +52,11 @@ def parts_of(layout: optimizer_pb2.Layout, parameter: int, elements: int) -> dic
     return parts
 
 
+def master_dtype(layout: optimizer_pb2.Layout, bucket: optimizer_pb2.Bucket) -> str:
+    """Of a bucket's masters, as torch and NumPy call it."""
+    return dtypes.NAMES[_arrays(layout, bucket.format)[0].dtype]
+
+
 def array_offsets(layout: optimizer_pb2.Layout) -> list[int]:
     """Returns the bytes from the beginning of the state to each array, of each format in its algorithm's order."""
     return [array.offset for array in layout.arrays]

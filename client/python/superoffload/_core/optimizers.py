@@ -59,9 +59,9 @@ def restore(connection: Connection, name: str, source: optimizer_pb2.RestoreOpti
         )
     if restored.tensors_converted > 0:
         warn.warn(
-            f"{name} is restored from moments of another dtype: {restored.tensors_converted} tensors are converted to "
-            "its own, so that the next steps are not those of the run that saved them. Build it with the state_dtype "
-            "that was saved to have every bit"
+            f"{name} is restored from state of another dtype: {restored.tensors_converted} tensors are converted to "
+            "its own, so that the next steps are not those of the run that saved them. Build it with the dtypes "
+            "that were saved to have every bit"
         )
 
 

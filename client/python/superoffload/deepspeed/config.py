@@ -60,6 +60,7 @@ class Config:
     counts_passes: bool  # managed_gradient_accumulation; False: each step() is a step
     sequence_parallel_size: int
     dtype: torch.dtype | None  # of parameters; None: as the model has them
+    state_dtypes: dict[str, torch.dtype]  # keyword arguments of our optimizers; empty: all state is fp32
     buffer_dtype: torch.dtype | None  # None: as the model has them
     sums_dtype: torch.dtype | None  # of gradients of several passes; None: that of parameters
     autocast: torch.dtype | None
@@ -192,11 +193,14 @@ def _half(fields: Fields) -> dict[str, Any]:
     if not bf16.take("check_grad_overflow", bool, True):
         bf16.ignore("check_grad_overflow", "steps whose gradients are not finite are skipped")
     bf16.tunes("immediate_grad_update")
-    masters = "but masters are kept in fp32 here"
-    bf16.refuse("bf16_master_weights_and_grads", [False], masters)
-    bf16.refuse("bf16_optimizer_states", [False], masters)
+    states = {"master_dtype": "bf16_master_weights_and_grads", "state_dtype": "bf16_optimizer_states"}
+    narrow = [option for option, name in states.items() if bf16.take(name, bool, False)]
+    if narrow == ["state_dtype"]:
+        raise ValueError("bf16.bf16_optimizer_states needs bf16.bf16_master_weights_and_grads")
+    if narrow and not enabled[torch.bfloat16]:
+        raise ValueError("bf16.bf16_master_weights_and_grads needs bf16.enabled")
     bf16.end()
-    fp16.refuse("fp16_master_weights_and_grads", [False], masters)
+    fp16.refuse("fp16_master_weights_and_grads", [False], "but masters are kept in fp32 or bf16 here")
     scale = LossScaleFields(
         static=fp16.take("loss_scale", float, 0.0),
         initial=2.0 ** fp16.take("initial_scale_power", int, 16),
@@ -216,7 +220,12 @@ def _half(fields: Fields) -> dict[str, Any]:
         )
     dtype = next((dtype for dtype, on in enabled.items() if on), None)
     is_fp16 = dtype is torch.float16
-    return {"dtype": dtype, "loss_scale": scale if is_fp16 else None, "casts_inputs": is_fp16 and casts}
+    return {
+        "dtype": dtype,
+        "state_dtypes": dict.fromkeys(narrow, torch.bfloat16),
+        "loss_scale": scale if is_fp16 else None,
+        "casts_inputs": is_fp16 and casts,
+    }
 
 
 def _autocast(fields: Fields, half: torch.dtype | None) -> torch.dtype | None:

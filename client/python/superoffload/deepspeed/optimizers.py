@@ -71,7 +71,7 @@ def build(
     """
     by_name = dict(model.named_parameters())
     groups = [{**group.values, "params": [(n, by_name[n]) for n in group.names]} for group in wanted.groups]
-    keywords: dict[str, Any] = {"max_grad_norm": config.clipping or None, **wanted.arguments}
+    keywords: dict[str, Any] = {"max_grad_norm": config.clipping or None, **config.state_dtypes, **wanted.arguments}
     if gpu is not None:
         of_passes = config.batches.passes > 1 and ranks == 1 and config.loss_scale is None
         keywords["weights"] = "streamed" if config.streams_parameters else "resident"
@@ -101,6 +101,10 @@ def take(client: Any, model: torch.nn.Module, groups: list[Group], config: Confi
             "them equal"
         )
     made.max_grad_norm = config.clipping or None
+    present = {"master_dtype": made.algorithm.master_dtype, "state_dtype": made.algorithm.moment_dtype}
+    for option, dtype in config.state_dtypes.items():
+        if present[option] != dtype:
+            raise ValueError(f"the configuration asks for state in bf16; build the optimizer with {option}={dtype}")
     return made
 
 

@@ -36,7 +36,8 @@ def request_of(recipe: Recipe) -> plan_pb2.PlanRequest:
     config = models.unquantized(models.config_of(recipe, own=recipe.architecture is None))
     with torch.device("meta"):
         model = models.make_random(recipe, config)
-    state_dtype = hosting.options_of(recipe).get("state_dtype", torch.float32)
+    options = hosting.options_of(recipe)
+    state_dtype, master_dtype = (options.get(name, torch.float32) for name in ("state_dtype", "master_dtype"))
     eager = models.attention_of(recipe, config) == "eager"
     request = plan_pb2.PlanRequest(
         model=plan.describe(model, config, recipe.model),
@@ -46,7 +47,7 @@ def request_of(recipe: Recipe) -> plan_pb2.PlanRequest:
         accumulation=recipe.passes,
         sums_on_host=recipe.passes > 1 and recipe.ranks == 1,
         loss=plan_pb2.LOSS_CHUNKED,
-        algorithm=hosting.kind_of(recipe).algorithm.stored_as(state_dtype, "stochastic").daemon_name,
+        algorithm=hosting.kind_of(recipe).algorithm.stored_as(state_dtype, "stochastic", master_dtype).daemon_name,
         clipping=recipe.max_grad_norm is not None,
         streamed_weights=1.0 if recipe.weights == "streamed" else 0.0,
     )

@@ -10,7 +10,8 @@ from superoffload.finetune.recipe import Recipe
 
 def counterpart(recipe: Recipe) -> Any:
     """torch.optim's class that computes the same; None: there is none."""
-    if hosting.options_of(recipe).get("state_dtype", torch.float32) != torch.float32:
+    options = hosting.options_of(recipe)
+    if any(options.get(name, torch.float32) != torch.float32 for name in ("state_dtype", "master_dtype")):
         return None
     return getattr(torch.optim, recipe.optimizer, None)
 

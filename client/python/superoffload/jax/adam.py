@@ -37,6 +37,8 @@ def adamw(
         trainable: which leaves are updated: a prefix or a function, as ``mask``. Others are frozen: they may be
             anything, and come back as they are.
         state_dtype: jnp.float32, or jnp.bfloat16 for moments of half the memory, which results then depend on.
+        master_dtype: jnp.float32, or jnp.bfloat16 for masters of leaves in bf16, rounded stochastically; results then
+            depend on it, too.
         rounding: of bf16 moments: "stochastic", under ``seed``, or "nearest", with which an update that is small
             against a moment is lost.
         seed: of stochastic rounding; 0 unless the optimizer exists already or comes from a checkpoint, which have

@@ -69,7 +69,10 @@ class Groups:
         """Whether the leaf's moments are kept in fp32, whatever those of others are."""
         label, _ = self._keys[leaf.group]
         optim_bits = self._values[label][_OPTIM_BITS]
-        return stored.in_float32(leaf.name, leaf.shape, self._algorithm.state_bits, optim_bits)
+        algorithm = self._algorithm
+        return stored.in_float32(
+            leaf.name, leaf.shape, leaf.dtype.name, algorithm.state_bits, algorithm.master_bits, optim_bits
+        )
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -13,6 +13,7 @@ class Keywords(TypedDict, total=False):
     groups: Mapping[str, Mapping[str, Any]] | None
     trainable: Any
     state_dtype: Any
+    master_dtype: Any
     rounding: stored.Rounding
     seed: int | None
     max_norm: float | None

@@ -52,6 +52,7 @@ class Optimizer(State):
         groups: Mapping[str, Mapping[str, Any]] | None = None,
         trainable: Any = None,
         state_dtype: Any = "float32",
+        master_dtype: Any = "float32",
         rounding: stored.Rounding = "stochastic",
         seed: int | None = None,
         max_norm: float | None = None,
@@ -70,7 +71,7 @@ class Optimizer(State):
         policies.check_max_grad_norm("max_norm", max_norm)
         stored.check_seed(seed)
         lease_seconds = names.lease_of(name, lease_seconds)
-        self._algorithm = algorithm = algorithm.stored_as(state_dtype, rounding)
+        self._algorithm = algorithm = algorithm.stored_as(state_dtype, rounding, master_dtype)
         self._seed = seed
         self._groups = Groups(algorithm, defaults, labels, groups, mask)
         self._trainable = trainable

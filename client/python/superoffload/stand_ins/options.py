@@ -32,10 +32,10 @@ def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise ValueError(f"{name} is no option; there are {', '.join(known)}")
     made = dict(given)
-    if "state_dtype" in made:
-        made["state_dtype"] = _STATE_DTYPES.get(made["state_dtype"])
-        if made["state_dtype"] is None:
-            raise ValueError(f"state_dtype is {given['state_dtype']!r} but must be one of {', '.join(_STATE_DTYPES)}")
+    for name in made.keys() & {"state_dtype", "master_dtype"}:
+        made[name] = _STATE_DTYPES.get(made[name])
+        if made[name] is None:
+            raise ValueError(f"{name} is {given[name]!r} but must be one of {', '.join(_STATE_DTYPES)}")
     for name, cls in (("gpu", GpuOptions), ("checkpoint", CheckpointSchedule)):
         if name in made:
             made[name] = _made(name, cls, made[name])

@@ -42,6 +42,7 @@ def _algorithm(daemon_name: str, name: str, other: str, decoupled: bool, state_b
         refused={"amsgrad": (False, "the daemon has no such moment; build with amsgrad=False")},
         objection=objection,
         in_bfloat16=state_bits == 32,
+        masters_in_bfloat16=True,
         state_bits=state_bits,
     )
 
@@ -51,13 +52,16 @@ class AdamW(Optimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or groups of either, as for torch.optim.AdamW. Parameters that do
-            not require gradients are left alone; tied ones are updated once. Where moments are narrow, a group with
-            ``optim_bits=32`` has them in fp32.
+            not require gradients are left alone; tied ones are updated once. Where the state is narrow, a group with
+            ``optim_bits=32`` has it in fp32.
         lr, betas, eps, weight_decay: as for torch.optim.AdamW; schedulers and direct changes of ``param_groups`` work.
         maximize: as for torch.optim.AdamW, for all parameter groups alike.
         amsgrad, differentiable: only False, torch's default; True is refused.
         foreach, capturable, fused: taken as torch.optim takes them; they change nothing.
         state_dtype: torch.float32, or torch.bfloat16 for moments of half the memory, which results then depend on.
+        master_dtype: torch.float32, or torch.bfloat16 for masters of parameters in bf16, rounded stochastically: 2
+            bytes per parameter instead of 4, and results depend on it. Parameters of other dtypes, and groups with
+            ``optim_bits=32``, keep their state in fp32.
         rounding: of bf16 moments: "stochastic", under ``seed``, or "nearest", with which an update that is small
             against a moment is lost.
         seed: of stochastic rounding; 0 unless the optimizer exists already or comes from a checkpoint, which have

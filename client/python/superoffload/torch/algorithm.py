@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from superoffload._core import stored
+from superoffload._core.layout import ArrayPart
 
-MASTER = "master"  # the fp32 parameters, which every algorithm has; "model" in the daemon and in checkpoints
+MASTER = "master"  # the master weights, which every algorithm has; "model" in the daemon and in checkpoints
 STEP = "step"
 OPTIM_BITS = "optim_bits"  # of a parameter group, as bitsandbytes calls what its parameters' state is kept in
 
@@ -44,34 +45,51 @@ class Algorithm:
     in_bfloat16: bool = False
     moment_dtype: torch.dtype = torch.float32
     state_bits: int = 32
+    # Masters may be, and are they.
+    masters_in_bfloat16: bool = False
+    master_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        _names[self.daemon_name] = self.name
+        stored_as = {"": ""}
         if self.in_bfloat16:
             for rounding, suffix in stored.BFLOAT16.items():
-                told = f"{self.name} with state_dtype=torch.bfloat16, rounding={rounding!r}"
-                _names[self.daemon_name + suffix] = told
+                stored_as[suffix] = f" with state_dtype=torch.bfloat16, rounding={rounding!r}"
+        if self.masters_in_bfloat16:
+            for suffix in ("", stored.BFLOAT16["stochastic"]) if self.in_bfloat16 else ("",):
+                words = stored_as[suffix] + "," if suffix else " with"
+                stored_as[suffix + stored.BFLOAT16_MASTERS] = f"{words} master_dtype=torch.bfloat16"
+        for suffix, words in stored_as.items():
+            _names[self.daemon_name + suffix] = self.name + words
 
-    def stored_as(self, state_dtype: torch.dtype, rounding: stored.Rounding) -> "Algorithm":
-        """The same with moments of another dtype. ValueError: there is none."""
-        dtype = str(state_dtype).removeprefix("torch.")
-        daemon_name = stored.daemon_name(self.daemon_name, dtype, rounding)
+    def stored_as(
+        self, state_dtype: torch.dtype, rounding: stored.Rounding, master_dtype: torch.dtype = torch.float32
+    ) -> "Algorithm":
+        """The same with moments and masters of other dtypes. ValueError: there is none."""
+        dtype, masters = (str(each).removeprefix("torch.") for each in (state_dtype, master_dtype))
+        daemon_name = stored.daemon_name(self.daemon_name, dtype, rounding, masters)
         if daemon_name == self.daemon_name:
             return self
-        if not self.in_bfloat16:
-            raise ValueError(f"{self.name} keeps its state as it does; leave state_dtype out")
+        for option, other, may_be in (
+            ("state_dtype", state_dtype != torch.float32, self.in_bfloat16),
+            ("master_dtype", master_dtype != torch.float32, self.masters_in_bfloat16),
+        ):
+            if other and not may_be:
+                raise ValueError(f"{self.name} keeps its state as it does; leave {option} out")
         return dataclasses.replace(
             self,
             daemon_name=daemon_name,
             name=_names[daemon_name],
             in_bfloat16=False,
             moment_dtype=state_dtype,
-            state_bits=16,
+            state_bits=self.state_bits if state_dtype == torch.float32 else 16,
+            masters_in_bfloat16=False,
+            master_dtype=master_dtype,
         )
 
-    def in_float32(self, name: str, shape: Sequence[int], group: Mapping[str, Any]) -> bool:
-        """Whether the moments of a parameter of ``group`` are kept in fp32, whatever those of others are."""
-        return stored.in_float32(name, shape, self.state_bits, group.get(OPTIM_BITS))
+    def in_float32(self, name: str, shape: Sequence[int], dtype: torch.dtype, group: Mapping[str, Any]) -> bool:
+        """Whether the state of a parameter of ``group`` is kept in fp32, whatever that of others is."""
+        told, master_bits = str(dtype).removeprefix("torch."), 8 * self.master_dtype.itemsize
+        return stored.in_float32(name, shape, told, self.state_bits, master_bits, group.get(OPTIM_BITS))
 
     @property
     def may_be_resident(self) -> bool:
@@ -80,9 +98,9 @@ class Algorithm:
 
     @property
     def state_bytes(self) -> float:
-        """Of an element, masters included, where its parameter's moments are not kept in fp32."""
+        """Of an element, masters included, where its parameter's state is not kept in fp32."""
         moment = self.state_bits / 8 + (_SCALE_BYTES if self.state_bits == 8 else 0)
-        return torch.float32.itemsize + moment * len(self.moments)
+        return self.master_dtype.itemsize + moment * len(self.moments)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -91,6 +109,12 @@ class Algorithm:
 
 def name_of(daemon_name: str) -> str:
     return _names.get(daemon_name, daemon_name)
+
+
+def dtype_of(part: ArrayPart) -> torch.dtype:
+    dtype = getattr(torch, part.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def array_name(key: str) -> str:

@@ -112,8 +112,8 @@ class Subject:
     def in_float32(self) -> list[bool]:
         """Whose state is kept so, whatever that of others is."""
         return [
-            self.algorithm.in_float32(parameter.name, parameter.tensor.shape, self.param_groups[parameter.group])
-            for parameter in self.hosted
+            self.algorithm.in_float32(each.name, each.tensor.shape, each.local.dtype, self.param_groups[each.group])
+            for each in self.hosted
         ]
 
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:

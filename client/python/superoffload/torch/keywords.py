@@ -20,6 +20,7 @@ class Keywords(TypedDict, total=False):
     differentiable: bool
     fused: bool | None
     state_dtype: torch.dtype
+    master_dtype: torch.dtype
     rounding: stored.Rounding
     seed: int | None
     max_grad_norm: float | None

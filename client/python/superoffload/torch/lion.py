@@ -31,6 +31,7 @@ def _algorithm(daemon_name: str, name: str, state_bits: int = 32) -> Algorithm:
         scalars=_scalars,
         group_values=_group_values,
         in_bfloat16=state_bits == 32,
+        masters_in_bfloat16=True,
         state_bits=state_bits,
     )
 

@@ -70,6 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: torch.dtype = torch.float32,
+        master_dtype: torch.dtype = torch.float32,
         rounding: stored.Rounding = "stochastic",
         seed: int | None = None,
         max_grad_norm: float | None = None,
@@ -90,7 +91,7 @@ class Optimizer(torch.optim.Optimizer):
         policies.check_sync(sync, restore)
         check_weights(weights)
         stored.check_seed(seed)
-        self.algorithm = type(self).algorithm.stored_as(state_dtype, rounding)
+        self.algorithm = type(self).algorithm.stored_as(state_dtype, rounding, master_dtype)
         lease_seconds = names.lease_of(name, lease_seconds)
         self.max_grad_norm = max_grad_norm
         wanted = Wanted(

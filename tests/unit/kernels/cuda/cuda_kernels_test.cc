@@ -237,7 +237,9 @@ TEST(CudaResidentTest, HasTheBitsOfTheCpuKernels) {
     for (const DType dtype : kDTypes) {
       std::vector<std::vector<std::byte>> state;
       for (const StateArray& array : algorithm->arrays) state.emplace_back(array.Bytes(kElements));
-      std::ranges::fill(std::span(reinterpret_cast<float*>(state[0].data()), kElements), 0.25f);
+      for (size_t i = 0; i < kElements; ++i) {
+        StoreElement({state[0].data(), algorithm->arrays[0].dtype}, i, 0.25f);
+      }
       std::vector<std::vector<std::byte>> expected = state;
       std::vector<std::byte> theta(kElements * DTypeBytes(dtype)), expected_theta(theta.size());
       std::vector<double> scalars = algorithm->DefaultScalars();

@@ -106,7 +106,7 @@ TEST_F(SavedTensorsTest, MissingOverlappingAndForeignShardsAreRefused) {
   EXPECT_EQ(status("F32", {kRows, kColumns}).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status("F32", {kRows, kColumns}).message()), HasSubstr("lacks 18 elements"));
   EXPECT_THAT(std::string(status("F32", {kRows, 7}).message()), HasSubstr("[5, 6] in the checkpoint"));
-  EXPECT_THAT(std::string(status("BF16", {kRows, kColumns}).message()), HasSubstr("F32 [5, 6]"));
+  EXPECT_THAT(std::string(status("F16", {kRows, kColumns}).message()), HasSubstr("F32 [5, 6]"));
   ASSERT_TRUE(Add({1, 0}, {4, kColumns}).ok());
   EXPECT_EQ(status("F32", {kRows, kColumns}).code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Add({4, 0}, {2, kColumns}).code(), absl::StatusCode::kDataLoss) << "it ends below the tensor";

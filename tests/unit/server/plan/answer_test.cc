@@ -716,7 +716,10 @@ TEST(RecommendationTest, NarrowerMomentsThatFitAreSaid) {
   EXPECT_EQ(Answer(request)->recommendation().ranks(), 2u) << "what changes results is not recommended";
   request.set_algorithm("adamw_8bit");
   EXPECT_THAT(said(request), Not(HasSubstr("moments in")));
-  EXPECT_THAT(said(Request("seed-oss-36b")), Not(HasSubstr("moments in"))) << "none fits";
+  EXPECT_THAT(
+      said(Request("seed-oss-36b")),
+      HasSubstr("With moments in 8 bits and masters in 16 bits (--algorithm=adamw_8bit_bf16_masters) it takes"));
+  EXPECT_THAT(said(Request("llama-70b")), Not(HasSubstr("moments in"))) << "none fits";
 }
 
 TEST(RecommendationTest, WhatNarrowerMomentsGainIsSaid) {
@@ -731,12 +734,17 @@ TEST(RecommendationTest, WhatNarrowerMomentsGainIsSaid) {
   request.set_batch(1);
   request.set_machine_name("h100-pcie");
   request.set_algorithm("adamw_8bit");
-  const double after = Answer(request)->performance().step_seconds();
+  const double of_moments = Answer(request)->performance().step_seconds();
+  request.set_algorithm("adamw_8bit_bf16_masters");
+  const double of_both = Answer(request)->performance().step_seconds();
   request.clear_algorithm();
   const v1::PlanResponse response = *Answer(request);
-  EXPECT_THAT(response.recommendation().sentences(1),
-              HasSubstr(absl::StrFormat("%.3f s with moments in 8 bits (--algorithm=adamw_8bit) instead of %.3f s.",
-                                        after, response.performance().step_seconds())));
+  EXPECT_THAT(
+      response.recommendation().sentences(1),
+      HasSubstr(absl::StrFormat("%.3f s with moments in 8 bits (--algorithm=adamw_8bit), %.3f s with moments in 8 "
+                                "bits and masters in 16 bits (--algorithm=adamw_8bit_bf16_masters) instead of "
+                                "%.3f s.",
+                                of_moments, of_both, response.performance().step_seconds())));
 }
 
 TEST(TuningTest, TheRecommendedBucketsShortenTheStep) {

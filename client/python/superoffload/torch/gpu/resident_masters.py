@@ -1,4 +1,4 @@
-"""What parameters of resident buckets are that have a log: the fp32 masters on the GPU say it.
+"""What parameters of resident buckets are that have a log: the masters on the GPU say it.
 
 What the daemon has published of them stays behind.
 """
@@ -8,18 +8,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from superoffload._core import dtypes
+from superoffload._core import dtypes, layout
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload.torch import cuda
 from superoffload.torch.guards.master_canaries import KnownMasters, MasterCanaries
-
-_MASTER = torch.empty(1, dtype=torch.float32, device="meta")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Bucket:
     bytes: range  # of the parameters' memory
     dtype: torch.dtype
+    master_dtype: torch.dtype
     masters: int  # device pointer
 
 
@@ -35,6 +34,7 @@ class ResidentMasters:
                     bucket.parameters_offset, bucket.parameters_offset + bucket.elements * dtypes.BYTES[bucket.dtype]
                 ),
                 getattr(torch, dtypes.NAMES[bucket.dtype]),
+                getattr(torch, layout.master_dtype(attachment.optimizer.layout, bucket)),
                 attachment.resident_masters(index),
             )
             for index, bucket in enumerate(buckets)
@@ -48,7 +48,7 @@ class ResidentMasters:
         for bucket in self._buckets:
             first, end = max(begin, bucket.bytes.start), min(begin + parameter.nbytes, bucket.bytes.stop)
             if first < end:
-                masters = self._view(bucket.masters, (end - bucket.bytes.start) // width)
+                masters = self._view(bucket.masters, (end - bucket.bytes.start) // width, bucket.master_dtype)
                 known = masters[(first - bucket.bytes.start) // width :]
                 yield slice((first - begin) // width, (end - begin) // width), known.to(parameter.dtype)
 
@@ -61,22 +61,24 @@ class ResidentMasters:
         owners = (torch.searchsorted(starts, canaries, right=True) - 1).clamp(min=0)
         inside = (canaries >= starts[owners]) & (canaries < stops[owners])
         lowest = min(bucket.masters for bucket in self._buckets)
-        firsts = _on_cpu((bucket.masters - lowest) // _MASTER.element_size() for bucket in self._buckets)
+        firsts = _on_cpu((bucket.masters - lowest) // bucket.master_dtype.itemsize for bucket in self._buckets)
         known = []
-        for dtype in {bucket.dtype for bucket in self._buckets}:
-            of_dtype = _on_cpu(bucket.dtype == dtype for bucket in self._buckets)
-            positions = (inside & (of_dtype[owners] == 1)).nonzero().flatten()
+        for dtype, master_dtype in {(bucket.dtype, bucket.master_dtype) for bucket in self._buckets}:
+            alike = _on_cpu((each.dtype, each.master_dtype) == (dtype, master_dtype) for each in self._buckets)
+            positions = (inside & (alike[owners] == 1)).nonzero().flatten()
             if len(positions) == 0:
                 continue
             offsets = (canaries - starts[owners])[positions]
             indices = firsts[owners][positions] + offsets // dtype.itemsize
             parts = offsets % dtype.itemsize // torch.int16.itemsize
-            masters = self._view(lowest, int(indices.max()) + 1)  # what lies between buckets is not read
+            # What lies between buckets is not read.
+            masters = self._view(lowest, int(indices.max()) + 1, master_dtype)
             known.append(KnownMasters(dtype, masters, *(of.to(self._device) for of in (positions, indices, parts))))
         return MasterCanaries(known)
 
-    def _view(self, pointer: int, count: int) -> torch.Tensor:
-        return cuda.view(pointer, _MASTER.expand(count), self._attachment, self._device)
+    def _view(self, pointer: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        form = torch.empty(1, dtype=dtype, device="meta").expand(count)
+        return cuda.view(pointer, form, self._attachment, self._device)
 
 
 def _on_cpu(numbers: Iterable[int]) -> torch.Tensor:

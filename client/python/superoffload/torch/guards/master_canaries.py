@@ -1,4 +1,4 @@
-"""What canaries are expected to be where fp32 masters say it, not the published parameters."""
+"""What canaries are expected to be where masters say it, not the published parameters."""
 
 import dataclasses
 

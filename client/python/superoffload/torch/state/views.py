@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from superoffload._core.layout import ArrayPart, parts_of
-from superoffload.torch.algorithm import MASTER, STEP, array_name
+from superoffload.torch.algorithm import MASTER, STEP, array_name, dtype_of
 from superoffload.torch.hosting import Hosting
 from superoffload.torch.state.codes import decoded
 from superoffload.v1 import optimizer_pb2
@@ -54,7 +54,7 @@ def _settle(hosting: Hosting, keys: Sequence[str]) -> list[torch.Tensor]:
 
 
 def _view(hosting: Hosting, part: ArrayPart) -> torch.Tensor:
-    return torch.frombuffer(hosting.attachment.state(part.offset, part.bytes), dtype=_dtype(part))
+    return torch.frombuffer(hosting.attachment.state(part.offset, part.bytes), dtype=dtype_of(part))
 
 
 def _numbers(hosting: Hosting, parts: dict[str, ArrayPart], name: str) -> torch.Tensor:
@@ -71,15 +71,9 @@ def like_view(hosting: Hosting, index: int, key: str) -> torch.Tensor:
     if key == STEP:
         return torch.empty((), dtype=torch.float32, device="meta")
     part = _parts(hosting, index)[array_name(key)]
-    dtype = torch.float32 if part.codes else _dtype(part)
+    dtype = torch.float32 if part.codes else dtype_of(part)
     return torch.empty(hosting.hosted[index].local.shape, dtype=dtype, device="meta")
 
 
 def _parts(hosting: Hosting, index: int) -> dict[str, ArrayPart]:
     return parts_of(hosting.attachment.optimizer.layout, index, hosting.hosted[index].local.numel())
-
-
-def _dtype(part: ArrayPart) -> torch.dtype:
-    dtype = getattr(torch, part.dtype)
-    assert isinstance(dtype, torch.dtype)
-    return dtype

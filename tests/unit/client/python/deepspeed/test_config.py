@@ -117,7 +117,17 @@ def test_halves():
     refused("fp16.loss_scale is -1.0", fp16={"enabled": True, "loss_scale": -1})
     refused("loss_scale_window", fp16={"enabled": True, "loss_scale_window": 0})
     refused("fp16.enabled is 1 but must be true or false", fp16={"enabled": 1})
-    refused("bf16.*masters are kept in fp32", bf16={"enabled": True, "bf16_master_weights_and_grads": True})
+    refused("masters are kept in fp32 or bf16", fp16={"enabled": True, "fp16_master_weights_and_grads": True})
+
+
+def test_state_in_bf16():
+    masters, moments = "bf16_master_weights_and_grads", "bf16_optimizer_states"
+    assert read(bf16={"enabled": True}).state_dtypes == {}
+    assert read(bf16={"enabled": True, masters: True}).state_dtypes == {"master_dtype": torch.bfloat16}
+    both = {"master_dtype": torch.bfloat16, "state_dtype": torch.bfloat16}
+    assert read(bf16={"enabled": True, masters: True, moments: True}).state_dtypes == both
+    refused("bf16_optimizer_states needs bf16.bf16_master_weights_and_grads", bf16={"enabled": True, moments: True})
+    refused("bf16_master_weights_and_grads needs bf16.enabled", bf16={masters: True})
 
 
 def test_autocast():
