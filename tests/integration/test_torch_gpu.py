@@ -451,6 +451,26 @@ def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_p
     optimizer.close()
 
 
+@pytest.mark.parametrize("resident_steps", [1, 4])
+def test_pushed_parameters_become_the_masters_of_residents(gpu_daemon, daemon, resident_steps):
+    def run(daemon, **options):
+        model = build()
+        optimizer = optimizer_of(model, daemon, **options)
+        train(model, optimizer, steps=3)
+        optimizer.synchronize()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        optimizer.push_params()
+        train(model, optimizer, steps=3, first=3)
+        after = weights(model)
+        optimizer.close()
+        return after
+
+    gpu = GpuOptions(resident_buckets=5, resident_steps=resident_steps)
+    assert same(run(gpu_daemon, gpu=gpu), run(daemon))
+
+
 @pytest.mark.parametrize("masters", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("narrow", ["float32", "bfloat16", "8bit"])
 def test_narrow_state_is_that_of_the_host(gpu_daemon, daemon, narrow, masters):

@@ -212,7 +212,7 @@ SUPEROFFLOAD_API int superoffload_gpu_end_landings(superoffload_attachment* atta
 /* Keeps the last `count` buckets resident: their state is on the GPU, too, where a kernel updates them, with the same
  * bits as the daemon, as soon as the verdict is known; the daemon follows, and nobody waits for it. No step may be
  * open, and SettleOptimizer must have been called since the last one, for those that become resident and for those
- * that no longer are.
+ * that no longer are. After PushParameters the state of those that are is another: call it with 0, too.
  * RESOURCE_EXHAUSTED: out of GPU memory; fewer stay resident. FAILED_PRECONDITION: one of them streams. */
 SUPEROFFLOAD_API int superoffload_gpu_set_resident(superoffload_attachment* attachment, uint32_t count);
 

@@ -169,6 +169,10 @@ class Attachment:
         """A control call about this optimizer, made again when the daemon has died. No step is open."""
         return self._between_steps(lambda: self._connection.call(method, request))
 
+    def masters_from_published(self) -> None:
+        """The published parameters become the masters. No step is open."""
+        self.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.optimizer.name))
+
     def parameter_steps(self) -> Sequence[int]:
         """Committed steps in which each parameter had a gradient. No step is open."""
         whole = self._between_steps(lambda: self._connection.get_pages(self.optimizer.name))

@@ -300,6 +300,11 @@ class GpuAttachment(Attachment):
         self._submit("hand_over", ctypes.byref(gradients))
         return left[: gradients.left_count]
 
+    def masters_from_published(self) -> None:
+        super().masters_from_published()
+        if self.resident_buckets > 0:  # their masters were copied to the GPU before
+            self.set_resident(0)
+
     def end_after(self, stream: int) -> None:
         """The step's end waits for what ``stream`` will have been given by then, too."""
         self._readers.append(stream)

@@ -140,8 +140,7 @@ def push(attachment: Attachment, hosted: Sequence[HostedLeaf], leaves: Sequence[
         for first, piece in _pieces(leaf, spec):
             view[first : first + piece.size] = piece
         views.append(view)
-    name = attachment.optimizer.name
-    attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=name))
+    attachment.masters_from_published()
     refresh(attachment)
 
 

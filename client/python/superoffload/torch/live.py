@@ -54,7 +54,7 @@ class LiveParameters(abc.ABC):
 
     def publish(self) -> None:
         """Sets the masters to the published parameters."""
-        self.attachment.call("PushParameters", optimizer_pb2.PushParametersRequest(name=self.name))
+        self.attachment.masters_from_published()
 
     def pull(self) -> None:
         """Sets the published parameters and the model's to the masters."""
