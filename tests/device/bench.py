@@ -88,7 +88,7 @@ def _one(label: str, limit: int, *what: str) -> tuple:
 def _few_tokens() -> tuple[str, int, list[str], str]:
     labels = ["the floor", "GPU only: fused AdamW on fp32 masters"]
     for algorithm, states, gpu in FEW_TOKENS:
-        labels.append(" ".join([algorithm, *states.values(), *(f"{name}={value}" for name, value in gpu.items())]))
+        labels.append(" ".join([algorithm, *(f"{name}={value}" for name, value in (states | gpu).items())]))
     title = "half the model, 2 k tokens"
     return (title, 180, [f"{title}: {label}" for label in labels], "few_tokens_rows")
 

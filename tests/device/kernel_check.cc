@@ -12,6 +12,7 @@
 
 #include "kernels/algorithm.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/float_conversion.h"
 #include "superoffload/v1/exit_status.h"
 #include "tests/support/random_elements.h"
 
@@ -182,7 +183,11 @@ void CheckResident(const Gpu& gpu, DType dtype, const Algorithm& algorithm, Tall
   bool good = BoxElements::Make({{kRows, kColumns}}, {{1300, 2000}}, {{13, 450}}, &box);
   std::vector<std::vector<std::byte>> state;
   for (const StateArray& array : algorithm.arrays) state.emplace_back(array.Bytes(kElements));
-  std::ranges::fill(std::span(reinterpret_cast<float*>(state[0].data()), kElements), 0.25f);
+  if (algorithm.rounds_masters) {
+    std::ranges::fill(std::span(reinterpret_cast<uint16_t*>(state[0].data()), kElements), NarrowToBFloat16(0.25f));
+  } else {
+    std::ranges::fill(std::span(reinterpret_cast<float*>(state[0].data()), kElements), 0.25f);
+  }
   std::vector<std::byte> theta(kElements * DTypeBytes(dtype));
   StateView gpu_state;
   for (size_t a = 0; a < state.size(); ++a) gpu_state.arrays[a] = gpu.Upload(state[a]);
@@ -273,7 +278,8 @@ void Measure(const Gpu& gpu, size_t elements) {
   row("pack bfloat16 to float32, with the norm", 6.0 * elements, gpu.Seconds([&] {
     gpu.Check(gpu.kernels().Pack({whole.get(), DType::kBFloat16, {to, DType::kFloat32}, elements, sums}, gpu.stream()));
   }));
-  for (const char* const name : {"adamw", "adamw_bf16_nearest", "adamw_bf16", "adamw_8bit"}) {
+  for (const char* const name : {"adamw", "adamw_bf16_nearest", "adamw_bf16", "adamw_8bit", "adamw_bf16_bf16_masters",
+                                 "adamw_8bit_bf16_masters"}) {
     const Algorithm& algorithm = *FindAlgorithm(name);
     double state_bytes = 0;
     for (const StateArray& array : algorithm.arrays) state_bytes += static_cast<double>(array.Bytes(elements));
@@ -309,7 +315,8 @@ int Main(size_t elements) {
       if (slot_dtype != dtype) CheckPack(gpu, dtype, slot_dtype, tally);
     }
     for (const Algorithm* algorithm : Algorithms()) {
-      if (algorithm->resident_kernel != nullptr) CheckResident(gpu, dtype, *algorithm, tally);
+      if (algorithm->resident_kernel == nullptr || (algorithm->rounds_masters && dtype != DType::kBFloat16)) continue;
+      CheckResident(gpu, dtype, *algorithm, tally);
     }
   }
   Measure(gpu, elements);
