@@ -209,7 +209,7 @@ def _beyond(least: Measured, result: Measured) -> dict[str, object]:
 
 def _set(optimizer: superoffload.torch.AdamW, speculation: str, residents: int) -> None:
     """As an operator and the resident tuner do it."""
-    optimizer._hosting.gpu.residents.keep(residents, optimizer._hosting.quiesce)
+    optimizer._hosting.gpu.residents.choose(residents, optimizer._hosting.quiesce)
     policies = optimizer_pb2.Policies(speculation=f"SPECULATION_{speculation.upper()}")
     request = optimizer_pb2.UpdatePoliciesRequest(name=optimizer.name, policies=policies)
     optimizer._hosting.connection.call("UpdatePolicies", request)

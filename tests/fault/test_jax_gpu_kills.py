@@ -11,6 +11,7 @@ from tests.support.jax_model import same_bits
 
 import superoffload.jax
 from superoffload import Error
+from superoffload.jax import GpuOptions
 
 STEPS = 6
 
@@ -44,11 +45,20 @@ def build(kept):
         optimizer.close()
 
 
-@pytest.mark.parametrize("weights", ["resident", "streamed"])
-def test_a_step_that_the_daemons_death_cuts_off_is_computed_again_with_the_same_bits(build, kept, weights):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weights": "streamed"},
+        {"gpu": GpuOptions(resident_buckets=3)},
+        {"gpu": GpuOptions(gradient_slots="in_place")},
+    ],
+    ids=repr,
+)
+def test_a_step_that_the_daemons_death_cuts_off_is_computed_again_with_the_same_bits(build, kept, options):
     undisturbed, params = build()
     jax_model.train_plain(undisturbed, params, STEPS)
-    optimizer, params = build(weights=weights)
+    optimizer, params = build(**options)
     backward = jax_model.offloaded_backward(optimizer)
     kills = {(1, "before backward"), (3, "after backward"), (4, "after the step")}
     lost = []
@@ -74,6 +84,8 @@ def test_a_step_that_the_daemons_death_cuts_off_is_computed_again_with_the_same_
     assert same_bits(optimizer.state_tensors(), undisturbed.state_tensors())
 
 
-def test_a_step_inside_of_jit_fails_and_the_parameters_can_be_pulled(build, kept):
-    optimizer, params = build()
+@pytest.mark.parametrize("residents", [0, 3])
+def test_a_step_inside_of_jit_fails_and_the_parameters_can_be_pulled(build, kept, residents):
+    optimizer, params = build(gpu=GpuOptions(resident_buckets=residents))
     jax_model.lose_a_step_inside_of_jit(optimizer, params, lambda: kill_daemon(kept))
+    assert optimizer._attachment.resident_buckets == residents

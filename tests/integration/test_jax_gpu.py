@@ -15,7 +15,8 @@ from tests.support.jax_model import LAYERS, init_params, same_bits
 
 import superoffload.jax
 from superoffload import Error
-from superoffload.jax import VerdictKind, cuda, ffi
+from superoffload._core import optimizers
+from superoffload.jax import GpuOptions, VerdictKind, cuda, ffi
 
 STEPS = 4
 RATE = 1e-2
@@ -86,13 +87,73 @@ def expected(daemon):
     return results
 
 
+OPTIONS = [
+    None,
+    GpuOptions(resident_buckets=3, resident_steps=1),
+    GpuOptions(resident_buckets=3),
+    GpuOptions(resident_buckets=2, gradient_slots=1),
+    GpuOptions(gradient_slots="in_place"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
 @pytest.mark.parametrize(
     ("train", "dtype"),
     [(jax_model.train_plain, jnp.bfloat16), (jax_model.train_overlapped, jnp.float32)],
     ids=["plain", "overlapped"],
 )
-def test_training_has_the_bits_of_training_on_the_cpu(gpu, expected, train, dtype):
-    assert same_bits(trained(gpu, train, dtype), expected[dtype])
+def test_training_has_the_bits_of_training_on_the_cpu(gpu, expected, train, dtype, options):
+    assert same_bits(trained(gpu, train, dtype, gpu=options), expected[dtype])
+
+
+def test_the_options_are_honoured(gpu):
+    def made(**options):
+        optimizer, params = gpu(gpu=GpuOptions(**options))
+        optimizer.push_params(params)
+        attachment = optimizer._attachment
+        return attachment.resident_buckets, attachment.report.gradient_slots, attachment.optimizer.layout
+
+    resident, slots, layout = made()
+    assert (resident, slots, layout.in_place) == (0, 2, False)
+    resident, slots, layout = made(resident_buckets=2, resident_steps=5, gradient_slots=1)
+    assert (resident, slots) == (2, 1)
+    assert [bucket.log_slots for bucket in layout.buckets[-3:]] == [0, 6, 6]
+    resident, slots, layout = made(gradient_slots="in_place")
+    assert (resident, slots, layout.in_place) == (0, 1, True)
+
+
+@pytest.mark.parametrize("fitting", [1, 0])
+def test_gradients_have_the_room_that_the_daemon_has_memory_for(gpu, expected, monkeypatch, fitting):
+    """``fitting``: slots; none: the one that parameters are published into."""
+    create = optimizers.create
+
+    def create_if_it_fits(connection, request):
+        if not request.in_place and request.gradient_slots > fitting:
+            raise Error(grpc.StatusCode.RESOURCE_EXHAUSTED, "the budget is used up")
+        return create(connection, request)
+
+    monkeypatch.setattr(optimizers, "create", create_if_it_fits)
+    optimizer, params = gpu()
+    assert (optimizer._attachment.report.gradient_slots, optimizer._attachment.report.in_place) == (1, fitting == 0)
+    params, _ = jax_model.train_plain(optimizer, params, STEPS)
+    assert same_bits((params, optimizer.state_tensors()), expected[jnp.float32])
+    for options in ({"gpu": GpuOptions(gradient_slots=2)}, {"weights": "streamed"}):
+        if fitting == 0:
+            with pytest.raises(Error, match="the budget is used up"):
+                gpu(**options)
+
+
+def test_options_that_cannot_be_are_refused(gpu):
+    with pytest.raises(ValueError, match="resident_buckets is -1 but must be 0 or more"):
+        GpuOptions(resident_buckets=-1)
+    with pytest.raises(ValueError, match="gradient_slots is 3 but must be 'auto', 1, 2 or 'in_place'"):
+        GpuOptions(gradient_slots=3)
+    with pytest.raises(ValueError, match="resident_steps is 32 but must be 1 to 31"):
+        GpuOptions(resident_steps=32)
+    with pytest.raises(Error, match=r"100 resident buckets, but there are \d+ \[INVALID_ARGUMENT"):
+        gpu(gpu=GpuOptions(resident_buckets=100, resident_steps=1))
+    with pytest.raises(Error, match="weights do not stream with resident_buckets.*leave one of the two out"):
+        gpu(weights="streamed", gpu=GpuOptions(resident_buckets=1))
 
 
 def test_scanned_layers_hand_over_slices_of_stacked_parameters(gpu):
@@ -112,11 +173,13 @@ def gradients_of(steps, skipped):
     return jax.tree.map(draw, init_params())
 
 
-def test_steps_inside_of_jit_have_the_bits_of_steps_outside_and_on_the_cpu(gpu, daemon):
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=repr)
+def test_steps_inside_of_jit_have_the_bits_of_steps_outside_and_on_the_cpu(gpu, daemon, options):
     """In a scan, with a schedule that the program computes, and a step that is skipped."""
     rate = lambda count: 1e-2 / (1.0 + count)  # noqa: E731
     given = gradients_of(STEPS, skipped=2)
-    build = lambda: superoffload.jax.adamw(rate, max_norm=3.0, bucket_bytes=4096, endpoint=daemon.endpoint)  # noqa: E731
+    common = {"max_norm": 3.0, "bucket_bytes": 4096, "endpoint": daemon.endpoint, "gpu": options}
+    build = lambda: superoffload.jax.adamw(rate, **common)  # noqa: E731
     with contextlib.ExitStack() as ending:
         inside, outside = (ending.enter_context(contextlib.closing(build())) for _ in range(2))
         params, reports = jax_model.scan_steps(inside, given, inside.init(init_params()))
@@ -176,9 +239,11 @@ def test_changed_parameters_are_an_error_and_equal_ones_are_taken(gpu, expected)
     assert same_bits((params, optimizer.state_tensors()), expected[jnp.float32])
 
 
-def test_state_leaves_and_comes_back(gpu, tmp_path):
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+def test_state_leaves_and_comes_back(gpu, tmp_path, options):
     """By a checkpoint, by another trainer under the same name, and by parameters of the trainer's own."""
-    optimizer, params = gpu(name="kept")
+    name = f"kept{OPTIONS.index(options)}"
+    optimizer, params = gpu(name=name, gpu=options)
     gradients = jax.tree.map(jnp.ones_like, params)
     first, _ = optimizer.step(gradients)
     handle = optimizer.save(tmp_path / "checkpoint")
@@ -187,7 +252,7 @@ def test_state_leaves_and_comes_back(gpu, tmp_path):
     assert same_bits(optimizer.restore(handle), first)
     assert same_bits(optimizer.step(gradients)[0], second)
     optimizer.close()
-    other, found = gpu(name="kept", sync="pull_params")
+    other, found = gpu(name=name, sync="pull_params", gpu=options)
     assert same_bits(found, second)
     other.push_params(params)
     assert same_bits(other.pull_params(), params)

@@ -31,12 +31,14 @@ extras.need("jax", "jax")
 from superoffload._core.policies import CheckpointSchedule
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax.adam import adam, adam8bit, adamw, adamw8bit
+from superoffload.jax.gpu_options import GpuOptions
 from superoffload.jax.lion import lion, lion8bit
 from superoffload.jax.offload import offloaded
 from superoffload.jax.optimizer import Optimizer
 
 __all__ = [
     "CheckpointSchedule",
+    "GpuOptions",
     "Optimizer",
     "StepResult",
     "VerdictKind",

@@ -57,6 +57,7 @@ def adamw(
         checkpoint: have the daemon take checkpoints while training goes on; None leaves an existing schedule.
         lease_seconds: the daemon deletes an optimizer with a name when no trainer was attached to it for so long.
         bucket_bytes: gradient bytes per bucket; 0 is the daemon's default, 64 MiB.
+        gpu: `GpuOptions`, for parameters on a GPU.
         weights: of a model on a GPU: "resident", all leaves are arrays there; "streamed", those of blocks, whose names
             have a number (``layers.0``, ``Block_0``), come from the daemon while an `offloaded` layer computes, forward
             and backward, and have no elements in what `init` and `finish` return; or the part of the blocks that

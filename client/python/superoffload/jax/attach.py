@@ -13,8 +13,10 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
+from superoffload._core.gradient_memory import GradientMemory, create_with_first
 from superoffload.jax import arrays, cuda, streams
 from superoffload.jax.algorithm import Algorithm
+from superoffload.jax.gpu_options import GpuOptions
 from superoffload.jax.groups import Groups
 from superoffload.jax.tree import HostedLeaf
 from superoffload.v1 import optimizer_pb2
@@ -35,6 +37,7 @@ class Subject:
     seed: int | None  # of stochastic rounding; None: 0, or the one that the optimizer has
     member: run.Member | None  # None: it trains alone
     gpu: Any | None  # the JAX device that the parameters are on, unless they stream to it; None: the CPU
+    gpu_options: GpuOptions
 
     def restore(self, source: optimizer_pb2.RestoreOptimizerRequest) -> None:
         """Nobody is attached."""
@@ -64,7 +67,16 @@ def attach(
     )
     if subject.member is not None:
         subject.member.mark(create)
-    created = optimizers.create(subject.connection, create)
+    streamed = streams.of(subject.hosted)
+
+    def create_with(memory: GradientMemory) -> bool:
+        _, create.gradient_slots, create.logged_buckets, create.log_slots, create.in_place = memory
+        return optimizers.create(subject.connection, create)
+
+    memories = (
+        [GradientMemory()] if subject.gpu is None else subject.gpu_options.gradient_memories(bool(streamed.units))
+    )
+    created = create_with_first(memories, create_with)
     existing = None if created else subject.connection.get_whole(subject.name)
     if existing is not None:
         optimizers.check_algorithm(existing, subject.algorithm.daemon_name)
@@ -94,7 +106,7 @@ def attach(
             move_in=None,
             current_stream=lambda: 0,
             again="compute the gradients of this step again, from the parameters that this process has",
-            streamed=streams.of(subject.hosted),
+            streamed=streamed,
         )
         if error := attachment.why_none_streams():
             attachment.end()

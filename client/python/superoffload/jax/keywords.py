@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from superoffload._core import policies, stored
 from superoffload._core.optimizers import Directories
+from superoffload.jax.gpu_options import GpuOptions
 from superoffload.jax.streams import Weights
 
 
@@ -25,4 +26,5 @@ class Keywords(TypedDict, total=False):
     checkpoint: policies.CheckpointSchedule | None
     lease_seconds: float | None
     bucket_bytes: int
+    gpu: GpuOptions | None
     weights: Weights

@@ -17,11 +17,14 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.daemon import resolve_endpoint
 from superoffload._core.error import Error
+from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.optimizers import Directories
+from superoffload._core.resident_buckets import ResidentBuckets
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax import ffi, processes, streams
 from superoffload.jax.algorithm import Algorithm
 from superoffload.jax.attach import Subject, attach
+from superoffload.jax.gpu_options import GpuOptions
 from superoffload.jax.groups import Groups
 from superoffload.jax.hosted_tree import HostedTree
 from superoffload.jax.live import LiveParameters
@@ -64,6 +67,7 @@ class Optimizer(State):
         checkpoint: policies.CheckpointSchedule | None = None,
         lease_seconds: float | None = None,
         bucket_bytes: int = 0,
+        gpu: GpuOptions | None = None,
         weights: Weights = "resident",
     ) -> None:
         streams.check_weights(weights)
@@ -75,6 +79,7 @@ class Optimizer(State):
         self._seed = seed
         self._groups = Groups(algorithm, defaults, labels, groups, mask)
         self._trainable = trainable
+        self._gpu_options = GpuOptions() if gpu is None else gpu
         self._weights = weights
         self.max_norm = max_norm
         self._anonymous = name is None
@@ -107,6 +112,8 @@ class Optimizer(State):
         hosted = HostedTree(params, self._trainable, self._groups.assign(params), self._weights)
         if hosted.gpu is not None:
             ffi.check_handlers()
+        if any(leaf.streams for leaf in hosted.hosted):
+            self._gpu_options.check_streams()
         self._group = processes.group()
         given = None if self._anonymous else self.name
         if self._group is not None:
@@ -145,7 +152,14 @@ class Optimizer(State):
         atexit.register(self._finalizer)  # after a private daemon's own exit handler, so that it runs before it
         self._owner_pid = os.getpid()
         owner.own(self)
-        self._stepping = Stepping(attachment, hosted, self._groups, self._group)
+        residents = None
+        if isinstance(attachment, GpuAttachment):
+            try:
+                residents = ResidentBuckets(attachment, self._gpu_options.resident_buckets, alone=self._group is None)
+            except Error:
+                self._finalizer()
+                raise
+        self._stepping = Stepping(attachment, hosted, self._groups, self._group, residents)
         on_gpu = None if hosted.gpu is None else self._stepping.published_on_gpu
         self._live = LiveParameters(attachment, hosted.hosted, on_gpu)
 
@@ -162,6 +176,7 @@ class Optimizer(State):
             self._seed,
             self._member,
             hosted.gpu,
+            self._gpu_options,
         )
 
     # Stepping.

@@ -84,6 +84,7 @@ class State:
         self._live.forget()
         self._live.keep(leaves)
         self._stepping.prepare()
+        self._stepping.keep_residents()
 
     def pull_params(self) -> Any:
         """The daemon wins: returns its parameters, those of the last committed step."""

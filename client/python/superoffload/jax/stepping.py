@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from superoffload._core import run, run_step, skips
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
+from superoffload._core.resident_buckets import ResidentBuckets
 from superoffload._core.step_result import StepResult, VerdictKind
 from superoffload.jax import arrays, ffi, streams, tree
 from superoffload.jax.groups import Groups
@@ -20,7 +21,10 @@ from superoffload.jax.tree import HostedLeaf
 
 
 class Stepping:
-    """``hosted``: whose leaves are hosted, and which of them offloaded layers hand over. ``group``: of the run."""
+    """``hosted``: whose leaves are hosted, and which of them offloaded layers hand over. ``group``: of the run.
+
+    ``residents``: of a GPU; None: there is none.
+    """
 
     def __init__(
         self,
@@ -28,9 +32,11 @@ class Stepping:
         hosted: HostedTree,
         groups: Groups,
         group: run.Group | None,
+        residents: ResidentBuckets | None,
     ) -> None:
         self._attachment = attachment
         self._group = group
+        self._residents = residents
         self._hosted = hosted.hosted
         self._gpu = hosted.gpu
         self._groups = groups
@@ -55,6 +61,7 @@ class Stepping:
             self._attachment.settle()
         if self._attachment.come_back():
             self.prepare()
+            self.keep_residents()
         self._look_inside()
 
     def finish(
@@ -75,6 +82,7 @@ class Stepping:
             result = self._end(gradient_scale, max_grad_norm)
             self._count(result)
             self.prepare()
+        self.keep_residents()
         return result
 
     def _end(self, gradient_scale: float, max_grad_norm: float) -> StepResult:
@@ -205,6 +213,12 @@ class Stepping:
         """The state is that of another moment."""
         self._last_result = None
         self.prepare()
+        self.keep_residents()
+
+    def keep_residents(self) -> None:
+        """Another daemon has none, nor one that has taken the state from elsewhere. No step is open."""
+        if self._residents is not None:
+            self._residents.keep(self.quiesce)
 
     def _count(self, result: StepResult) -> None:
         self._last_result = result

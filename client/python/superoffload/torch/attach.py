@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import grpc
 import torch
@@ -12,6 +12,7 @@ from superoffload._core.attachment import Attachment
 from superoffload._core.control import Connection
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuReport
+from superoffload._core.gradient_memory import GradientMemory, create_with_first
 from superoffload._core.run import Member
 from superoffload.torch import groups, meta, parameters
 from superoffload.torch.algorithm import Algorithm, name_of
@@ -42,16 +43,6 @@ class Gpu(Protocol):
     def close(self) -> None: ...
 
 
-class GradientRoom(NamedTuple):
-    """Whether gradients come as fp32, whatever their dtype, and fields of CreateOptimizerRequest."""
-
-    casts: bool = False
-    gradient_slots: int = 2
-    logged_buckets: int = 0
-    log_slots: int = 0
-    in_place: bool = False
-
-
 class Backend(Protocol):
     """Where the model's parameters are while they are trained: the CPU's memory (host.py), a GPU's (gpu/backend.py)."""
 
@@ -73,7 +64,7 @@ class Backend(Protocol):
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         """Whether gradients of an optimizer to be created leave as fp32, whatever their dtype."""
 
-    def gradient_rooms(self, subject: "Subject", bucket_bytes: int, casts: bool) -> Iterator["GradientRoom"]:
+    def gradient_memories(self, subject: "Subject", bucket_bytes: int, casts: bool) -> Iterator[GradientMemory]:
         """What an optimizer to be created has for gradients. Where the daemon has no memory for it, the next one.
 
         ``casts``: they leave sooner as fp32.
@@ -253,19 +244,13 @@ def _create(subject: Subject, given: optimizer_pb2.Policies, bucket_bytes: int, 
     if subject.member is not None:
         subject.member.mark(request)
 
-    def create(room: GradientRoom) -> bool:
-        casts, request.gradient_slots, request.logged_buckets, request.log_slots, request.in_place = room
+    def create(memory: GradientMemory) -> bool:
+        casts, request.gradient_slots, request.logged_buckets, request.log_slots, request.in_place = memory
         gradient_dtype = torch.float32 if casts else None
         del request.parameters[:]
         given = subject.hosted, subject.in_float32(), gradient_dtype, not subject.backend.streams
         request.parameters.extend(parameters.specification(*given))
         return optimizers.create(subject.connection, request)
 
-    *rooms, least = subject.backend.gradient_rooms(subject, bucket_bytes, casts_on_gpu)
-    for room in rooms:
-        try:
-            return create(room)
-        except Error as error:
-            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-    return create(least)
+    memories = subject.backend.gradient_memories(subject, bucket_bytes, casts_on_gpu)
+    return create_with_first(memories, create)

@@ -9,9 +9,10 @@ import torch
 from superoffload._core import memory
 from superoffload._core.attachment import Attachment, Piece
 from superoffload._core.error import Error
+from superoffload._core.gradient_memory import GradientMemory
 from superoffload._core.step_result import StepResult
 from superoffload.torch import parameters
-from superoffload.torch.attach import GradientRoom, Subject
+from superoffload.torch.attach import Subject
 from superoffload.torch.live import LiveParameters, Replicas
 from superoffload.torch.ranks.shards import DATA_TYPES, HostedParameter
 from superoffload.torch.submitter import Given, Submitter
@@ -194,8 +195,8 @@ class HostBackend:
     def choose_cast(self, hosted: list[HostedParameter], bucket_bytes: int) -> bool:
         return False
 
-    def gradient_rooms(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientRoom]:
-        yield GradientRoom()
+    def gradient_memories(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientMemory]:
+        yield GradientMemory()
 
     def map(
         self, subject: Subject, request: optimizer_pb2.AttachOptimizerRequest, synchronize: Callable[[], None]

@@ -10,8 +10,9 @@ import torch
 from superoffload._core.attachment import Attachment
 from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment, GpuReport, measure_casts
+from superoffload._core.gradient_memory import GradientMemory, why_not_streamed
 from superoffload.torch import cuda, parameters
-from superoffload.torch.attach import GradientRoom, Subject
+from superoffload.torch.attach import Subject
 from superoffload.torch.gpu import forward, move, streams
 from superoffload.torch.gpu.forward import ForwardWaits
 from superoffload.torch.gpu.live import GpuParameters
@@ -79,10 +80,8 @@ class GpuBackend:
 
     def _obstacle(self, subject: Subject) -> tuple[grpc.StatusCode, str] | None:
         """Why nothing can stream."""
-        if self._options.gradient_slots == "in_place":
-            return _not_with_streams("gradient_slots='in_place'", "its parameters lie where gradients land")
-        if self._options.resident_buckets not in ("auto", 0):
-            return _not_with_streams("resident_buckets", "the GPU has no parameters of them that it could update")
+        if why := why_not_streamed(self._options.gradient_slots, self._options.resident_buckets):
+            return grpc.StatusCode.UNIMPLEMENTED, why
         if streams.count(subject.hosted) == 0:
             return (
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -110,20 +109,20 @@ class GpuBackend:
         _, fused_seconds, gpu_fp32_seconds = self._cast_timings[-1]
         return gpu_fp32_seconds < fused_seconds
 
-    def gradient_rooms(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientRoom]:
+    def gradient_memories(self, subject: Subject, bucket_bytes: int, casts: bool) -> Iterator[GradientMemory]:
         slots, may_narrow = self._options.gradient_slots, self._options.cast == "auto"
-        in_place = GradientRoom(casts and not may_narrow, gradient_slots=1, in_place=True)
+        in_place = GradientMemory(casts and not may_narrow, gradient_slots=1, in_place=True)
         if slots == "in_place":
             yield in_place
             return
         logs = list(self._logs(subject, bucket_bytes))
         for log in logs:
-            yield GradientRoom(casts, 2 if slots == "auto" else slots, *log)
+            yield GradientMemory(casts, 2 if slots == "auto" else slots, *log)
         if slots != "auto":
             return
         if casts and may_narrow:
-            yield GradientRoom(False, 2, *logs[-1])
-        yield GradientRoom(in_place.casts, 1, *logs[-1])
+            yield GradientMemory(False, 2, *logs[-1])
+        yield GradientMemory(in_place.casts, 1, *logs[-1])
         if self.streams or self._adds_up:
             return
         alike = all(p.local.dtype == (torch.float32 if in_place.casts else p.gradient_dtype) for p in subject.hosted)
@@ -211,10 +210,6 @@ class GpuBackend:
         hook = functools.partial(forward.hook, outputs=False)
         suspension = Suspension(attachment, given.hosted, self._device, hook)
         return submitter, UsedGpu(attachment, waits, residents, streamed, staying, suspension, self._cast_timings)
-
-
-def _not_with_streams(what: str, why: str) -> tuple[grpc.StatusCode, str]:
-    return grpc.StatusCode.UNIMPLEMENTED, f"weights do not stream with {what}: {why}; leave one of the two out"
 
 
 class UsedGpu:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from superoffload._core import gradient_memory
 from superoffload._core.gpu_attachment import MOVERS, Mover
 
 # Of the blocks of a model: all stay on the GPU, all stream to it, this part of them streams, up to 1; or those stream
@@ -13,7 +14,6 @@ from superoffload._core.gpu_attachment import MOVERS, Mover
 Weights = Literal["auto", "resident", "streamed"] | float
 
 _CASTS = ("auto", "fused", "gpu_fp32")
-_MOST_RESIDENT_STEPS = 31  # a log has a slot more, for the step to come
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GpuOptions:
     # "in_place": one, over which the daemon publishes the parameters, so that they take no memory of their own. That
     # saves 2 more and moves 32, all of it after the step's verdict; there are no logs. "auto": two, one or "in_place",
     # the first that the daemon has room for. Buckets with a log have two. Never changes results.
-    gradient_slots: int | Literal["auto", "in_place"] = "auto"
+    gradient_slots: gradient_memory.Slots = "auto"
     # Where gradients of several backward passes of a step are added up: "gpu", in .grad, as ever; "daemon", in its
     # memory: each pass's leave at once, so that the GPU never has those of all parameters. It fetches a sum, adds, and
     # sends it back, in the order of the passes, rounded as .grad would be: the same bits. With cast="gpu_fp32" sums are
@@ -69,8 +69,7 @@ class GpuOptions:
             raise ValueError(f"cast is {self.cast!r} but must be 'auto', 'fused' or 'gpu_fp32'")
         if not 0 <= self.resident_share <= 1:
             raise ValueError(f"resident_share is {self.resident_share!r} but must be 0 to 1")
-        if self.gradient_slots not in ("auto", 1, 2, "in_place"):
-            raise ValueError(f"gradient_slots is {self.gradient_slots!r} but must be 'auto', 1, 2 or 'in_place'")
+        gradient_memory.check(self.gradient_slots, self.resident_steps)
         if self.accumulate not in ("gpu", "daemon"):
             raise ValueError(f"accumulate is {self.accumulate!r} but must be 'gpu' or 'daemon'")
         if self.accumulate == "daemon" and self.mover == "daemon":
@@ -82,8 +81,6 @@ class GpuOptions:
             )
         if not self.stream_slots >= 1:
             raise ValueError(f"stream_slots is {self.stream_slots} but must be at least 1")
-        if not 1 <= self.resident_steps <= _MOST_RESIDENT_STEPS:
-            raise ValueError(f"resident_steps is {self.resident_steps} but must be 1 to {_MOST_RESIDENT_STEPS}")
 
 
 def check_weights(weights: Weights) -> None:

@@ -4,16 +4,13 @@ import bisect
 import time
 from collections.abc import Callable
 
-import grpc
 import torch
 
-from superoffload._core import warn
-from superoffload._core.error import Error
 from superoffload._core.gpu_attachment import GpuAttachment
 from superoffload._core.layout import bucket_bytes
+from superoffload._core.resident_buckets import ResidentBuckets
 from superoffload.torch.gpu.options import GpuOptions
 from superoffload.torch.gpu.room import GpuRoom
-from superoffload.v1 import optimizer_pb2
 
 _PATIENCE = 3  # steps with a stall before more buckets become resident
 _STALL = 0.01  # of a step's time
@@ -78,12 +75,8 @@ class ResidentTuner:
         self._limit = self.count = max(0, self.count - 1)
 
 
-class Residents:
-    """Keeps as many buckets resident as the user wants or the tuner finds, with a daemon that took over as well.
-
-    ``alone``: False where other ranks train with this one. Their shards differ, and none may fail by itself: so it
-    keeps as many as it has, and as fit. ``possible``: whether the GPU has a kernel for the algorithm.
-    """
+class Residents(ResidentBuckets):
+    """As many as the user wants or the tuner finds. ``possible``: whether the GPU has a kernel for the algorithm."""
 
     def __init__(
         self,
@@ -93,19 +86,15 @@ class Residents:
         possible: bool = True,
         alone: bool = True,
     ) -> None:
-        self._attachment = attachment
         self._tuner: ResidentTuner | None = None
-        self._count = self._left = 0
+        self._left = 0
         self._step_time = time.monotonic()
         self._room = ResidentRoom(attachment, device, options.resident_share)
-        if options.resident_buckets == "auto":
+        count = options.resident_buckets
+        if count == "auto":
             self._tuner = ResidentTuner() if possible else None
-        elif alone:
-            self._count = options.resident_buckets
-            attachment.set_resident(self._count)
-        else:
-            self._count = min(options.resident_buckets, len(attachment.optimizer.layout.buckets))
-            self._fit()
+            count = 0
+        super().__init__(attachment, count, alone)
 
     def after_step(self, stall_seconds: float, quiesce: Callable[[], None]) -> None:
         if self._tuner is not None:
@@ -113,60 +102,34 @@ class Residents:
             self._tuner.after_step(stall_seconds, now - self._step_time, self._room)
             self._step_time = now
             self._count = self._tuner.count
-        if self._count != self._attachment.resident_buckets:
-            self._apply(quiesce)
+        self.keep(quiesce)
 
     def after_zero_grad(self, quiesce: Callable[[], None]) -> None:
         """Gives memory back when the loop has found none, and goes on."""
         if self._tuner is not None and self._tuner.count > 0 and self._room.was_lacking():
             self._tuner.give_back(self._room)
             self._count = self._tuner.count
-            if self._count != self._attachment.resident_buckets:
-                self._apply(quiesce)
+            self.keep(quiesce)
 
-    def keep(self, count: int, quiesce: Callable[[], None]) -> None:
+    def choose(self, count: int, quiesce: Callable[[], None]) -> None:
         """Keeps ``count`` buckets resident from now on; nothing is tuned."""
         self._tuner, self._count = None, count
-        self._apply(quiesce)
+        self.keep(quiesce)
 
     def leave(self, quiesce: Callable[[], None]) -> None:
         """Has no bucket resident."""
         self._left, self._count = self._count, 0
         if self._tuner is not None:
             self._tuner.count = 0  # it finds out again
-        self._apply(quiesce)
+        self.keep(quiesce)
 
     def come_back(self, quiesce: Callable[[], None]) -> None:
         if self._tuner is None and self._left > 0:
             self._count = self._left
-            self._apply(quiesce)
+            self.keep(quiesce)
 
-    def _apply(self, quiesce: Callable[[], None]) -> None:
-        quiesce()
-        optimizer = self._attachment.optimizer
-        # What becomes resident reads the state, and what no longer is has its parameters published again. Those behind
-        # them are few.
-        most = max(self._count, self._attachment.resident_buckets)
-        first = max(0, len(optimizer.layout.buckets) - most)
-        request = optimizer_pb2.SettleOptimizerRequest(name=optimizer.name, first_bucket=first)
-        self._attachment.call("SettleOptimizer", request)
-        self._fit()
-
-    def _fit(self) -> None:
-        while not self._fits():
-            pass
-
-    def _fits(self) -> bool:
-        try:
-            self._attachment.set_resident(self._count)
-            return True
-        except Error as error:
-            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED or self._count == 0:
-                raise
+    def _fewer(self) -> int:
         if self._tuner is None:
-            self._count -= 1
-            warn.warn(f"the GPU has no memory for more than {self._count} resident buckets now")
-        else:
-            self._tuner.refuse()
-            self._count = self._tuner.count
-        return False
+            return super()._fewer()
+        self._tuner.refuse()
+        return self._tuner.count
