@@ -431,6 +431,15 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"EmptyName", [](OptimizerSpec& s) { s.parameters[0].name = ""; }, "parameters[0]"},
         BadSpec{"TakenName", [](OptimizerSpec& s) { s.parameters[1].name = "p0"; }, "taken"},
         BadSpec{"EmptyTensor", [](OptimizerSpec& s) { s.parameters[0].shape = {0}; }, "shape"},
+        BadSpec{"NarrowMastersOfWiderParameters",
+                [](OptimizerSpec& s) {
+                  s.algorithm = kernels::FindAlgorithm("adamw_bf16_masters");
+                  s.parameters[0].dtype = DType::kBFloat16;
+                  s.parameters[1].dtype = DType::kFloat16;
+                },
+                "parameters[1] (\"p1\"): adamw_bf16_masters has master weights in bf16, but the parameter has another "
+                "dtype; set "
+                "state_in_float32 for it, or cast it to bf16"},
         BadSpec{"ShapeOverflow",
                 [](OptimizerSpec& s) { s.parameters[0].shape = {uint64_t{1} << 63, uint64_t{1} << 63}; }, "shape"},
         BadSpec{"TooManyDimensions", [](OptimizerSpec& s) { s.parameters[1].shape.assign(65, 1); }, "65 dimensions"},
