@@ -26,6 +26,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "kernels/float_conversion.h"
 #include "superoffload/client.hpp"
 #include "superoffload/v1/exit_status.h"
 #include "superoffload/v1/step_ring.h"
@@ -34,7 +35,7 @@
 ABSL_FLAG(uint32_t, kills, 100, "processes to kill");
 ABSL_FLAG(uint64_t, seed, 0, "of the instants and the victims; 0 takes one at random");
 ABSL_FLAG(std::string, text, "", "the file to learn from");
-ABSL_FLAG(std::string, algorithm, "adamw", "of narrower moments the weight has some, the bias keeps fp32");
+ABSL_FLAG(std::string, algorithm, "adamw", "of narrower state the weight has some, the bias keeps fp32");
 ABSL_FLAG(std::string, trainer, "", "endpoint; runs as the trainer, until --steps are committed");
 ABSL_FLAG(uint64_t, steps, 0, "with --trainer");
 
@@ -44,6 +45,9 @@ namespace {
 constexpr char kName[] = "killed";
 constexpr size_t kBytes = 256, kBatch = 256;
 enum : size_t { kWeight, kBias };
+
+// Masters in bf16 are those of a weight in bf16.
+bool WeightIsNarrow() { return absl::GetFlag(FLAGS_algorithm).ends_with("_masters"); }
 
 v1::CreateOptimizerRequest Plan() {
   v1::CreateOptimizerRequest request;
@@ -58,7 +62,7 @@ v1::CreateOptimizerRequest Plan() {
   weight->set_name("weight");
   weight->add_shape(kBytes);
   weight->add_shape(kBytes);
-  weight->set_dtype(v1::DATA_TYPE_FLOAT32);
+  weight->set_dtype(WeightIsNarrow() ? v1::DATA_TYPE_BFLOAT16 : v1::DATA_TYPE_FLOAT32);
   v1::Parameter* bias = request.add_parameters();
   bias->set_name("bias");
   bias->add_shape(kBytes);
@@ -82,11 +86,30 @@ std::string ReadText() {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::vector<float> Weight(const Attachment& trainer) {
+  if (WeightIsNarrow()) {
+    const auto stored = trainer.Parameter<uint16_t>(kWeight);
+    std::vector<float> numbers(stored.size());
+    std::ranges::transform(stored, numbers.begin(), kernels::WidenBFloat16);
+    return numbers;
+  }
+  const auto numbers = trainer.Parameter<float>(kWeight);
+  return {numbers.begin(), numbers.end()};
+}
+
+void WriteWeightGradient(Attachment& trainer, const std::vector<float>& gradient) {
+  if (WeightIsNarrow()) {
+    std::ranges::transform(gradient, trainer.Gradient<uint16_t>(kWeight).begin(), kernels::NarrowToBFloat16);
+  } else {
+    std::ranges::copy(gradient, trainer.Gradient<float>(kWeight).begin());
+  }
+}
+
 // The gradients of committed step `t` depend on the parameters and on t alone.
 absl::Status Backward(Attachment& trainer, const std::string& text, uint64_t t) {
-  const auto weight = trainer.Parameter<float>(kWeight), bias = trainer.Parameter<float>(kBias);
-  const auto weight_gradient = trainer.Gradient<float>(kWeight), bias_gradient = trainer.Gradient<float>(kBias);
-  std::ranges::fill(weight_gradient, 0.0f);
+  const std::vector<float> weight = Weight(trainer);
+  const auto bias = trainer.Parameter<float>(kBias), bias_gradient = trainer.Gradient<float>(kBias);
+  std::vector<float> weight_gradient(weight.size());
   std::ranges::fill(bias_gradient, 0.0f);
   std::mt19937_64 random(t);
   for (size_t i = 0; i < kBatch; ++i) {
@@ -102,6 +125,7 @@ absl::Status Backward(Attachment& trainer, const std::string& text, uint64_t t) 
       bias_gradient[j] += probability[j] / kBatch;
     }
   }
+  WriteWeightGradient(trainer, weight_gradient);
   if (absl::Status status = trainer.GradientReady(kBias); !status.ok()) return status;
   return trainer.GradientReady(kWeight);
 }
@@ -143,7 +167,7 @@ int RunTrainer() {
 
 pid_t StartTrainer(const std::string& endpoint, uint64_t steps) {
   return test::Spawn({"/proc/self/exe", "--trainer=" + endpoint, "--text=" + absl::GetFlag(FLAGS_text),
-                      "--steps=" + std::to_string(steps)});
+                      "--steps=" + std::to_string(steps), "--algorithm=" + absl::GetFlag(FLAGS_algorithm)});
 }
 
 std::unique_ptr<Client> ConnectPatiently(const std::string& endpoint) {
@@ -167,8 +191,8 @@ Trained Result(const std::string& endpoint) {
     request.set_sync(v1::SYNC_PULL);
     const auto attachment = client->Attach(request);
     if (!attachment.ok()) continue;
-    const auto weight = (*attachment)->Parameter<float>(kWeight), bias = (*attachment)->Parameter<float>(kBias);
-    Trained trained{(*attachment)->optimizer().committed_steps(), {weight.begin(), weight.end()}};
+    const auto bias = (*attachment)->Parameter<float>(kBias);
+    Trained trained{(*attachment)->optimizer().committed_steps(), Weight(**attachment)};
     trained.weights.insert(trained.weights.end(), bias.begin(), bias.end());
     return trained;
   }
