@@ -115,9 +115,9 @@ def test_what_contradicts_itself_is_refused_before_the_state_is_touched(trained,
 
     missing = {name: tensor for name, tensor in whole.items() if name != "exp_avg.0.bias"}
     refused(STATUS.FAILED_PRECONDITION, 'no tensor "exp_avg.0.bias"', missing)
-    for name, dtype, words in (("model", torch.bfloat16, "is BF16"), ("exp_avg", torch.float16, "is F16")):
-        narrow = {**whole, f"{name}.0.bias": whole[f"{name}.0.bias"].to(dtype)}
-        refused(STATUS.FAILED_PRECONDITION, words, narrow)
+    for name in ("model", "exp_avg"):
+        narrow = {**whole, f"{name}.0.bias": whole[f"{name}.0.bias"].half()}
+        refused(STATUS.FAILED_PRECONDITION, "is F16", narrow)
     refused(STATUS.INVALID_ARGUMENT, "but another is of step 5", directories=[str(tmp_path / "ckpt")])
     refused(STATUS.INVALID_ARGUMENT, '"steps.0.bias" is 4, but', {**whole, "steps.0.bias": torch.tensor(4)})
     refused(STATUS.INVALID_ARGUMENT, '"steps.0.bias" is 1844', {**whole, "steps.0.bias": torch.tensor(-1)})
