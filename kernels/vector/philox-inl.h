@@ -88,8 +88,9 @@ HWY_INLINE void GroupWords(PhiloxKey key, const PhiloxBlock& first, uint32_t* to
 #endif
 }
 
-// words[j] is the word of element first + j of the range, for j below n.
-HWY_INLINE void RoundingWords(const Rounding& rounding, uint32_t step, uint32_t pair, size_t first, size_t n,
+// words[j] is the word of element first + j of the range, for j below n. Inlined into every loop it would double what there is
+// to compile.
+HWY_NOINLINE void RoundingWords(const Rounding& rounding, uint32_t step, uint32_t pair, size_t first, size_t n,
                               uint32_t* words) {
   for (size_t j = 0; j < n;) {
     const BoxElements::Place place = rounding.box->Find(rounding.first + first + j);

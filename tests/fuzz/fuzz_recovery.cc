@@ -31,10 +31,10 @@ class NullStore final : public optimizer::DescriptorStore {
   void Drop(const std::string&) override {}
 };
 
-v1::CreateOptimizerRequest Request(bool in_place) {
+v1::CreateOptimizerRequest Request(bool in_place, const char* algorithm) {
   v1::CreateOptimizerRequest request;
   request.set_name("fuzzed");
-  request.set_algorithm("adamw");
+  request.set_algorithm(algorithm);
   request.set_logged_buckets(in_place ? 0 : 1);
   request.set_log_slots(in_place ? 0 : 3);
   request.set_in_place(in_place);
@@ -53,13 +53,15 @@ v1::CreateOptimizerRequest Request(bool in_place) {
 // hides most of it, so the first byte says whether the description is rewritten with the rest of the input instead.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static engine::WorkerThreads pool(1);
-  static const v1::CreateOptimizerRequest requests[] = {Request(false), Request(true)};
+  static const v1::CreateOptimizerRequest requests[] = {Request(false, "adamw"), Request(true, "adamw"),
+                                                        Request(false, "adamw_8bit_bf16_masters")};
   static const engine::Layout layouts[] = {*engine::PlanLayout(*rpc::ToSpec(requests[0])),
-                                           *engine::PlanLayout(*rpc::ToSpec(requests[1]))};
+                                           *engine::PlanLayout(*rpc::ToSpec(requests[1])),
+                                           *engine::PlanLayout(*rpc::ToSpec(requests[2]))};
   if (size == 0) return 0;
-  const bool in_place = data[0] % 8 >= 4;
-  const v1::CreateOptimizerRequest& request = requests[in_place ? 1 : 0];
-  const engine::Layout& layout = layouts[in_place ? 1 : 0];
+  const size_t choice = data[0] / 4 % std::size(requests);
+  const v1::CreateOptimizerRequest& request = requests[choice];
+  const engine::Layout& layout = layouts[choice];
   optimizer::HostedMemory memory = *optimizer::HostedMemory::Create(layout, rpc::Describe(1000, request), {});
   engine::Record(memory.record.data(), layout);
   if (data[0] % 4 == 3) {

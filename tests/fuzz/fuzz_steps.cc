@@ -7,11 +7,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "server/engine/step_engine.h"
 #include "server/engine/worker_threads.h"
+#include "tests/support/algorithm_kinds.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 #include "tests/support/sums_of_squares.h"
@@ -98,6 +100,15 @@ engine::OptimizerSpec Spec(uint32_t gradient_slots, bool in_place = false) {
   return spec;
 }
 
+engine::OptimizerSpec Narrow(engine::OptimizerSpec spec, std::string_view algorithm) {
+  spec.algorithm = kernels::FindAlgorithm(algorithm);
+  for (engine::ParameterSpec& parameter : spec.parameters) {
+    parameter.dtype = parameter.gradient_dtype = kernels::DType::kBFloat16;
+  }
+  test::KeepSomeInFp32(spec);
+  return spec;
+}
+
 void Expect(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "the engine and the model differ: %s\n", what);
@@ -110,11 +121,14 @@ bool GoodScale(double scale) { return std::isfinite(scale) && scale != 0; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static engine::WorkerThreads pool(2);
+  static const engine::OptimizerSpec in_place = Spec(1, /*in_place=*/true);
   static const engine::Layout layouts[] = {*engine::PlanLayout(Spec(1)), *engine::PlanLayout(Spec(2)),
-                                           *engine::PlanLayout(Spec(1, /*in_place=*/true))};
+                                           *engine::PlanLayout(in_place),
+                                           *engine::PlanLayout(Narrow(Spec(2), "adamw_8bit_bf16_masters")),
+                                           *engine::PlanLayout(Narrow(in_place, "adamw_bf16_bf16_masters"))};
   Bytes bytes(data, std::min<size_t>(size, 512));
   const uint8_t choice = bytes.Next();
-  const engine::Layout& layout = layouts[choice / 3 % 3];
+  const engine::Layout& layout = layouts[choice / 3 % std::size(layouts)];
   const uint32_t buckets = static_cast<uint32_t>(layout.buckets.size());
   test::Memory memory(layout);
   NullObserver observer;
