@@ -37,7 +37,7 @@ def test_without_a_driver_there_is_a_sentence():
 
 def test_everything_runs_up_to_the_drivers_calls(checked):
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert checked.stdout.splitlines()[-1] == "checks=45 failures=0"
+    assert checked.stdout.splitlines()[-1] == "checks=54 failures=0"
 
 
 @pytest.mark.parametrize(

@@ -83,28 +83,26 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.fixture(scope="module")
-def on_host():
-    """Called: weights after STEPS and after 2 * STEPS steps on the host, of an optimizer with these options."""
-
-    @functools.cache
-    def run(**options):
-        daemon = Daemon("--metrics_address=off")
-        model = build()
+@functools.cache
+def on_host(**options):
+    """Weights after STEPS and after 2 * STEPS steps on the host, of an optimizer with these options."""
+    daemon = Daemon("--metrics_address=off")
+    model = build()
+    result = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
         optimizer = optimizer_of(model, daemon, **options)
-        result = []
         for first in (0, STEPS):
             train(model, optimizer, first=first)
             result.append(weights(model))
+        assert optimizer.gpu_report is None
         optimizer.close()
-        daemon.stop()
-        return result
-
-    return run
+    daemon.stop()
+    return result
 
 
 @pytest.fixture(scope="module")
-def expected(on_host):
+def expected():
     return on_host()
 
 
@@ -194,7 +192,7 @@ def test_what_one_gradient_slot_costs_depends_on_the_state(gpu_daemon, cls, stat
 
 @pytest.mark.parametrize("masters", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("resident_steps", "slots"), [(1, "auto"), (4, "auto"), (1, "in_place")])
-def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, on_host, resident_steps, slots, masters):
+def test_values_are_checked_where_what_is_published_stays_behind(gpu_daemon, resident_steps, slots, masters):
     model, expected = build(), on_host(master_dtype=masters)
     options = GpuOptions(resident_buckets=5, resident_steps=resident_steps, gradient_slots=slots)
     optimizer = optimizer_of(model, gpu_daemon, gpu=options, master_dtype=masters)
@@ -452,10 +450,10 @@ def test_state_and_checkpoints_are_those_of_the_host(gpu_daemon, expected, tmp_p
 
 
 @pytest.mark.parametrize("resident_steps", [1, 4])
-def test_pushed_parameters_become_the_masters_of_residents(gpu_daemon, daemon, resident_steps):
-    def run(daemon, **options):
+def test_pushed_parameters_become_the_masters_of_residents(gpu_daemon, resident_steps):
+    def run(**options):
         model = build()
-        optimizer = optimizer_of(model, daemon, **options)
+        optimizer = optimizer_of(model, gpu_daemon, **options)
         train(model, optimizer, steps=3)
         optimizer.synchronize()
         with torch.no_grad():
@@ -467,8 +465,10 @@ def test_pushed_parameters_become_the_masters_of_residents(gpu_daemon, daemon, r
         optimizer.close()
         return after
 
-    gpu = GpuOptions(resident_buckets=5, resident_steps=resident_steps)
-    assert same(run(gpu_daemon, gpu=gpu), run(daemon))
+    on_gpu = run(gpu=GpuOptions(resident_buckets=5, resident_steps=resident_steps))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("superoffload.torch.cuda.is_on_gpu", lambda tensor: False)
+        assert same(on_gpu, run())
 
 
 @pytest.mark.parametrize("masters", [torch.float32, torch.bfloat16])
