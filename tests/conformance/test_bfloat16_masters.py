@@ -8,7 +8,7 @@ from tests import conftest
 from tests.support.narrow_moments import Formula, model, whole
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
-from tests.support.small_training import same_as_formula, same_in_jax, same_whether_speculated, steps
+from tests.support.small_training import converted, same_as_formula, same_in_jax, same_whether_speculated, steps
 
 import superoffload
 import superoffload.torch
@@ -125,16 +125,9 @@ def test_what_the_trainer_writes_becomes_the_masters(make):
 
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_a_checkpoint_of_other_masters_is_converted(make, tmp_path, before, after):
-    module = narrow()
-    optimizer = make(module, master_dtype=before)
-    steps(module, optimizer, 0, 1)
-    optimizer.save_checkpoint(tmp_path / "saved")
-    other = narrow()
-    with pytest.warns(RuntimeWarning, match="restored from state of another dtype: 4 tensors are converted"):
-        heir = make(other, name=f"masters-to-{after}", master_dtype=after, restore=tmp_path / "saved")
-    same(list(other.parameters()), list(module.parameters()))
-    for name, arrays in optimizer.state_tensors().items():
-        for key, tensor in heir.state_tensors()[name].items():
+    saved, heir = converted(make, narrow, tmp_path / "saved", "master_dtype", before, after, tensors=4)
+    for name, arrays in saved.items():
+        for key, tensor in heir[name].items():
             assert torch.equal(tensor, arrays[key].to(after) if key == "master" else arrays[key])
 
 

@@ -9,7 +9,7 @@ from tests import conftest
 from tests.support.narrow_moments import Formula, model, whole
 from tests.support.optimizer_bits import bits, same
 from tests.support.rank_processes import Run
-from tests.support.small_training import same_as_formula, same_in_jax, same_whether_speculated, steps
+from tests.support.small_training import converted, same_as_formula, same_in_jax, same_whether_speculated, steps
 
 import superoffload
 import superoffload.torch
@@ -123,16 +123,9 @@ def test_a_restored_optimizer_goes_on_under_the_seed_of_the_checkpoint(make, tmp
 
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_a_checkpoint_of_another_dtype_is_converted(make, tmp_path, before, after):
-    module = model()
-    optimizer = make(module, state_dtype=before)
-    steps(module, optimizer, 0, 1)
-    optimizer.save_checkpoint(tmp_path / "saved")
-    other = model()
-    with pytest.warns(RuntimeWarning, match="restored from state of another dtype: 8 tensors are converted"):
-        heir = make(other, name=f"bf16-to-{after}", state_dtype=after, restore=tmp_path / "saved")
-    same(list(other.parameters()), list(module.parameters()))
-    for name, arrays in optimizer.state_tensors().items():
-        for key, tensor in heir.state_tensors()[name].items():
+    saved, heir = converted(make, model, tmp_path / "saved", "state_dtype", before, after, tensors=8)
+    for name, arrays in saved.items():
+        for key, tensor in heir[name].items():
             assert torch.equal(tensor, arrays[key] if key == "master" else arrays[key].to(after))
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 from tests.support.optimizer_bits import bits, same
 
@@ -72,3 +73,15 @@ def same_in_jax(optimizer, module: torch.nn.Module, in_jax) -> None:
         optimizer.step()
         optimizer.zero_grad()
         same(in_torch(params), jax.tree.leaves(pytree(lambda p: p.detach())))
+
+
+def converted(make, build, saved, option: str, before: torch.dtype, after: torch.dtype, *, tensors: int) -> tuple:
+    """The state of an optimizer, and of one that is restored from its checkpoint with another dtype, and says so."""
+    module, other = build(), build()
+    optimizer = make(module, **{option: before})
+    steps(module, optimizer, 0, 1)
+    optimizer.save_checkpoint(saved)
+    with pytest.warns(RuntimeWarning, match=f"restored from state of another dtype: {tensors} tensors are converted"):
+        heir = make(other, name=f"{option}-to-{after}", restore=saved, **{option: after})
+    same(list(other.parameters()), list(module.parameters()))
+    return optimizer.state_tensors(), heir.state_tensors()
