@@ -101,7 +101,7 @@ def train(
 def table(found: dict[str, list[list[tuple[int, float]]]]) -> str:
     exact = [losses[-1][1] for losses in found["fp32"]]
     rows = [
-        "| moments | loss, by seed | mean | distance from fp32, by seed | mean |",
+        "| format | loss, by seed | mean | distance from fp32, by seed | mean |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, runs in found.items():
