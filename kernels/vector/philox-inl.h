@@ -90,8 +90,8 @@ HWY_INLINE void GroupWords(PhiloxKey key, const PhiloxBlock& first, uint32_t* to
 
 // words[j] is the word of element first + j of the range, for j below n. Inlined into every loop it would double what
 // there is to compile.
-HWY_NOINLINE void RoundingWords(const Rounding& rounding, uint32_t step, uint32_t pair, size_t first, size_t n,
-                                uint32_t* words) {
+[[maybe_unused]] HWY_NOINLINE void RoundingWords(const Rounding& rounding, uint32_t step, uint32_t pair, size_t first,
+                                                 size_t n, uint32_t* words) {
   for (size_t j = 0; j < n;) {
     const BoxElements::Place place = rounding.box->Find(rounding.first + first + j);
     const size_t count = static_cast<size_t>(HWY_MIN(place.count, static_cast<uint64_t>(n - j)));
