@@ -18,6 +18,7 @@
 #include "superoffload/superoffload.h"
 #include "superoffload/v1/optimizer.pb.h"
 #include "tests/support/algorithm_kinds.h"
+#include "tests/support/random_elements.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
@@ -116,9 +117,7 @@ class ExactTraining {
 
   void Train(int steps) {
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-      for (uint64_t j = 0; j < ElementCount(spec_.parameters[i]); ++j) {
-        StoreElement(ParameterBytes(i), j, dtypes_.parameters, normal_(random_));
-      }
+      FillNearlyNormal(ElementCount(spec_.parameters[i]), 1, {ParameterBytes(i), dtypes_.parameters}, random_);
     }
     ASSERT_TRUE(trainer_.PushParameters().ok());
     SetInitialReference();
@@ -155,9 +154,9 @@ class ExactTraining {
     const uint64_t elements = ElementCount(spec_.parameters[i]);
     std::vector<float> sum(elements);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      for (float& g : sum) g += size * normal_(random_);
-      kernels::kScalarElementKernels.narrow(elements, sum.data(), {GradientBytes(i), dtypes_.gradients});
-      kernels::kScalarElementKernels.widen(elements, {GradientBytes(i), dtypes_.gradients}, sum.data());
+      for (float& g : sum) g += size * NearlyNormal(random_);
+      kernels::Narrow(elements, sum.data(), {GradientBytes(i), dtypes_.gradients});
+      kernels::Widen(elements, {GradientBytes(i), dtypes_.gradients}, sum.data());
     }
     if (Chance(1) || (i == 0 && step_ == kSureSkip)) {
       const float bad[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -219,7 +218,6 @@ class ExactTraining {
   const Dtypes dtypes_;
   const engine::Layout layout_;
   std::mt19937_64 random_;
-  std::normal_distribution<float> normal_;
   Memory mirror_;  // initial parameters, and the gradients of the step
   std::unique_ptr<SequentialOptimizer> reference_;
   double loss_scale_;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <random>
 #include <span>
 #include <string>
@@ -19,29 +20,43 @@
 #include "kernels/algorithm.h"
 #include "kernels/elements/element_kernels.h"
 #include "kernels/elements/scalar_element.h"
+#include "tests/support/random_elements.h"
 
 namespace superoffload::kernels {
 
 inline constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
 
-// Ends where the next page begins that must not be touched, at any alignment.
+// Zeros that end where the next page begins that must not be touched, at any alignment.
 class GuardedBytes {
  public:
   explicit GuardedBytes(size_t bytes) : bytes_(bytes) {
     const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + page - 1) / page * page + page;
-    base_ =
-        static_cast<std::byte*>(::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    ::mprotect(base_ + mapped_ - page, page, PROT_NONE);
+    std::vector<std::byte*>& unused = Unused()[mapped_];
+    if (unused.empty()) {
+      base_ =
+          static_cast<std::byte*>(::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      ::mprotect(base_ + mapped_ - page, page, PROT_NONE);
+    } else {
+      base_ = unused.back();
+      unused.pop_back();
+    }
     data_ = base_ + mapped_ - page - bytes;
+    std::memset(data_, 0, bytes);
   }
   GuardedBytes(const GuardedBytes& other) : GuardedBytes(other.bytes_) { std::memcpy(data_, other.data_, bytes_); }
-  ~GuardedBytes() { ::munmap(base_, mapped_); }
+  ~GuardedBytes() { Unused()[mapped_].push_back(base_); }
 
   std::byte* data() const { return data_; }
   float* floats() const { return reinterpret_cast<float*>(data_); }
 
  private:
+  // By size, for the next that need it: to map and protect pages takes longer than most passes that tests make.
+  static std::map<size_t, std::vector<std::byte*>>& Unused() {
+    static std::map<size_t, std::vector<std::byte*>> unused;
+    return unused;
+  }
+
   size_t bytes_, mapped_;
   std::byte* base_;
   std::byte* data_;
@@ -185,10 +200,9 @@ class Generator {
   }
 
  private:
-  float Normal() { return normal_(random_); }
+  float Normal() { return test::NearlyNormal(random_); }
 
   std::mt19937_64 random_;
-  std::normal_distribution<float> normal_;
 };
 
 // An algorithm on an instruction set of this machine; those with stages are tested with the engine, which runs them.

@@ -2,6 +2,8 @@
 # runs once more when everything else has ended, alone, into NAME-again.xml and NAME-again.log; summary.py compares the two.
 # More failures than that are no accident and are not repeated.
 most_repeated=20
+# Tests wait a lot, for daemons and disks: one more at once than there are cores.
+at_once=$(($(nproc) + 1))
 
 failures() { grep -oE '<(failure|error)\b' "$1" 2>/dev/null | wc -l; }
 worth_repeating() { (($(failures "$1") > 0 && $(failures "$1") <= most_repeated)); }
@@ -9,17 +11,16 @@ worth_repeating() { (($(failures "$1") > 0 && $(failures "$1") <= most_repeated)
 # Usage: run_ctest BUILD_DIRECTORY RESULTS NAME [OPTION...]
 run_ctest() {
   local build="$1" report="$2/$3" all=(ctest --test-dir "$1" --output-on-failure --no-tests=error)
-  "${all[@]}" -j "$(nproc)" --output-junit "$report.xml" "${@:4}" 2>&1 | tee "$report.log" | grep -v ' Passed \|Start ' || true
+  "${all[@]}" -j "$at_once" --output-junit "$report.xml" "${@:4}" 2>&1 | tee "$report.log" | grep -v ' Passed \|Start ' || true
   worth_repeating "$report.xml" || return 0
   "${all[@]}" --rerun-failed --output-junit "$report-again.xml" 2>&1 | tee "$report-again.log" || true
 }
 
 # Usage: run_pytest PYTHON RESULTS NAME [OPTION...]
-# Tests wait a lot, for daemons and disks: one more at once than there are cores. So no thread of torch's should wait for
-# its neighbour by spinning.
+# No thread of torch's waits for its neighbour by spinning, since there are more of them than cores.
 run_pytest() {
   local report="$2/$3" all=(env OMP_WAIT_POLICY=passive "$1" -m pytest -q --import-mode=importlib -o cache_dir="$2/$3-cache" "${@:4}")
-  "${all[@]}" -n $(($(nproc) + 1)) --dist loadfile --junitxml "$report.xml" 2>&1 | tee "$report.log" || true
+  "${all[@]}" -n "$at_once" --dist loadfile --junitxml "$report.xml" 2>&1 | tee "$report.log" || true
   worth_repeating "$report.xml" || return 0
   "${all[@]}" --last-failed --last-failed-no-failures none --junitxml "$report-again.xml" 2>&1 | tee "$report-again.log" || true
 }

@@ -24,6 +24,7 @@
 #include "tests/support/algorithm_kinds.h"
 #include "tests/support/counting_observer.h"
 #include "tests/support/engine_parameters.h"
+#include "tests/support/random_elements.h"
 #include "tests/support/scalars.h"
 #include "tests/support/sequential_optimizer.h"
 
@@ -31,6 +32,7 @@ namespace superoffload::engine {
 namespace {
 
 using kernels::DType;
+using test::FillNearlyNormal;
 using test::Memory;
 using test::SequentialOptimizer;
 using test::StoreElement;
@@ -147,9 +149,8 @@ class TrainingRun {
         engine_(&layout_, spec_.groups, memory_.view(), scenario.policy, &pool_, &observer_) {
     for (const ParameterSpec& parameter : spec_.parameters) {
       const Placement& placement = layout_.placements[&parameter - spec_.parameters.data()];
-      for (uint64_t i = 0; i < ElementCount(parameter); ++i) {
-        StoreElement(memory_.parameters.data() + placement.parameters_offset, i, parameter.dtype, Normal());
-      }
+      FillNearlyNormal(ElementCount(parameter), 1,
+                       {memory_.parameters.data() + placement.parameters_offset, parameter.dtype}, random_);
     }
     EXPECT_TRUE(engine_.WaitPushed().ok());
     reference_ =
@@ -229,16 +230,13 @@ class TrainingRun {
     }
   }
 
-  float Normal() { return normal_(random_); }
   bool Chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
 
   void FillGradients(uint32_t slot) {
     const float size = 1e-3f * static_cast<float>(1 + random_() % 8) / static_cast<float>(scenario_.scale);
     for (size_t p = 0; p < spec_.parameters.size(); ++p) {
-      std::byte* base = memory_.gradients.data() + layout_.placements[p].gradient_offsets[slot];
-      for (uint64_t i = 0; i < ElementCount(spec_.parameters[p]); ++i) {
-        StoreElement(base, i, scenario_.gradient_dtype, size * Normal());
-      }
+      std::byte* data = memory_.gradients.data() + layout_.placements[p].gradient_offsets[slot];
+      FillNearlyNormal(ElementCount(spec_.parameters[p]), size, {data, scenario_.gradient_dtype}, random_);
     }
     if (Chance(scenario_.bad_steps_percent)) {
       const size_t p = random_() % spec_.parameters.size();
@@ -337,7 +335,6 @@ class TrainingRun {
 
   const Scenario scenario_;
   std::mt19937_64 random_;
-  std::normal_distribution<float> normal_;
   OptimizerSpec spec_;
   const Layout layout_;
   Memory memory_;
