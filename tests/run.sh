@@ -14,7 +14,7 @@ source tests/support/runners.sh
 
 # What there is to do, and the minutes that it takes on two cores when nothing is there yet.
 # The virtual machine of tests/vm runs what arm64 builds, tests/fuzz what asan builds.
-steps=("2 dependencies" "9 build" "5 cpp_tests" "12 arm64" "14 asan" "18 python_tests" "11 tsan" "4 frameworks")
+steps=("2 dependencies" "9 build" "6 cpp_tests" "8 arm64" "11 asan" "18 python_tests" "9 tsan" "3 frameworks")
 ((quick)) && steps=("3 dependencies" "9 build" "1 cpp_tests" "7 python_tests")
 
 dependencies() { deploy/install-dependencies.sh --python --tests; }
