@@ -35,10 +35,10 @@ left_out+='|GpuExactnessTest.*(Hmm|Unregistered|Mig)|UndoSlotTest'
 # Nor residents where there are others with a log, or in place.
 left_out+='|GpuExactnessTest.*/(DaemonResident|TrainerResident|DirectCoherentResident|DirectCoherentInPlaceResident|TrainerOneSlotResident|TrainerPassesResidentLog) '
 left_out+='|_NOT_BUILT$'
-# Threads are the same whatever the numbers' format, and layouts and readers have none; of the ways of a step one of each kind.
+# Threads are the same whatever the numbers' format, and layouts have none; of the ways of a step one of each kind.
 # ctest takes no more than nine pairs of parentheses.
 if [[ "$preset" == tsan ]]; then
-  left_out+='|ExactnessTest.EveryKindOfAlgorithm|^LayoutTest|^DamagedIndexTest|^SimulatedFaults\.|^Agreement\.|RoomTest.*_bf16|RoomTest.*_8bit'
+  left_out+='|ExactnessTest.EveryKindOfAlgorithm|^LayoutTest|^SimulatedFaults\.|^Agreement\.|RoomTest.*_bf16|RoomTest.*_8bit'
   left_out+='|RecoveryTest.*_bf16|RecoveryTest.*_8bit|RecoveryTest.*_lion|RecoveryTest.*_nearest'
   left_out+='|/GpuStepTest.*/DaemonResident |/GpuStepTest.*/TrainerResident |/GpuStepTest.*/Direct '
   left_out+='|GpuExactnessTest.*/DaemonSlowUp '
